@@ -1,0 +1,77 @@
+# `make` lists the targets. Every target that needs Python makes or renews .venv by itself.
+
+PYTHON = python3
+VENV = .venv
+ARGS =
+
+PY = $(VENV)/bin/python
+READY = $(VENV)/.ready
+UNFINISHED = $(VENV)/.unfinished
+# The user's warning filter is for fedcams, not for pip.
+PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: help demo test lint format bench golden docs constraints clean distclean
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo '  ARGS="..." is passed on (make test ARGS="-k wire -x"), PYTHON=python3.12 chooses the interpreter of a new $(VENV).'
+
+demo: $(READY) ## Compare server optimizers and compressors on a small problem
+	$(PY) examples/quadratic_demo.py $(ARGS)
+
+test: $(READY) ## Run the tests
+	$(PY) -m pytest -n 2 $(ARGS)
+
+lint: $(READY) ## Check format, lint and types
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+format: $(READY) ## Format the code and fix what the linter can fix
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: $(READY) ## Time the core
+	$(PY) benchmarks/core.py $(ARGS)
+
+golden: $(READY) ## Write the golden payloads anew (only when the wire format changes on purpose)
+	$(PY) tests/make_golden.py $(ARGS)
+
+docs: $(READY) ## Regenerate docs/reference.md
+	$(PY) docs/make_reference.py $(ARGS)
+
+constraints: $(READY) ## Pin in constraints.txt what is installed now
+	@{ grep '^#' constraints.txt; \
+	   $(PY) -m pip --disable-pip-version-check freeze --all --exclude-editable --exclude pip | sed 's/+[a-z0-9.]*$$//'; \
+	} > $(VENV)/constraints.txt
+	@cp $(VENV)/constraints.txt constraints.txt
+	@touch $(READY)
+
+clean: ## Remove caches and build output
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name $(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove those and .venv
+	rm -rf $(VENV)
+
+# The stamp appears only when everything is installed. A .venv left unfinished, or without a working pip, is made anew;
+# a whole one that is only older than its two sources is brought up to date in place.
+$(READY): pyproject.toml constraints.txt $(PY)
+	@rm -f $@
+	@if [ -e $(UNFINISHED) ] || ! $(PY) -m pip --version >/dev/null 2>&1; then \
+	  $(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "$(PYTHON) is Python %d.%d, but fedcams needs 3.11 or newer; name one that is: make PYTHON=python3.12" % v[:2])' && \
+	  echo "Making $(VENV) with $$($(PYTHON) --version)" && \
+	  PYTHONWARNINGS= $(PYTHON) -m venv --clear $(VENV); \
+	fi
+	@touch $(UNFINISHED)
+	@torch=$$(grep '^torch==' constraints.txt) && echo "Installing $$torch" && $(PIP_INSTALL) "$$torch"
+	@echo "Installing fedcams and its tools"
+	@$(PIP_INSTALL) -e '.[dev]'
+	@mv -f $(UNFINISHED) $@
+
+# No recipe: an interpreter that is gone makes the stamp out of date.
+$(PY):

@@ -1,0 +1,199 @@
+"""What holds for the repository as a whole: one-way dependencies, a light import, clean files, one version."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "fedcams"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+LEVELS: list[set[str]] = [
+    {"errors", "registry"},
+    {"layout", "bits", "keys"},
+    {"compress", "optimizers"},
+    {"wire", "feedback", "residuals", "downlink", "aggregate"},
+    {"rounds"},
+]
+"""A module imports from its own level or from lower ones; `fedcams` itself (its __init__) stands above them all."""
+
+MAX_LINES = 300
+OPTIONAL = ["flwr", "matplotlib", "pandas", "sklearn", "typer"]
+"""Never loaded by `import fedcams`."""
+
+
+def name_of(source: Path) -> str:
+    """`src/fedcams/bits/rice.py` -> `fedcams.bits.rice`; a package is its folder."""
+    parts = source.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(source) for source in SOURCES}
+
+
+def imports_of(tree: ast.Module, name: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """(line, absolute module) for every import, also those inside functions and under TYPE_CHECKING."""
+    package = name.split(".") if is_package else name.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                member = f"{origin}.{alias.name}"
+                yield node.lineno, member if member in MODULES else origin
+
+
+def level_of(module: str) -> int:
+    """The place of a module in LEVELS; `fedcams` alone is above the last."""
+    if module == "fedcams":
+        return len(LEVELS)
+    top = module.split(".")[1]
+    for level, names in enumerate(LEVELS):
+        if top in names:
+            return level
+    pytest.fail(f"fedcams.{top} has no level: add {top!r} to LEVELS in tests/test_repository.py and CONTRIBUTING.md")
+
+
+def upward_imports(source: str, name: str, is_package: bool = False) -> list[str]:
+    """One line for each import that points up, or that only the Flower adapter may make."""
+    found = []
+    for line, target in imports_of(ast.parse(source), name, is_package):
+        if target.split(".")[0] == "flwr" and name.split(".")[1:2] != ["flower"]:
+            found.append(f"line {line}: {name} imports {target}; only fedcams.flower may")
+        if target.split(".")[0] == "fedcams" and level_of(target) > level_of(name):
+            found.append(f"line {line}: {name} imports {target}, which is on a higher level")
+    return found
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_dependencies_point_one_way(source: Path) -> None:
+    found = upward_imports(source.read_text("utf-8"), name_of(source), source.name == "__init__.py")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "upward"),
+    [
+        ("fedcams.layout", "from fedcams.errors import LayoutError\nimport fedcams.bits.rice", 0),
+        ("fedcams.errors", "from fedcams.layout import Layout", 1),
+        ("fedcams.errors", "def f():\n    import fedcams.rounds", 1),
+        ("fedcams.bits.rice", "from ..compress import topk", 1),
+        ("fedcams.bits.rice", "from ..errors import Truncated\nfrom .signs import pack", 0),
+        ("fedcams.bits", "from .signs import pack", 0),
+        ("fedcams.rounds", "from fedcams import errors", 0),
+        ("fedcams.rounds", "from fedcams import __version__", 1),
+        ("fedcams.rounds", "import flwr.client", 1),
+        ("fedcams.rounds", "import flwrish\nimport torch", 0),
+    ],
+)
+def test_the_reader_of_imports_sees_them(name: str, source: str, upward: int) -> None:
+    assert len(upward_imports(source, name, is_package=name == "fedcams.bits")) == upward
+
+
+def test_a_new_module_is_told_where_to_go() -> None:
+    with pytest.raises(pytest.fail.Exception, match="add 'novelty' to LEVELS"):
+        level_of("fedcams.novelty.thing")
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_files_stay_short(source: Path) -> None:
+    lines = len(source.read_text("utf-8").splitlines())
+    assert lines <= MAX_LINES, f"{source.relative_to(ROOT)} has {lines} lines; split it by what it does"
+
+
+# Alternatives in brackets keep these patterns from matching their own source.
+FORBIDDEN = {
+    "a path of somebody's machine": re.compile(
+        r"(?<![\w.~$}>)*-])/(?:home|root|tmp|work|opt|mnt|Users|private/var)/[\w.]|\b[A-Z]:\\(?:Users|Temp)\b"
+    ),
+    "a file address": re.compile(r"\b(?:file):/{2}"),
+    "a package index": re.compile(r"-index[-]url\b|find[-]links\b"),
+    "a conflict marker": re.compile(r"^(?:<{7}|>{7})(?: |$)", re.MULTILINE),
+}
+SKIPPED = {".git", ".venv", "__pycache__", "build", "dist", ".hypothesis"}
+
+
+def files_of_the_repository() -> list[Path]:
+    """What git tracks or would track; without git (an unpacked archive), everything that is not a cache."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        paths = (p for p in ROOT.rglob("*") if not any(_is_skipped(part) for part in p.relative_to(ROOT).parts))
+    else:
+        paths = (ROOT / os.fsdecode(name) for name in listed.split(b"\0") if name)
+    return sorted(p for p in paths if p.is_file())
+
+
+def _is_skipped(part: str) -> bool:
+    return part in SKIPPED or part.endswith(("_cache", ".egg-info"))
+
+
+def forbidden_in(text: str) -> list[str]:
+    hits = ((what, pattern.search(text)) for what, pattern in FORBIDDEN.items())
+    return [f"line {text.count(chr(10), 0, hit.start()) + 1}: {what}: {hit[0]!r}" for what, hit in hits if hit]
+
+
+def test_files_hold_nothing_of_one_machine() -> None:
+    found = []
+    for path in files_of_the_repository():
+        data = path.read_bytes()
+        if b"\0" not in data:
+            text = data.decode("utf-8")
+            found += [f"{path.relative_to(ROOT)}, {hit}" for hit in forbidden_in(text)]
+    assert not found, "\n".join(found)
+
+
+def test_the_patterns_find_what_they_are_for() -> None:
+    slash, dash = "/", "-"
+    machine = [f'open("{slash}home/ada/x")', f"see {slash}tmp/run", "C:" + chr(92) + "Users", f"{slash}root/.cache"]
+    others = [f"file:{slash}{slash}x", f"--extra{dash}index{dash}url=x", "a\n" + "<" * 7 + " ours"]
+    assert all(forbidden_in(text) for text in machine + others)
+    harmless = ["src/home/page", "a/tmp/b", "~/tmp/x", "framework/root", "=" * 7 + "\n"]
+    assert not any(forbidden_in(text) for text in harmless)
+
+
+def test_the_version_stands_in_one_place() -> None:
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert importlib.metadata.version("fedcams") == stated, "the installed package is older: touch pyproject.toml; make"
+    assert getattr(importlib.import_module("fedcams"), "__version__", stated) == stated
+    assert f"\nversion: {stated}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+
+
+IMPORT_PROBE = """
+import importlib, json, sys
+import fedcams
+loaded = [name for name in json.loads(sys.argv[1]) if name in sys.modules]
+for name in json.loads(sys.argv[2]):
+    importlib.import_module(name)
+from numba.core.dispatcher import Dispatcher
+ours = [m for name, m in sys.modules.items() if name.partition(".")[0] == "fedcams"]
+kernels = {f"{v.__module__}.{v.__name__}": v for m in ours for v in vars(m).values() if isinstance(v, Dispatcher)}
+compiled = sorted(name for name, kernel in kernels.items() if kernel.signatures)
+print(json.dumps({"loaded": loaded, "kernels": len(kernels), "compiled": compiled}))
+"""
+
+
+def test_importing_loads_nothing_optional_and_compiles_nothing() -> None:
+    plain = sorted(name for name in MODULES if name.split(".")[1:2] not in (["flower"], ["cli"], ["__main__"]))
+    probe = [sys.executable, "-c", IMPORT_PROBE, json.dumps(OPTIONAL), json.dumps(plain)]
+    result = subprocess.run(probe, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    seen = json.loads(result.stdout)
+    assert not seen["loaded"], f"`import fedcams` loads {seen['loaded']}; import them where they are used"
+    assert seen["kernels"] > 0, "no kernel was found, so this test looks in the wrong place"
+    assert not seen["compiled"], f"compiled while importing: {seen['compiled']}; leave it to the first call"
