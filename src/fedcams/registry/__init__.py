@@ -1,0 +1,23 @@
+"""Everything that varies is a registered frozen dataclass, and its spec string is its name everywhere."""
+
+from fedcams.registry.numbers import Number, exact, format_number
+from fedcams.registry.params import Param, flag, integer, nested, number, text
+from fedcams.registry.spec import Spec, kinds, params, register, registered, resolve
+
+__all__ = [
+    "Number",
+    "Param",
+    "Spec",
+    "exact",
+    "flag",
+    "format_number",
+    "integer",
+    "kinds",
+    "nested",
+    "number",
+    "params",
+    "register",
+    "registered",
+    "resolve",
+    "text",
+]

@@ -1,0 +1,121 @@
+"""The grammar of spec strings: `name`, `name(key=value, ...)`, values being numbers, words, "strings" or specs."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fedcams.errors import SpecError
+from fedcams.registry.numbers import PATTERN, parse_number
+
+MAX_LENGTH = 1000
+MAX_DEPTH = 8
+
+WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True)
+class Call:
+    """`name(arguments)`; a positional argument has the key None."""
+
+    name: str
+    arguments: tuple[tuple[str | None, Value], ...]
+
+
+@dataclass(frozen=True)
+class Word:
+    """A bare word: `true`, a choice, or the name of a spec without arguments; what it means its parameter decides."""
+
+    text: str
+
+
+Value = Fraction | Word | str | Call
+
+
+def parse_call(text: str) -> Call:
+    """The syntax tree of a whole spec string."""
+    if len(text) > MAX_LENGTH:
+        raise SpecError(f"a spec of {len(text)} characters; allowed: at most {MAX_LENGTH}")
+    reader = _Reader(text)
+    call = reader.call(depth=0)
+    if reader.at < len(text):
+        raise reader.error("nothing more")
+    return call
+
+
+def quote(text: str) -> str:
+    """A string value as it stands in a spec: bare when that reads back as itself, else in JSON quotes."""
+    return text if WORD.fullmatch(text) and text not in ("true", "false") else json.dumps(text)
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.skip()
+
+    def skip(self) -> None:
+        match = SPACE.match(self.text, self.at)
+        self.at = match.end() if match else self.at
+
+    def take(self, pattern: re.Pattern[str]) -> str | None:
+        match = pattern.match(self.text, self.at)
+        if match is None:
+            return None
+        self.at = match.end()
+        self.skip()
+        return match.group()
+
+    def sees(self, character: str) -> bool:
+        """Consumes the character if it comes next."""
+        if not self.text.startswith(character, self.at):
+            return False
+        self.at += 1
+        self.skip()
+        return True
+
+    def error(self, expected: str) -> SpecError:
+        found = repr(self.text[self.at :][:20]) if self.at < len(self.text) else "the end"
+        return SpecError(f"spec {self.text!r}: expected {expected} at column {self.at + 1}, found {found}")
+
+    def call(self, depth: int) -> Call:
+        if depth > MAX_DEPTH:
+            raise SpecError(f"spec {self.text!r}: nested deeper than {MAX_DEPTH}")
+        name = self.take(WORD)
+        if name is None:
+            raise self.error("a name")
+        return Call(name, self.arguments(depth) if self.sees("(") else ())
+
+    def arguments(self, depth: int) -> tuple[tuple[str | None, Value], ...]:
+        arguments: list[tuple[str | None, Value]] = []
+        while not self.sees(")"):
+            if arguments and not self.sees(","):
+                raise self.error("',' or ')'")
+            arguments.append(self.argument(depth))
+        return tuple(arguments)
+
+    def argument(self, depth: int) -> tuple[str | None, Value]:
+        start = self.at
+        key = self.take(WORD)
+        if key is not None and self.sees("="):
+            return key, self.value(depth)
+        self.at = start
+        return None, self.value(depth)
+
+    def value(self, depth: int) -> Value:
+        if number := self.take(PATTERN):
+            return parse_number(number)
+        if quoted := self.take(QUOTED):
+            return self.unquote(quoted)
+        call = self.call(depth + 1)
+        return call if call.arguments or self.text[: self.at].rstrip().endswith(")") else Word(call.name)
+
+    def unquote(self, quoted: str) -> str:
+        try:
+            return str(json.loads(quoted))
+        except json.JSONDecodeError:
+            raise SpecError(f"spec {self.text!r}: {quoted} is not a valid quoted string") from None

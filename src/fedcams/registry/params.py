@@ -1,0 +1,148 @@
+"""Hyperparameters: how a registered dataclass declares the type, the range and the meaning of each of its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any, Literal
+
+from fedcams.errors import SpecError
+from fedcams.registry.grammar import Word, quote
+from fedcams.registry.numbers import Number, exact, format_number
+
+MAX_MAGNITUDE = 10**300  # every number must have a float64
+Kind = Literal["number", "integer", "flag", "text", "spec"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Param:
+    """What one field accepts; bounds are inclusive unless `open_low` or `open_high`."""
+
+    kind: Kind
+    doc: str = ""
+    low: Fraction | None = None
+    high: Fraction | None = None
+    open_low: bool = False
+    open_high: bool = False
+    choices: tuple[str, ...] = ()
+    spec_kind: str = ""
+
+    @property
+    def allowed(self) -> str:
+        """The range in words, as errors and the reference show it."""
+        if self.kind == "flag":
+            return "true or false"
+        if self.kind == "spec":
+            return f"a {self.spec_kind} spec"
+        if self.kind == "text":
+            return " or ".join(self.choices) if self.choices else "a string"
+        return f"{'an integer' if self.kind == 'integer' else 'a number'}{self._interval()}"
+
+    def _interval(self) -> str:
+        if self.low is None and self.high is None:
+            return ""
+        low = "(-inf" if self.low is None else f"{'(' if self.open_low else '['}{format_number(self.low)}"
+        high = "inf)" if self.high is None else f"{format_number(self.high)}{')' if self.open_high else ']'}"
+        return f" in {low}, {high}"
+
+    def holds(self, value: Fraction | int) -> bool:
+        """Whether a number lies in the range."""
+        above = self.low is None or value > self.low or (value == self.low and not self.open_low)
+        below = self.high is None or value < self.high or (value == self.high and not self.open_high)
+        return above and below
+
+
+def number(
+    default: Any = ..., *, low: Number | None = None, high: Number | None = None, open: str = "", doc: str = ""
+) -> Any:
+    """A real number, kept exact; `open="low"`, `"high"` or `"both"` excludes that end of the range."""
+    lo, hi = (None if end is None else exact(end) for end in (low, high))
+    param = Param("number", doc, lo, hi, open in ("low", "both"), open in ("high", "both"))
+    return _field(param, default if default is None or default is ... else exact(default))
+
+
+def integer(default: Any = ..., *, low: int | None = None, high: int | None = None, doc: str = "") -> Any:
+    """A whole number."""
+    lo, hi = (None if end is None else Fraction(end) for end in (low, high))
+    return _field(Param("integer", doc, lo, hi), default)
+
+
+def flag(default: Any = ..., *, doc: str = "") -> Any:
+    """`true` or `false`."""
+    return _field(Param("flag", doc), default)
+
+
+def text(default: Any = ..., *, choices: Iterable[str] = (), doc: str = "") -> Any:
+    """A string, one of `choices` where given."""
+    return _field(Param("text", doc, choices=tuple(choices)), default)
+
+
+def nested(spec_kind: str, default: Any = ..., *, doc: str = "") -> Any:
+    """Another registered piece of the given kind."""
+    return _field(Param("spec", doc, spec_kind=spec_kind), default)
+
+
+def _field(param: Param, default: Any) -> Any:
+    default = dataclasses.MISSING if default is ... else default
+    return dataclasses.field(default=default, metadata={"param": param})
+
+
+def coerce(param: Param, value: Any, where: str) -> Any:
+    """The value as it is stored, or a SpecError that names the field, shows the value and says what is allowed."""
+    try:
+        if param.kind in ("number", "integer"):
+            return _numeric(param, value)
+        if param.kind == "flag":
+            return _boolean(value)
+        if param.kind == "text":
+            return _textual(param, value)
+    except SpecError as error:
+        raise SpecError(f"{where}={show(value)}: {error}; allowed: {param.allowed}") from None
+    raise AssertionError(param.kind)
+
+
+def _numeric(param: Param, value: Any) -> Fraction | int:
+    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | str):
+        raise SpecError("not a number")
+    result = exact(value)
+    if param.kind == "integer" and result.denominator != 1:
+        raise SpecError("not a whole number")
+    if not param.holds(result) or abs(result) > MAX_MAGNITUDE:
+        raise SpecError("out of range")
+    return int(result) if param.kind == "integer" else result
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, Word):
+        value = {"true": True, "false": False}.get(value.text)
+    if not isinstance(value, bool):
+        raise SpecError("not a boolean")
+    return value
+
+
+def _textual(param: Param, value: Any) -> str:
+    value = value.text if isinstance(value, Word) else value
+    if not isinstance(value, str):
+        raise SpecError("not a string")
+    if param.choices and value not in param.choices:
+        raise SpecError("unknown" + nearest(value, param.choices))
+    return value
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the closest known name, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def show(value: Any) -> str:
+    """A value as it stands in a spec string."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Word):
+        return value.text
+    if isinstance(value, Fraction | int):
+        return format_number(Fraction(value))
+    return quote(value) if isinstance(value, str) else str(value)
