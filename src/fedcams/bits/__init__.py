@@ -1,0 +1,1 @@
+"""Bit-level work on vectors: packing, entropy coding, exact selection, seeded sampling. Knows nothing of federation."""

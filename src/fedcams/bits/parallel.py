@@ -1,0 +1,57 @@
+"""Threads for our kernels: compiled on first use, cached on disk, safe from several threads and after a fork.
+
+Numba's own parallel layers are not used: one aborts when two threads enter it, the other when a process forks.
+Kernels release the interpreter lock instead and a small pool runs them over ranges of the vector. (Torch's own
+operations are not safe in a forked child unless `torch.set_num_threads(1)`; that is torch's rule, not ours.)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+import numba
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+BLOCK = 1 << 16
+"""Ranges start at multiples of this; partial sums are per block, so results do not depend on the thread count."""
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def kernel(function: F) -> F:
+    """Compiles a loop over arrays. Sums may be reordered within a block, nothing else is relaxed."""
+    compiled = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})(function)
+    return cast(F, compiled)
+
+
+def split(size: int, work: Callable[[int, int], T], threads: int | None = None) -> list[T]:
+    """`work(start, stop)` over [0, size) in as many block-aligned ranges as torch has threads; results in order."""
+    count = min(threads or torch.get_num_threads(), -(-size // BLOCK))
+    if count <= 1:
+        return [work(0, size)]
+    cuts = [size * i // count // BLOCK * BLOCK for i in range(count)] + [size]
+    futures = [_workers().submit(work, a, b) for a, b in zip(cuts[1:-1], cuts[2:], strict=True)]
+    first = work(cuts[0], cuts[1])
+    return [first, *(future.result() for future in futures)]
+
+
+def _workers() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="fedcams")
+    return _pool
+
+
+def _forget_pool() -> None:
+    """A forked child has none of its parent's threads."""
+    global _pool
+    _pool = None
+
+
+os.register_at_fork(after_in_child=_forget_pool)

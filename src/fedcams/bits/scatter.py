@@ -1,0 +1,26 @@
+"""Adding a few values at given positions of a long vector."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcams.bits.parallel import kernel
+
+
+def add_at(out: Tensor, positions: Tensor, values: Tensor, weight: float) -> None:
+    """`out [C, d] += weight * values [C, k]` at `positions [C, k]`, distinct within a row; in place."""
+    if out.device.type != "cpu":
+        out.scatter_(-1, positions, out.gather(-1, positions) + values * weight)
+        return
+    for row, places, row_values in zip(out.numpy(), positions.numpy(), values.numpy(), strict=True):
+        _add(row, places, row_values, np.float32(weight))
+
+
+@kernel
+def _add(
+    out: NDArray[np.float32], positions: NDArray[np.int64], values: NDArray[np.float32], weight: np.float32
+) -> None:
+    for i in range(positions.size):
+        out[positions[i]] += weight * values[i]

@@ -1,0 +1,138 @@
+"""Exact top-k: the positions of the k largest magnitudes, ties to the lower index, in ascending order.
+
+On the CPU the magnitude's 31 bits are searched from the top: a histogram of the upper 12 bits finds the bin in which
+the k-th largest lies, one pass collects everything from that bin up, and the rest is exact work on those few.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcams.bits.parallel import kernel, split
+
+Words = NDArray[np.uint32]
+Bytes = NDArray[np.uint8]
+Positions = NDArray[np.int64]
+
+MAGNITUDE = np.uint32(0x7FFFFFFF)  # a float's bits without the sign order as its absolute value does
+SHIFT = 19  # 31 - 12 bits
+BINS = 1 << 12
+CHUNK = 4096  # words whose hits fit in the first-level cache
+LOWEST_ONE = np.array([max(0, (byte & -byte).bit_length() - 1) for byte in range(256)], np.int64)
+
+
+def top_positions(x: Tensor, k: int) -> Tensor:
+    """`x [C, n]` -> int64 `[C, k]`, ascending."""
+    if x.device.type != "cpu":
+        return torch.stack([top_positions_torch(row, k) for row in x])
+    words = x.numpy().view(np.uint32)
+    out = np.empty((x.shape[0], k), np.int64)
+    for row, target in zip(words, out, strict=True):
+        _select(row, k, target)
+    return torch.from_numpy(out)
+
+
+def top_positions_torch(row: Tensor, k: int) -> Tensor:
+    """The same of one row `[n]` in torch operations, on any device."""
+    magnitude = row.abs()
+    smallest = torch.topk(magnitude, k, sorted=False).values.min()
+    above, ties = magnitude > smallest, magnitude == smallest
+    keep = above | (ties & (ties.cumsum(0) <= k - above.sum()))
+    return keep.nonzero().squeeze(-1)
+
+
+def _select(words: Words, k: int, out: Positions) -> None:
+    histogram = np.sum(split(words.size, lambda a, b: _histogram(words[a:b])), axis=0)
+    edge, wanted = _boundary(histogram, k)
+    parts = split(words.size, lambda a, b: _collect(words[a:b], edge, a))
+    positions, magnitudes = (np.concatenate(column) for column in zip(*parts, strict=True))
+    _refine(positions, magnitudes, edge, wanted, out)
+
+
+@kernel
+def _histogram(words: Words) -> NDArray[np.int64]:
+    counts = np.zeros(BINS, np.int64)
+    for i in range(words.size):
+        counts[(words[i] & MAGNITUDE) >> np.uint32(SHIFT)] += 1
+    return counts
+
+
+@kernel
+def _boundary(counts: NDArray[np.int64], k: int) -> tuple[int, int]:
+    """The bin in which the k-th largest lies, and how many of that bin belong to the k largest."""
+    above = 0
+    for i in range(counts.size - 1, -1, -1):
+        if above + counts[i] >= k:
+            return i, k - above
+        above += counts[i]
+    return 0, k - above
+
+
+@kernel
+def _collect(words: Words, edge: int, base: int) -> tuple[Positions, Words]:
+    """Position and magnitude of all in bin `edge` or above; of the buffer only pages written to become memory."""
+    found = np.empty(words.size + 1, np.int64)
+    hits, places = np.empty(CHUNK // 8, np.uint8), np.empty(CHUNK // 8 + 1, np.int64)
+    least = np.uint32(edge) << np.uint32(SHIFT)
+    whole = words.size // CHUNK * CHUNK
+    count = 0
+    for start in range(0, whole, CHUNK):
+        _mark(words[start : start + CHUNK], least, hits)
+        count = _list(hits, places, start, found, count)
+    for i in range(whole, words.size):
+        found[count] = i
+        count += int((words[i] & MAGNITUDE) >= least)
+    magnitudes = np.empty(count, np.uint32)
+    for i in range(count):
+        magnitudes[i] = words[found[i]] & MAGNITUDE
+    return found[:count] + base, magnitudes
+
+
+@kernel
+def _mark(words: Words, least: np.uint32, hits: Bytes) -> None:
+    """One bit a word, 1 where its magnitude is `least` or more: compiles to vector instructions."""
+    for i in range(hits.size):
+        byte = np.uint32(0)
+        for j in range(8):
+            byte |= np.uint32((words[8 * i + j] & MAGNITUDE) >= least) << np.uint32(j)
+        hits[i] = byte
+
+
+@kernel
+def _list(hits: Bytes, places: Positions, start: int, out: Positions, count: int) -> int:
+    """Appends the positions of the 1 bits: first the bytes that have any, without a branch, then their bits."""
+    some = 0
+    for i in range(hits.size):
+        places[some] = i
+        some += int(hits[i] != 0)
+    for i in range(some):
+        byte = np.int64(hits[places[i]])
+        while byte:
+            out[count] = start + 8 * places[i] + LOWEST_ONE[byte]
+            count += 1
+            byte &= byte - 1
+    return count
+
+
+@kernel
+def _refine(positions: Positions, magnitudes: Words, edge: int, wanted: int, out: Positions) -> None:
+    """Finds the exact k-th magnitude inside the boundary bin, then keeps what lies above and the first ties."""
+    prefix, remaining, shift = edge, wanted, SHIFT
+    for bits in (12, 7):
+        counts = np.zeros(1 << bits, np.int64)
+        for i in range(magnitudes.size):
+            magnitude = np.int64(magnitudes[i])
+            if magnitude >> shift == prefix:
+                counts[(magnitude >> (shift - bits)) & ((1 << bits) - 1)] += 1
+        found, remaining = _boundary(counts, remaining)
+        prefix, shift = (prefix << bits) | found, shift - bits
+    count = 0
+    for i in range(magnitudes.size):
+        if count < out.size:  # once full, what is left are ties of a higher index
+            out[count] = positions[i]
+        tie = int(magnitudes[i] == prefix and remaining > 0)
+        count += tie | int(magnitudes[i] > prefix)
+        remaining -= tie

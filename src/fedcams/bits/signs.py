@@ -1,0 +1,134 @@
+"""Signs as bits: one bit a coordinate, 1 for x >= 0 (and -0.0), the lowest bit of a byte first, padding zero.
+
+Each function has a kernel for one row on the CPU and a batched torch version for any other device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcams.bits.parallel import kernel, split
+
+NEGATIVE_ZERO = np.uint32(0x80000000)  # as unsigned integers, exactly the negative floats lie above it
+Segments = Sequence[tuple[int, int]]
+
+
+def packed_size(count: int) -> int:
+    """Bytes that hold `count` bits."""
+    return -(-count // 8)
+
+
+# -- packing -----------------------------------------------------------------------------------------------------
+
+
+def pack_signs(x: Tensor) -> Tensor:
+    """`x [C, d]` -> uint8 `[C, ceil(d/8)]`."""
+    if x.device.type != "cpu":
+        return pack_bools(x >= 0)
+    out = torch.empty(x.shape[0], packed_size(x.shape[1]), dtype=torch.uint8)
+    for row, target in zip(x.numpy().view(np.uint32), out.numpy(), strict=True):
+        _pack_row(row, target)
+    return out
+
+
+def _pack_row(words: NDArray[np.uint32], out: NDArray[np.uint8]) -> None:
+    split(words.size, lambda a, b: _pack(words[a:b], out[a >> 3 : (b + 7) >> 3]))
+
+
+@kernel
+def _pack(words: NDArray[np.uint32], out: NDArray[np.uint8]) -> None:
+    whole = words.size >> 3
+    for i in range(whole):
+        byte = np.uint32(0)
+        for j in range(8):
+            byte |= np.uint32(words[8 * i + j] <= NEGATIVE_ZERO) << np.uint32(j)
+        out[i] = byte
+    rest = words[8 * whole :]
+    if rest.size:
+        byte = np.uint32(0)
+        for j in range(rest.size):
+            byte |= np.uint32(rest[j] <= NEGATIVE_ZERO) << np.uint32(j)
+        out[whole] = byte
+
+
+def pack_bools(mask: Tensor) -> Tensor:
+    """bool `[..., count]` -> uint8 `[..., ceil(count/8)]`, on any device."""
+    padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.shape[-1] % 8))
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=mask.device)
+    packed: Tensor = (padded.unflatten(-1, (-1, 8)) * weights).sum(-1, dtype=torch.uint8)
+    return packed
+
+
+def unpack_bools(bits: Tensor, count: int) -> Tensor:
+    """uint8 `[..., ceil(count/8)]` -> bool `[..., count]`, on any device."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return ((bits.unsqueeze(-1) >> places) & 1).flatten(-2)[..., :count].bool()
+
+
+# -- adding back ---------------------------------------------------------------------------------------------------
+
+
+def add_signs(out: Tensor, bits: Tensor, segments: Segments, magnitudes: Tensor) -> None:
+    """`out [C, d] += ±magnitudes [C, S]`, one magnitude a segment, the sign from `bits [C, ceil(d/8)]`; in place."""
+    if out.device.type != "cpu":
+        return _add_signs_torch(out, bits, segments, magnitudes)
+    for row, packed, sizes in zip(out.numpy(), bits.numpy(), magnitudes.numpy(), strict=True):
+        for (start, stop), size in zip(segments, sizes, strict=True):
+            _add_segment(row[start:stop], packed, start, size)
+
+
+def _add_segment(out: NDArray[np.float32], bits: NDArray[np.uint8], first: int, size: np.float32) -> None:
+    split(out.size, lambda a, b: _add(out[a:b], bits, first + a, size))
+
+
+@kernel
+def _add(out: NDArray[np.float32], bits: NDArray[np.uint8], first: int, size: np.float32) -> None:
+    head = min(out.size, -first % 8)  # up to the first whole byte of this range
+    for i in range(head):
+        out[i] += size if (bits[(first + i) >> 3] >> ((first + i) & 7)) & 1 else -size
+    body = out[head:]
+    whole = bits[(first + head) >> 3 :]
+    for i in range(body.size >> 3):
+        byte = whole[i]
+        for j in range(8):
+            body[8 * i + j] += size if (byte >> j) & 1 else -size
+    for i in range(body.size >> 3 << 3, body.size):
+        body[i] += size if (whole[i >> 3] >> (i & 7)) & 1 else -size
+
+
+def _add_signs_torch(out: Tensor, bits: Tensor, segments: Segments, magnitudes: Tensor) -> None:
+    positive = unpack_bools(bits, out.shape[-1])
+    for number, (start, stop) in enumerate(segments):
+        size = magnitudes[:, number, None]
+        out[:, start:stop] += torch.where(positive[:, start:stop], size, -size)
+
+
+# -- magnitudes ----------------------------------------------------------------------------------------------------
+
+
+def abs_sums(x: Tensor, segments: Segments) -> Tensor:
+    """The sum of |x| over each segment, `x [C, d]` -> float64 `[C, S]`."""
+    if x.device.type != "cpu":
+        return torch.stack([x[:, a:b].abs().sum(-1, dtype=torch.float64) for a, b in segments], dim=-1)
+    return torch.tensor([[_abs_sum(row[a:b]) for a, b in segments] for row in x.numpy()], dtype=torch.float64)
+
+
+def _abs_sum(x: NDArray[np.float32]) -> float:
+    return float(np.concatenate(split(x.size, lambda a, b: _block_sums(x[a:b]))).sum())
+
+
+@kernel
+def _block_sums(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    sums = np.zeros((x.size + 65535) >> 16)  # one for each BLOCK
+    for block in range(sums.size):
+        part = x[block << 16 : (block + 1) << 16]
+        total = 0.0
+        for i in range(part.size):
+            total += np.float64(abs(part[i]))
+        sums[block] = total
+    return sums

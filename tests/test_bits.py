@@ -1,0 +1,303 @@
+"""The kernels, each against a slow version that reads like its definition."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcams.bits import rice, sample, select, signs, uints
+from fedcams.bits.parallel import BLOCK, split
+from fedcams.bits.scatter import add_at
+from fedcams.errors import BadPadding, BadPosition, NonCanonical, Truncated
+
+SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 1000, 4097, 3 * BLOCK + 5]
+
+
+def vector(d: int, seed: int = 0) -> torch.Tensor:
+    """Gaussian with zeros of both signs and ties."""
+    x = torch.randn(d, generator=torch.Generator().manual_seed(seed))
+    x[::5] = x[::5].round()
+    x[::11] = -0.0
+    return x
+
+
+# -- signs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", SIZES)
+def test_signs_are_packed_as_numpy_packs_bits(d: int) -> None:
+    x = torch.stack([vector(d, seed) for seed in range(3)])
+    packed = signs.pack_signs(x)
+    assert np.array_equal(packed.numpy(), np.packbits((x >= 0).numpy(), axis=-1, bitorder="little"))
+    assert torch.equal(packed, signs.pack_bools(x >= 0))
+    assert torch.equal(signs.unpack_bools(packed, d), x >= 0)
+
+
+@pytest.mark.parametrize("d", SIZES)
+def test_signs_are_added_segment_by_segment(d: int) -> None:
+    x = torch.stack([vector(d, seed) for seed in range(2)])
+    cuts = sorted({0, d // 3, d // 3 + 1, d // 2, d} & set(range(d + 1)))
+    segments = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+    size = torch.rand(2, len(segments))
+    fast, slow = x.clone(), x.clone()
+    packed = signs.pack_signs(x)
+    signs.add_signs(fast, packed, segments, size)
+    signs._add_signs_torch(slow, packed, segments, size)
+    assert torch.equal(fast, slow)
+    for number, (a, b) in enumerate(segments):
+        expected = x[:, a:b] + torch.where(x[:, a:b] >= 0, 1.0, -1.0) * size[:, number, None]
+        assert torch.equal(fast[:, a:b], expected)
+
+
+def test_absolute_sums_are_exact_to_double_precision() -> None:
+    x = torch.stack([vector(3 * BLOCK + 5, seed) for seed in range(2)])
+    segments = [(0, 10), (10, 2 * BLOCK), (2 * BLOCK, x.shape[1])]
+    sums = signs.abs_sums(x, segments)
+    for number, (a, b) in enumerate(segments):
+        expected = [math.fsum(row[a:b].abs().tolist()) for row in x]
+        assert np.allclose(sums[:, number], expected, rtol=1e-13, atol=0)
+
+
+# -- selection -------------------------------------------------------------------------------------------------------
+
+
+def slow_top(x: torch.Tensor, k: int) -> list[int]:
+    """By magnitude, then by index."""
+    order = sorted(range(len(x)), key=lambda i: (-abs(float(x[i])), i))
+    return sorted(order[:k])
+
+
+special = st.sampled_from([0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, 3.4e38, 1.1754944e-38])
+
+
+@given(
+    st.lists(special | st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=60), st.data()
+)
+def test_selection_equals_sorting(values: list[float], data: st.DataObject) -> None:
+    x = torch.tensor(values, dtype=torch.float32)
+    k = data.draw(st.integers(1, len(values)))
+    assert select.top_positions(x[None], k)[0].tolist() == slow_top(x, k)
+    assert select.top_positions_torch(x, k).tolist() == slow_top(x, k)
+
+
+@pytest.mark.parametrize("d", [4095, 4096, 4097, 3 * BLOCK + 5])
+def test_selection_of_long_vectors_equals_the_torch_version(d: int) -> None:
+    rows = torch.stack([vector(d), torch.zeros(d), vector(d).round(), vector(d, 1) * 1e-40])
+    for k in (1, 2, d // 64, d // 2, d - 1, d):
+        fast = select.top_positions(rows, k)
+        for row, positions in zip(rows, fast, strict=True):
+            assert torch.equal(positions, select.top_positions_torch(row, k))
+
+
+# -- positions as gaps -------------------------------------------------------------------------------------------------
+
+
+def slow_rice(positions: list[int], d: int) -> str:
+    """The code of docs/wire-format.md as a string of bits, in the order in which they are written."""
+    total, count = 16 * (d - len(positions)) // max(len(positions), 1), 16
+    bits, before = "", -1
+    for position in positions:
+        gap, before = position - before - 1, position
+        r = 0
+        while 27 * count * 2**r < 13 * (total + count):
+            r += 1
+        if gap >> r < 32:
+            low = format(gap & (2**r - 1), f"0{r}b")[::-1] if r else ""
+            bits += "1" * (gap >> r) + "0" + low
+        else:
+            bits += "1" * 32 + format(gap, "040b")[::-1]
+        total, count = total + gap, count + 1
+        if count == 32:
+            total, count = total // 2, 16
+    return bits
+
+
+def to_bytes(bits: str) -> bytes:
+    bits += "0" * (-len(bits) % 8)
+    return bytes(int(bits[i : i + 8][::-1], 2) for i in range(0, len(bits), 8))
+
+
+@st.composite
+def sparse_sets(draw: st.DrawFn) -> tuple[list[int], int]:
+    d = draw(st.sampled_from([1, 2, 9, 300, 5000, 10**6, 2**40]))
+    positions = draw(st.sets(st.integers(0, d - 1), min_size=0, max_size=80))
+    cluster = draw(st.integers(0, d - 1))
+    return sorted(positions | set(range(cluster, min(d, cluster + draw(st.integers(0, 60)))))), d
+
+
+@given(sparse_sets())
+def test_gaps_are_coded_as_the_specification_says(case: tuple[list[int], int]) -> None:
+    positions, d = case
+    array = np.array(positions, np.int64)
+    expected = slow_rice(positions, d)
+    coded = rice.rice_encode(array, d)
+    assert coded.tobytes() == to_bytes(expected)
+    assert rice.rice_bits(array, d) == len(expected)
+    assert rice.rice_size(array, d) == len(coded)
+    decoded, used = rice.rice_decode(np.concatenate([coded, np.array([0xAB], np.uint8)]), len(positions), d)
+    assert used == len(coded)
+    assert decoded.tolist() == positions
+
+
+@pytest.mark.parametrize("ratio", [16, 64, 128, 256])
+def test_uniform_positions_cost_at_most_three_percent_above_the_limit(ratio: int) -> None:
+    d = 1_000_003
+    k = d // ratio
+    positions = np.sort(np.random.default_rng(0).choice(d, k, replace=False)).astype(np.int64)
+    limit = (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
+    assert limit < rice.rice_bits(positions, d) < 1.03 * limit
+
+
+def test_clustered_positions_cost_less_than_uniform_ones() -> None:
+    d, k = 1_000_003, 15_000
+    uniform = np.sort(np.random.default_rng(0).choice(d, k, replace=False)).astype(np.int64)
+    clustered = np.sort(np.random.default_rng(0).choice(d // 10, k, replace=False)).astype(np.int64)
+    assert rice.rice_bits(clustered, d) < 0.65 * rice.rice_bits(uniform, d)
+
+
+def test_damaged_gaps_are_refused() -> None:
+    def decode(data: bytes, k: int, d: int) -> None:
+        rice.rice_decode(np.frombuffer(data, np.uint8), k, d)
+
+    with pytest.raises(Truncated, match="9 positions cannot stand in 1 bytes"):
+        decode(b"\0", 9, 100)
+    with pytest.raises(Truncated, match="end within"):
+        decode(b"\0", 3, 1000)
+    with pytest.raises(BadPosition, match=r"not in \[0, 10\)"):
+        decode(b"\xff\x00\x00", 2, 10)
+    with pytest.raises(BadPadding):
+        decode(b"\x80", 1, 2)
+    with pytest.raises(NonCanonical):
+        decode(b"\xff" * 4 + b"\0" * 8, 1, 1000)
+
+
+# -- integers, samples, scatter ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 32), st.data())
+def test_integers_are_packed_lowest_bit_first(bits: int, data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=40))
+    packed = uints.pack_uints(np.array(values, np.int64), bits)
+    whole = sum(value << (i * bits) for i, value in enumerate(values))
+    assert packed.tobytes() == whole.to_bytes(-(-len(values) * bits // 8), "little")
+    assert uints.unpack_uints(packed, bits, len(values)).tolist() == values
+
+
+def test_padding_behind_integers_must_be_zero() -> None:
+    with pytest.raises(BadPadding, match="3-bit integers"):
+        uints.unpack_uints(np.array([0x80], np.uint8), 3, 2)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 7, 64, 65, 1000, 100_003])
+def test_samples_are_distinct_and_the_same_in_torch(d: int) -> None:
+    seeds = torch.tensor([0, 1, 2**32 - 1])
+    k = max(1, d // 3)
+    positions = sample.sample_positions(seeds, k, d)
+    constants = torch.tensor([sample._constants(seed) for seed in seeds.tolist()])
+    assert torch.equal(positions, sample._positions_torch(constants, k, d, max(1, (d - 1).bit_length())))
+    for row in positions:
+        assert len(set(row.tolist())) == k
+        assert 0 <= int(row.min()) <= int(row.max()) < d
+
+
+@pytest.mark.parametrize(("d", "k"), [(7, 1), (7, 3), (64, 5), (100, 50)])
+def test_samples_are_uniform_in_singles_and_pairs(d: int, k: int) -> None:
+    trials = 20_000
+    chosen = torch.zeros(trials, d).scatter_(1, sample.sample_positions(torch.arange(trials), k, d), 1.0)
+    p = k / d
+    assert (chosen.mean(0) - p).abs().max() < 5 * math.sqrt(p * (1 - p) / trials)
+    together = (chosen.T @ chosen / trials)[~torch.eye(d, dtype=torch.bool)]
+    pair = p * (k - 1) / (d - 1)
+    assert (together - pair).abs().max() < 6 * math.sqrt(max(pair, 1 / d**2) / trials)
+
+
+def test_values_are_added_at_their_positions() -> None:
+    out, positions = torch.ones(2, 10), torch.tensor([[1, 3], [9, 0]])
+    add_at(out, positions, torch.tensor([[1.0, 2.0], [3.0, 4.0]]), weight=-2.0)
+    expected = torch.ones(2, 10)
+    expected[0, 1], expected[0, 3], expected[1, 9], expected[1, 0] = -1, -3, -5, -7
+    assert torch.equal(out, expected)
+
+
+# -- threads and processes ---------------------------------------------------------------------------------------------
+
+
+def everything(x: torch.Tensor) -> list[bytes]:
+    """One call of each parallel kernel."""
+    k = x.shape[1] // 64
+    packed = signs.pack_signs(x)
+    out = torch.from_numpy(x.numpy().copy())  # torch's own threads do not survive a fork
+    signs.add_signs(out, packed, [(0, x.shape[1])], torch.ones(len(x), 1))
+    sums = signs.abs_sums(x, [(0, x.shape[1])])
+    results = [packed, out, sums, select.top_positions(x, k), sample.sample_positions(torch.tensor([5]), k, x.shape[1])]
+    return [result.numpy().tobytes() for result in results]
+
+
+@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3])
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_ranges_cover_everything_once(size: int, threads: int) -> None:
+    ranges = split(size, lambda a, b: (a, b), threads)
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == size
+    assert all(end == start and start % BLOCK == 0 for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False))
+    assert len(ranges) <= threads
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    x = vector(9 * BLOCK + 77)[None]
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(everything(x))
+    finally:
+        torch.set_num_threads(before)
+    assert results[0] == results[1] == results[2]
+
+
+def test_kernels_run_from_many_threads_at_once() -> None:
+    xs = [vector(3 * BLOCK + i, seed=i)[None] for i in range(8)]
+    expected = [everything(x) for x in xs]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            assert list(pool.map(everything, xs)) == expected
+
+
+FORK = """
+import os, sys
+import torch
+sys.path.insert(0, sys.argv[1])
+import fedcams
+from test_bits import everything, vector, BLOCK
+
+def in_child(check):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if check() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+x = vector(3 * BLOCK + 1)
+torch.set_num_threads(2)
+expected, payload = everything(x[None]), fedcams.encode("topk(ratio=1/64)", x)
+for _ in range(3):
+    in_child(lambda: everything(x[None]) == expected)
+torch.set_num_threads(1)  # a forked child may use torch itself with one thread only
+in_child(lambda: fedcams.encode("topk(ratio=1/64)", x) == payload)
+assert everything(x[None]) == expected
+"""
+
+
+def test_kernels_run_after_a_fork() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK, os.path.dirname(__file__)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
