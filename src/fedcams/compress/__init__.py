@@ -1,0 +1,11 @@
+"""Compressors, one file each: whatever lies in this folder is imported and thereby registered."""
+
+import importlib
+import pkgutil
+
+from fedcams.compress.base import Code, Compressor, Field, compressor
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["Code", "Compressor", "Field", "compressor"]

@@ -1,0 +1,123 @@
+"""What a compressor is: declared fields, a way there and back, and a proven bound on what gets lost."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+
+from fedcams.bits.signs import packed_size
+from fedcams.errors import LayoutError, SpecError
+from fedcams.layout import Layout
+from fedcams.registry import Spec, resolve
+
+FieldKind = Literal["f32", "bf16", "uint", "sign", "index"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array that a compressor sends: `count` symbols of a kind.
+
+    `f32`, `bf16`: finite reals. `uint`: integers of `bits` bits. `index`: strictly ascending positions in [0, d).
+    `sign`: one bit each, already packed (`fedcams.bits.signs`), so its tensor has `ceil(count/8)` bytes.
+    """
+
+    kind: FieldKind
+    count: int
+    bits: int = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the tensor that holds this field."""
+        if self.kind == "uint":
+            return torch.uint8 if self.bits <= 8 else torch.int64
+        reals = {"f32": torch.float32, "bf16": torch.bfloat16}
+        return reals.get(self.kind, torch.uint8 if self.kind == "sign" else torch.int64)
+
+    @property
+    def columns(self) -> int:
+        """The last dimension of the tensor that holds this field."""
+        return packed_size(self.count) if self.kind == "sign" else self.count
+
+    @property
+    def paper_bits(self) -> int:
+        """The paper's price: 32 bits a real or an index, one a sign, b a b-bit integer."""
+        return self.count * {"sign": 1, "uint": self.bits}.get(self.kind, 32)
+
+
+Code = Mapping[str, Tensor]
+"""Field name -> tensor `[..., columns]`; a leading cohort axis is always allowed."""
+
+
+class Compressor(Spec):
+    """The root of all compressors. Subclasses implement the four methods below `decode`, all on rows `[C, d]`."""
+
+    kind = "compressor"
+    reference: ClassVar[str] = ""
+    """Where it was published."""
+    in_expectation: ClassVar[bool] = False
+    """Whether the contraction holds in expectation over the key only."""
+
+    def encode(self, x: Tensor, layout: Layout, key: int | Sequence[int] = 0) -> Code:
+        """`x [..., d]` -> Code; `key` is one integer, or one for each row, for compressors that draw."""
+        layout.check_finite(x)
+        if x.dtype != torch.float32:
+            raise LayoutError(f"x is {x.dtype}; compressors take float32, convert it with x.float()")
+        rows = x.detach().reshape(-1, layout.d).contiguous()
+        keys = [key] * len(rows) if isinstance(key, int) else list(key)
+        if len(keys) != len(rows):
+            raise SpecError(f"{len(keys)} keys for {len(rows)} rows; give one integer or one for each row")
+        code = self.compress(rows, layout, keys)
+        return {name: tensor.reshape(*x.shape[:-1], tensor.shape[-1]) for name, tensor in code.items()}
+
+    def decode(self, code: Code, layout: Layout) -> Tensor:
+        """Code -> float32 `[..., d]`."""
+        first = next(iter(code.values()))
+        out = torch.zeros(*first.shape[:-1], layout.d, device=first.device)
+        return self.add_to(out, code, layout)
+
+    def add_to(self, out: Tensor, code: Code, layout: Layout, weight: float = 1.0) -> Tensor:
+        """`out [..., d] += weight * decode(code)`, in place; with weight -1 it turns h into its residual."""
+        layout.check(out)
+        rows = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in code.items()}
+        self.accumulate(out.view(-1, layout.d), rows, layout, weight)
+        return out
+
+    @abstractmethod
+    def fields(self, layout: Layout) -> dict[str, Field]:
+        """What is sent, in order; counts are fixed by the spec and the layout and never travel."""
+
+    def contraction(self, layout: Layout) -> float | None:
+        """The proven bound on ‖C(x)-x‖²/‖x‖², below 1; None if there is none."""
+        return None
+
+    @abstractmethod
+    def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
+        """Finite contiguous float32 `x [C, d]` -> Code with tensors `[C, columns]`."""
+
+    @abstractmethod
+    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+        """`out [C, d] += weight * C(x)`, in place, without a dense copy where that can be."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expectation of C(x) over the key is x."""
+        return False
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether decoding needs the layout's tensor boundaries."""
+        return False
+
+    def paper_bits(self, layout: Layout) -> int:
+        """Bits of one update by the paper's rule."""
+        return sum(field.paper_bits for field in self.fields(layout).values())
+
+
+def compressor(spec: str | Compressor) -> Compressor:
+    """The compressor that a spec string such as `topk(ratio=1/64)` spells."""
+    return cast(Compressor, resolve("compressor", spec))

@@ -1,0 +1,32 @@
+"""Identity: everything, as float32. The uncompressed baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcams.compress.base import Code, Compressor, Field
+from fedcams.layout import Layout
+from fedcams.registry import register
+
+
+@register("identity")
+@dataclass(frozen=True)
+class Identity(Compressor):
+    """All coordinates as float32: C(x) = x."""
+
+    examples = ("identity",)
+
+    def fields(self, layout: Layout) -> dict[str, Field]:
+        return {"values": Field("f32", layout.d)}
+
+    def contraction(self, layout: Layout) -> float:
+        return 0.0
+
+    def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
+        return {"values": x.clone()}
+
+    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+        out.add_(code["values"], alpha=weight)

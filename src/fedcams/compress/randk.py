@@ -1,0 +1,69 @@
+"""Random-k: k coordinates drawn from a seed; the seed travels instead of the positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcams.bits.sample import SEED_BITS, sample_positions
+from fedcams.bits.scatter import add_at
+from fedcams.compress.base import Code, Compressor, Field
+from fedcams.compress.budget import check_budget, kept
+from fedcams.layout import Layout
+from fedcams.registry import Number, flag, integer, number, register
+
+F32_MAX = torch.finfo(torch.float32).max
+
+
+@register("randk")
+@dataclass(frozen=True)
+class RandK(Compressor):
+    """k coordinates drawn uniformly without replacement; in expectation 1 - k/d of ‖x‖² is dropped.
+
+    With `scaled=true` the kept values are multiplied by d/k: unbiased, but no longer a contraction.
+    """
+
+    ratio: Number | None = number(None, low=0, high=1, open="low", doc="kept fraction: k = max(1, floor(ratio·d))")
+    k: int | None = integer(None, low=1, doc="kept coordinates, at most d; instead of ratio")
+    scaled: bool = flag(False, doc="multiply by d/k: unbiased, without a contraction")
+
+    reference = "Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018"
+    in_expectation = True
+    examples = ("randk(ratio=1/16)", "randk(k=3)", "randk(ratio=0.5, scaled=true)")
+    refused = (
+        ("randk", "give either ratio"),
+        ("randk(ratio=2)", r"allowed: a number in \(0, 1\]"),
+        ("randk(k=1, scaled=1)", "allowed: true or false"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_budget(self.name, self.ratio, self.k)
+
+    def _kept(self, layout: Layout) -> int:
+        return kept(self.ratio, self.k, layout.d)
+
+    def fields(self, layout: Layout) -> dict[str, Field]:
+        return {"seed": Field("uint", 1, bits=SEED_BITS), "value": Field("f32", self._kept(layout))}
+
+    def contraction(self, layout: Layout) -> float | None:
+        return None if self.scaled else 1 - self._kept(layout) / layout.d
+
+    @property
+    def unbiased(self) -> bool:
+        return self.scaled
+
+    def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
+        seeds = torch.tensor([key % (1 << SEED_BITS) for key in keys], device=x.device)
+        k = self._kept(layout)
+        values = x.gather(-1, sample_positions(seeds, k, layout.d))
+        if self.scaled:
+            values = (values * (layout.d / k)).clamp(-F32_MAX, F32_MAX)
+        return {"seed": seeds[:, None], "value": values}
+
+    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+        positions = sample_positions(code["seed"][:, 0], code["value"].shape[-1], layout.d)
+        add_at(out, positions, code["value"], weight)

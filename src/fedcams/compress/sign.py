@@ -1,0 +1,47 @@
+"""Scaled sign: one bit a coordinate and one magnitude."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcams.bits.signs import abs_sums, add_signs, pack_signs
+from fedcams.compress.base import Code, Compressor, Field
+from fedcams.layout import Layout, segments
+from fedcams.registry import register, text
+
+
+@register("sign")
+@dataclass(frozen=True)
+class Sign(Compressor):
+    """C(x) = ‖x‖₁/d · sign(x), zero counting as positive; the scale over the whole vector or each tensor.
+
+    ‖C(x)-x‖² = ‖x‖² - ‖x‖₁²/d exactly, and ‖x‖₁ >= ‖x‖₂, hence the contraction 1 - 1/d.
+    """
+
+    scope: str = text("global", choices=("global", "tensor"), doc="what shares one scale")
+
+    reference = "Karimireddy, Rebjock, Stich, Jaggi: Error Feedback Fixes SignSGD, ICML 2019"
+    examples = ("sign", "sign(scope=tensor)")
+    refused = (("sign(scope=layer)", "allowed: global or tensor"), ("sign(scale=1)", "no key 'scale'"))
+
+    @property
+    def per_tensor(self) -> bool:
+        return self.scope == "tensor"
+
+    def fields(self, layout: Layout) -> dict[str, Field]:
+        return {"scale": Field("f32", len(segments(layout, self.scope))), "sign": Field("sign", layout.d)}
+
+    def contraction(self, layout: Layout) -> float:
+        return 1 - 1 / max(stop - start for start, stop in segments(layout, self.scope))
+
+    def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
+        parts = segments(layout, self.scope)
+        sizes = torch.tensor([stop - start for start, stop in parts], dtype=torch.float64, device=x.device)
+        return {"scale": (abs_sums(x, parts) / sizes).float(), "sign": pack_signs(x)}
+
+    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+        add_signs(out, code["sign"], segments(layout, self.scope), code["scale"] * weight)

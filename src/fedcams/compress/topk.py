@@ -1,0 +1,82 @@
+"""Top-k: the k coordinates of largest magnitude, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcams.bits.scatter import add_at
+from fedcams.bits.select import top_positions
+from fedcams.compress.base import Code, Compressor, Field
+from fedcams.compress.budget import check_budget, kept
+from fedcams.layout import Layout, segments
+from fedcams.registry import Number, integer, number, register, text
+
+BF16_MAX = torch.finfo(torch.bfloat16).max
+BF16_ROUNDING = 2.0**-8
+"""Half a unit in the last place, relative: the most that rounding to bfloat16 changes a value."""
+
+
+@register("topk")
+@dataclass(frozen=True)
+class TopK(Compressor):
+    """The k largest |x_i|, ties to the lower index, over the whole vector or within each tensor.
+
+    What is dropped is at most 1 - k/d of ‖x‖²; with bfloat16 values u² of what is kept is lost too, u = 2⁻⁸.
+    """
+
+    ratio: Number | None = number(None, low=0, high=1, open="low", doc="kept fraction: k = max(1, floor(ratio·d))")
+    k: int | None = integer(None, low=1, doc="kept coordinates, at most d; instead of ratio")
+    values: str = text("f32", choices=("f32", "bf16"), doc="how kept values travel; the rounding stays in the residual")
+    scope: str = text("global", choices=("global", "tensor"), doc="what the k largest are taken from")
+
+    reference = "Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018"
+    examples = (
+        "topk(ratio=1/64)",
+        "topk(ratio=0.1, values=bf16)",
+        "topk(k=3)",
+        "topk(k=2, values=bf16, scope=tensor)",
+    )
+    refused = (
+        ("topk", "give either ratio"),
+        ("topk(ratio=1/2, k=3)", "give either ratio"),
+        ("topk(ratio=0)", r"allowed: a number in \(0, 1\]"),
+        ("topk(k=0)", r"allowed: an integer in \[1, inf\)"),
+        ("topk(ratio=1/2, values=f16)", "did you mean 'bf16'"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_budget(self.name, self.ratio, self.k)
+
+    @property
+    def per_tensor(self) -> bool:
+        return self.scope == "tensor"
+
+    def _kept(self, layout: Layout) -> list[int]:
+        """How many are kept in each segment."""
+        return [kept(self.ratio, self.k, stop - start) for start, stop in segments(layout, self.scope)]
+
+    def fields(self, layout: Layout) -> dict[str, Field]:
+        k = sum(self._kept(layout))
+        return {"position": Field("index", k), "value": Field("bf16" if self.values == "bf16" else "f32", k)}
+
+    def contraction(self, layout: Layout) -> float:
+        parts = zip(segments(layout, self.scope), self._kept(layout), strict=True)
+        dropped = max(1 - k / (stop - start) for (start, stop), k in parts)
+        lost = BF16_ROUNDING**2 if self.values == "bf16" else 0.0
+        return lost + (1 - lost) * dropped
+
+    def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
+        parts = zip(segments(layout, self.scope), self._kept(layout), strict=True)
+        positions = torch.cat([top_positions(x[:, a:b].contiguous(), k) + a for (a, b), k in parts], dim=-1)
+        values = x.gather(-1, positions)
+        if self.values == "bf16":
+            values = values.clamp(-BF16_MAX, BF16_MAX).bfloat16()  # the largest float32 would round to infinity
+        return {"position": positions, "value": values}
+
+    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+        add_at(out, code["position"], code["value"].float(), weight)

@@ -1,0 +1,35 @@
+"""The vectors on which everything is tried."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedcams import Layout
+
+DIMENSIONS = (1, 2, 7, 8, 9, 63, 64, 65, 1000, 4097, 100_003)
+
+
+def vectors(d: int, seed: int = 0) -> dict[str, Tensor]:
+    """Name -> float32 `[d]`."""
+    random = torch.randn(d, generator=torch.Generator().manual_seed(seed + d))
+    spike = torch.zeros(d)
+    spike[d // 2] = -3.0
+    sparse = torch.where(torch.arange(d) % 17 == 3, random, torch.zeros(d))
+    negative_zero = torch.where(torch.arange(d) % 2 == 0, -0.0, random)
+    return {
+        "zeros": torch.zeros(d),
+        "one spike": spike,
+        "ties": torch.where(random > 0, 1.0, -1.0),
+        "-0.0": negative_zero,
+        "denormals": random * 1e-41,
+        "huge": random.sign() * 3.4e38 * torch.rand(d, generator=torch.Generator().manual_seed(seed)),
+        "random": random,
+        "already sparse": sparse,
+    }
+
+
+def tensors_layout(d: int) -> Layout:
+    """A layout of d coordinates in several tensors, one of them empty."""
+    sizes = [d - d // 2 - d // 5, d // 2, 0, d // 5]
+    return Layout(tuple("abcd"), tuple((size,) for size in sizes))

@@ -1,0 +1,221 @@
+"""What every registered compressor must keep, whatever its name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedcams import Aggregator, ErrorFeedback, Layout, ResidualStore, SpecError, compressor
+from fedcams.compress import Compressor
+from fedcams.registry import registered
+from fedcams.wire import pack, size, sizes, unpack
+from inputs import DIMENSIONS, tensors_layout, vectors
+
+COMPRESSORS = [compressor(spec) for cls in registered("compressor").values() for spec in cls.examples]
+everyone = pytest.mark.parametrize("codec", COMPRESSORS, ids=str)
+CONTRACTIVE = [codec for codec in COMPRESSORS if codec.contraction(Layout.flat(100)) is not None]
+DENORMAL_ALLOWANCE = 2.0**-266  # a coordinate: half the spacing 2^-133 of the smallest bfloat16 values, squared
+
+
+def layouts(d: int) -> list[Layout]:
+    return [Layout.flat(d), tensors_layout(d)]
+
+
+def lost(codec: Compressor, x: torch.Tensor, layout: Layout, key: int = 0) -> float:
+    """‖C(x)-x‖² in float64."""
+    decoded = codec.decode(codec.encode(x, layout, key), layout)
+    return float((decoded.double() - x.double()).square().sum())
+
+
+@everyone
+@pytest.mark.parametrize("d", DIMENSIONS)
+def test_contraction(codec: Compressor, d: int) -> None:
+    for layout in layouts(d):
+        bound = codec.contraction(layout)
+        if bound is None or codec.in_expectation:
+            continue
+        assert 0 <= bound < 1
+        for name, x in vectors(d).items():
+            allowed = bound * float(x.double().square().sum()) * (1 + 1e-6) + d * DENORMAL_ALLOWANCE
+            assert lost(codec, x, layout) <= allowed, name
+
+
+@everyone
+@pytest.mark.parametrize("d", [7, 64, 1000])
+def test_what_holds_in_expectation(codec: Compressor, d: int) -> None:
+    """Over many keys: the contraction where it is claimed so, and unbiasedness where it is claimed."""
+    layout, keys, trials = Layout.flat(d), range(4000), 4000
+    x = vectors(d)["random"]
+    decoded = codec.decode(codec.encode(x.repeat(trials, 1), layout, list(keys)), layout).double()
+    bound = codec.contraction(layout)
+    if codec.in_expectation and bound is not None:
+        errors = (decoded - x.double()).square().sum(-1) / x.double().square().sum()
+        assert abs(float(errors.mean()) - bound) <= 5 * float(errors.std()) / trials**0.5 + 1e-6
+    if codec.unbiased:
+        spread = decoded.std(0) / trials**0.5
+        assert bool(((decoded.mean(0) - x.double()).abs() <= 6 * spread + 1e-6).all())
+        assert bound is None or bound < 1
+    if not codec.in_expectation and not codec.unbiased:
+        assert torch.equal(decoded[0], decoded[-1]), "claims nothing in expectation, so it must not draw"
+
+
+@everyone
+@pytest.mark.parametrize("d", DIMENSIONS)
+def test_round_trip_through_bytes_is_exact(codec: Compressor, d: int) -> None:
+    for layout in layouts(d):
+        for name, x in vectors(d).items():
+            code = codec.encode(x, layout, key=d)
+            data = pack(codec, code, layout)
+            assert len(data) == size(codec, code, layout), name
+            read = unpack(data, layout)
+            assert read.compressor == codec
+            assert read.pack() == data
+            for field, tensor in code.items():
+                assert torch.equal(read.code[field].view(torch.uint8), tensor.view(torch.uint8)), (name, field)
+            decoded = read.decode()
+            assert torch.equal(decoded, codec.decode(code, layout)), name
+            assert bool(torch.isfinite(decoded).all()), name
+
+
+@everyone
+@pytest.mark.parametrize("d", [1, 9, 65, 1000])
+def test_fields_are_as_declared(codec: Compressor, d: int) -> None:
+    for layout in layouts(d):
+        code = codec.encode(vectors(d)["random"], layout)
+        fields = codec.fields(layout)
+        assert list(code) == list(fields)
+        for name, field in fields.items():
+            assert tuple(code[name].shape) == (field.columns,)
+            assert code[name].dtype == field.dtype
+        assert codec.paper_bits(layout) == sum(field.paper_bits for field in fields.values())
+
+
+@everyone
+@pytest.mark.parametrize("d", [1, 9, 65, 4097])
+def test_batched_is_stacked(codec: Compressor, d: int) -> None:
+    rows = torch.stack(list(vectors(d).values()))
+    keys = list(range(100, 100 + len(rows)))
+    for layout in layouts(d):
+        batched = codec.encode(rows, layout, keys)
+        singles = [codec.encode(row, layout, key) for row, key in zip(rows, keys, strict=True)]
+        for name, tensor in batched.items():
+            assert torch.equal(tensor, torch.stack([single[name] for single in singles]))
+        assert torch.equal(codec.decode(batched, layout), torch.stack([codec.decode(c, layout) for c in singles]))
+        assert sizes(codec, batched, layout) == [size(codec, single, layout) for single in singles]
+        nested = codec.encode(rows.view(2, -1, d), layout, keys)
+        assert torch.equal(codec.decode(nested, layout).view(-1, d), codec.decode(batched, layout))
+
+
+@everyone
+def test_encoding_leaves_its_input_alone_and_repeats_itself(codec: Compressor) -> None:
+    layout = tensors_layout(1000)
+    x = vectors(1000)["random"]
+    kept = x.clone()
+    first, second = (pack(codec, codec.encode(x, layout, key=5), layout) for _ in range(2))
+    assert first == second
+    assert torch.equal(x, kept)
+
+
+@everyone
+def test_adding_is_decoding_and_adding(codec: Compressor) -> None:
+    layout = tensors_layout(1000)
+    x = vectors(1000)["random"]
+    code = codec.encode(x, layout)
+    out = vectors(1000, seed=1)["random"]
+    expected = out + codec.decode(code, layout)
+    assert torch.equal(codec.add_to(out, code, layout), expected)
+    weighted = codec.add_to(torch.zeros(1000), code, layout, weight=3.0)
+    assert torch.equal(weighted, 3.0 * codec.decode(code, layout))
+
+
+@everyone
+@given(data=st.data())
+def test_properties_of_any_vector(codec: Compressor, data: st.DataObject) -> None:
+    d = data.draw(st.integers(1, 80))
+    numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    x = torch.from_numpy(data.draw(hnp.arrays("float32", d, elements=numbers)))
+    layout = data.draw(st.sampled_from(layouts(d)))
+    code = codec.encode(x, layout)
+    assert unpack(pack(codec, code, layout), layout).pack() == pack(codec, code, layout)
+    bound = codec.contraction(layout)
+    if bound is not None and not codec.in_expectation:
+        allowed = bound * float(x.double().square().sum()) * (1 + 1e-6) + d * DENORMAL_ALLOWANCE
+        assert lost(codec, x, layout) <= allowed
+
+
+@pytest.mark.parametrize("codec", CONTRACTIVE, ids=str)
+def test_accepted_plus_residual_is_the_sum_of_accepted_rounds(codec: Compressor) -> None:
+    """Fifty rounds, some clients sampled, some of their updates refused: nothing is lost, nothing counts twice."""
+    clients, layout = 5, tensors_layout(200)
+    draw = torch.Generator().manual_seed(1)
+    uplink = ErrorFeedback(codec, ResidualStore.in_memory(layout))
+    residuals = ResidualStore.in_memory(layout) if uplink.store is None else uplink.store
+    own, received = torch.zeros(clients, layout.d).double(), torch.zeros(clients, layout.d).double()
+    for round in range(1, 51):
+        cohort = torch.randperm(clients, generator=draw)[:3].sort().values.tolist()
+        delta = torch.randn(3, layout.d, generator=draw)
+        update = delta.clone()
+        before = residuals.gather(range(clients))
+        pending = uplink.prepare(cohort, delta, round, key=[round * 10 + i for i in cohort])
+        assert torch.equal(residuals.gather(range(clients)), before), "preparing changes no stored row"
+        if float(torch.rand(1, generator=draw)) < 0.3:
+            uplink.discard(pending)
+            assert torch.equal(residuals.gather(range(clients)), before)
+            continue
+        uplink.commit(pending)
+        own[cohort] += update.double()
+        received[cohort] += codec.decode(pending.code, layout).double()
+        left = residuals.gather(range(clients)).double()
+        assert float((received + left - own).norm()) <= 1e-6 * round * float(own.norm())
+
+
+@everyone
+def test_feedback_refuses_what_has_no_contraction(codec: Compressor) -> None:
+    layout = Layout.flat(100)
+    if codec.contraction(layout) is None:
+        with pytest.raises(SpecError, match="has no contraction"):
+            ErrorFeedback(codec, ResidualStore.in_memory(layout))
+    else:
+        ErrorFeedback(codec, ResidualStore.in_memory(layout))
+    plain = ErrorFeedback(codec, None, layout)
+    assert plain.prepare([3], torch.randn(1, 100), 1).residual is None
+
+
+@everyone
+def test_aggregation_is_the_same_in_any_order_of_arrival(codec: Compressor) -> None:
+    layout = tensors_layout(500)
+    payloads = {
+        i: pack(codec, codec.encode(vectors(500, seed=i)["random"], layout, key=i), layout) for i in (7, 2, 30, 11)
+    }
+    means = []
+    for order in ([7, 2, 30, 11], [30, 11, 2, 7]):
+        aggregator = Aggregator(layout)
+        for i in order:
+            aggregator.add(i, payloads[i])
+        means.append(aggregator.mean())
+    assert torch.equal(means[0], means[1])
+    total = torch.zeros(500)
+    for i in sorted(payloads):
+        total += unpack(payloads[i], layout).decode()
+    assert torch.equal(means[0], total / 4)
+
+
+@everyone
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("d", DIMENSIONS)
+def test_codes_on_a_gpu_are_those_of_the_cpu(codec: Compressor, d: int) -> None:
+    """Integers equal; reals to 1e-6 relative, since sums are taken in another order."""
+    rows = torch.stack(list(vectors(d).values()))
+    for layout in layouts(d):
+        here, there = codec.encode(rows, layout, 5), codec.encode(rows.cuda(), layout, 5)
+        for name, field in codec.fields(layout).items():
+            assert there[name].is_cuda
+            if field.kind in ("f32", "bf16"):
+                torch.testing.assert_close(there[name].cpu(), here[name], rtol=1e-6, atol=1e-44)
+            else:
+                assert torch.equal(there[name].cpu(), here[name])
+        decoded = codec.decode({name: tensor.cuda() for name, tensor in here.items()}, layout)
+        assert torch.equal(decoded.cpu(), codec.decode(here, layout))
