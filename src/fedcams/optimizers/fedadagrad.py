@@ -1,0 +1,29 @@
+"""FedAdagrad: steps that shrink with the sum of all squares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcams.optimizers.base import Moments, ServerOptimizer
+from fedcams.registry import Number, number, register
+
+
+@register("fedadagrad")
+@dataclass(frozen=True)
+class FedAdagrad(ServerOptimizer):
+    """Adagrad on the server: `m = β1 m + (1-β1) Δ`, `v += Δ²`, `x += lr m/(√v + ε)`."""
+
+    reference = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+    state_type = Moments
+    examples = ("fedadagrad", "fedadagrad(lr=1, beta1=0.9)")
+
+    lr: Number = number(0.1, low=0, open="low", doc="server learning rate")
+    beta1: Number = number(0, low=0, high=1, open="high", doc="how much of m a step keeps")
+    eps: Number = number(0.1, low=1e-30, doc="bounds the step of a coordinate with small updates")
+
+    def update(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor) -> None:
+        m.lerp_(delta, float(1 - self.beta1))
+        v.addcmul_(delta, delta)
+        x.addcdiv_(m, v.sqrt().add_(float(self.eps)), value=float(self.lr))

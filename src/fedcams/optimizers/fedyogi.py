@@ -1,0 +1,31 @@
+"""FedYogi: FedAdam whose second moment moves by steps that do not depend on its own size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcams.optimizers.base import Adaptive, Moments
+from fedcams.registry import Number, number, register
+
+
+@register("fedyogi")
+@dataclass(frozen=True)
+class FedYogi(Adaptive):
+    """Yogi on the server: `m = β1 m + (1-β1) Δ`, `v = v - (1-β2) sign(v - Δ²) Δ²`, `x += lr m/(√v + ε)`."""
+
+    reference = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+    state_type = Moments
+    examples = ("fedyogi", "fedyogi(eps=1e-3)")
+
+    lr: Number = number(1, low=0, open="low", doc="server learning rate")
+
+    def update(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor) -> None:
+        lr, eps = self.rates(t)
+        m.lerp_(delta, float(1 - self.beta1))
+        sign = torch.addcmul(v, delta, delta, value=-1).sign_()
+        v.addcmul_(sign.mul_(delta), delta, value=-float(1 - self.beta2))
+        del sign  # one temporary at a time: see `ServerOptimizer.update`
+        x.addcdiv_(m, v.sqrt().add_(eps), value=lr)

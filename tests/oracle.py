@@ -1,0 +1,169 @@
+"""The algorithms in float64 NumPy, as the paper writes them: slow, plain, and without a line of fedcams.
+
+    grad = quadratic(clients=20, d=50)
+    cohorts = [[0, 3, 7], [1, 3, 9], ...]
+    xs = run(np.zeros(50), grad, cohorts, local_steps=5, local_lr=0.1, server_step=fedams, compress=scaled_sign)
+
+A server step is `step(memory, x, delta, **hyperparameters) -> x`; `functools.partial` fixes its hyperparameters.
+"""
+
+# mypy: allow-untyped-defs
+# The formulas read better without types.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+
+# -- server optimizers: Δ is the mean of the clients' updates, t counts from 1, moments start at zero -----------------
+
+
+@dataclass
+class Memory:
+    """What a server step remembers; a scalar zero stands for the zero vector."""
+
+    t: int = 0
+    m: Vector | float = 0.0
+    v: Vector | float = 0.0
+    vhat: Vector | float = 0.0
+
+
+def fedavg(s, x, delta, lr=1.0):
+    s.t += 1
+    return x + lr * delta
+
+
+def fedavgm(s, x, delta, lr=1.0, momentum=0.9):
+    s.t += 1
+    s.m = momentum * s.m + delta
+    return x + lr * s.m
+
+
+def fedadagrad(s, x, delta, lr=0.1, beta1=0.0, eps=0.1):
+    s.t += 1
+    s.m = beta1 * s.m + (1 - beta1) * delta
+    s.v = s.v + delta**2
+    return x + lr * s.m / (np.sqrt(s.v) + eps)
+
+
+def fedadam(s, x, delta, lr=0.1, beta1=0.9, beta2=0.99, eps=0.1, bias_correction=False):
+    s.t += 1
+    s.m = beta1 * s.m + (1 - beta1) * delta
+    s.v = beta2 * s.v + (1 - beta2) * delta**2
+    c1, c2 = _corrections(s.t, beta1, beta2, bias_correction)
+    return x + lr * (s.m / c1) / (np.sqrt(s.v) / c2 + eps)
+
+
+def fedyogi(s, x, delta, lr=1.0, beta1=0.9, beta2=0.99, eps=0.1, bias_correction=False):
+    s.t += 1
+    s.m = beta1 * s.m + (1 - beta1) * delta
+    s.v = s.v - (1 - beta2) * np.sign(s.v - delta**2) * delta**2
+    c1, c2 = _corrections(s.t, beta1, beta2, bias_correction)
+    return x + lr * (s.m / c1) / (np.sqrt(s.v) / c2 + eps)
+
+
+def fedamsgrad(s, x, delta, lr=0.1, beta1=0.9, beta2=0.99, eps=0.1, bias_correction=False):
+    s.t += 1
+    s.m = beta1 * s.m + (1 - beta1) * delta
+    s.v = beta2 * s.v + (1 - beta2) * delta**2
+    s.vhat = np.maximum(s.vhat, s.v)
+    c1, c2 = _corrections(s.t, beta1, beta2, bias_correction)
+    return x + lr * (s.m / c1) / (np.sqrt(s.vhat) / c2 + eps)
+
+
+def fedams(s, x, delta, lr=1.0, beta1=0.9, beta2=0.99, eps=1e-3, bias_correction=False):
+    s.t += 1
+    s.m = beta1 * s.m + (1 - beta1) * delta
+    s.v = beta2 * s.v + (1 - beta2) * delta**2
+    s.vhat = np.maximum(np.maximum(s.vhat, s.v), eps)
+    c1, c2 = _corrections(s.t, beta1, beta2, bias_correction)
+    return x + lr * (s.m / c1) / (np.sqrt(s.vhat) / c2)
+
+
+def _corrections(t: int, beta1: float, beta2: float, bias_correction: bool) -> tuple[float, float]:
+    """What m and √v are divided by."""
+    return (1 - beta1**t, np.sqrt(1 - beta2**t)) if bias_correction else (1.0, 1.0)
+
+
+# -- compressors -------------------------------------------------------------------------------------------------------
+
+
+def scaled_sign(h: Vector) -> Vector:
+    """`‖h‖₁/d · sign(h)`, zero counting as positive."""
+    return float(np.abs(h).mean()) * np.where(h >= 0, 1.0, -1.0)
+
+
+def topk(h: Vector, ratio: Fraction | float | str) -> Vector:
+    """The `k = max(1, floor(ratio·d))` largest in magnitude, ties to the lower index; a float means its decimal."""
+    k = max(1, int(Fraction(str(ratio)) * len(h)))
+    kept = np.argsort(-np.abs(h), kind="stable")[:k]
+    out = np.zeros_like(h)
+    out[kept] = h[kept]
+    return out
+
+
+# -- FedCAMS -----------------------------------------------------------------------------------------------------------
+
+Compress = Callable[[Vector], Vector]
+ServerStep = Callable[[Memory, Vector, Vector], Vector]
+
+
+def fedcams(
+    x0: Vector,
+    update: Callable[[int, int, Vector], Vector],
+    cohorts: Iterable[Sequence[int]],
+    server_step: ServerStep = fedams,
+    compress: Compress | None = None,
+) -> list[Vector]:
+    """The model after each round; without a compressor it is FedAMS.
+
+    `update(t, i, x)` is client i's local update in round t = 1, 2, ... from the model x. `cohorts` lists, round by
+    round, the clients whose updates the server accepts; the others' errors e_i stay as they are.
+    """
+    x, memory = np.array(x0, dtype=np.float64), Memory()
+    errors: dict[int, Vector] = {}
+    xs = []
+    for t, cohort in enumerate(cohorts, start=1):
+        received = []
+        for i in sorted(cohort):
+            h = update(t, i, x) + errors.get(i, 0.0)
+            sent = h if compress is None else compress(h)
+            errors[i] = h - sent
+            received.append(sent)
+        x = server_step(memory, x, np.mean(received, axis=0))
+        xs.append(x)
+    return xs
+
+
+def run(
+    x0: Vector,
+    grad: Callable[[int, Vector], Vector],
+    cohorts: Iterable[Sequence[int]],
+    local_steps: int,
+    local_lr: float,
+    server_step: ServerStep = fedams,
+    compress: Compress | None = None,
+) -> list[Vector]:
+    """FedCAMS with local gradient descent: `grad(i, x)` is the gradient of client i's loss."""
+
+    def update(t: int, i: int, x: Vector) -> Vector:
+        w = x
+        for _ in range(local_steps):
+            w = w - local_lr * grad(i, w)
+        return w - x
+
+    return fedcams(x0, update, cohorts, server_step, compress)
+
+
+def quadratic(clients: int, d: int, seed: int = 0) -> Callable[[int, Vector], Vector]:
+    """Gradients of `f_i(x) = ½ (x - b_i)ᵀ diag(a_i) (x - b_i)`: every client pulls to a place of its own."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.uniform(0.5, 1.5, (clients, d)), 1 + rng.standard_normal((clients, d))
+    return lambda i, x: a[i] * (x - b[i])
