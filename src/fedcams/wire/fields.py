@@ -1,0 +1,74 @@
+"""Fields as bytes: how each kind of field lies in a payload's body, little-endian, each starting at a whole byte."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcams.bits.rice import rice_decode, rice_encode, rice_size
+from fedcams.bits.signs import packed_size
+from fedcams.bits.uints import pack_uints, unpack_uints
+from fedcams.compress.base import Field
+from fedcams.errors import BadPadding, NonFinite, Truncated
+
+assert sys.byteorder == "little", "payloads are little-endian and are read and written without swapping"
+
+Bytes = NDArray[np.uint8]
+
+
+def pack_field(field: Field, row: Tensor, d: int) -> memoryview:
+    """One row `[columns]` of a field as bytes."""
+    row = row.detach().cpu().contiguous()
+    if field.kind == "index":
+        return rice_encode(row.numpy(), d).data
+    if field.kind == "uint":
+        return pack_uints(row.to(torch.int64).numpy(), field.bits).data
+    return row.view(torch.uint8).numpy().data
+
+
+def field_size(field: Field, row: Tensor, d: int) -> int:
+    """The exact length in bytes of `pack_field`, without packing."""
+    if field.kind == "index":
+        return rice_size(row.detach().cpu().contiguous().numpy(), d)
+    return fixed_size(field)
+
+
+def fixed_size(field: Field) -> int:
+    """Bytes of a field whose length does not depend on its contents; for positions the least, a bit each."""
+    bits = {"f32": 32, "bf16": 16, "uint": field.bits, "sign": 1, "index": 1}[field.kind]
+    return packed_size(field.count * bits)
+
+
+def unpack_field(name: str, field: Field, data: Bytes, d: int) -> tuple[Tensor, int]:
+    """Reads a field from the start of `data`: a tensor `[columns]` and how many bytes it took."""
+    size = fixed_size(field)
+    if size > data.size:  # before anything is allocated
+        raise Truncated(f"field {name!r} needs {size} bytes or more, {data.size} are left")
+    if field.kind == "index":
+        positions, size = rice_decode(data, field.count, d)
+        return torch.from_numpy(positions), size
+    if field.kind == "uint":
+        values = torch.from_numpy(unpack_uints(data[:size], field.bits, field.count))
+        return values.to(field.dtype), size
+    body = torch.from_numpy(data[:size].copy())
+    if field.kind == "sign":
+        _check_sign_padding(name, field, body)
+        return body, size
+    return _reals(name, field, body), size
+
+
+def _check_sign_padding(name: str, field: Field, body: Tensor) -> None:
+    if field.count % 8 and int(body[-1]) >> field.count % 8:
+        raise BadPadding(f"field {name!r}: the bits after the last of {field.count} signs are not zero")
+
+
+def _reals(name: str, field: Field, body: Tensor) -> Tensor:
+    values = body.view(field.dtype)
+    finite = torch.isfinite(values)
+    if not bool(finite.all()):
+        raise NonFinite(f"field {name!r}: {int((~finite).sum())} of {field.count} numbers are NaN or infinite")
+    return values

@@ -1,0 +1,177 @@
+"""Payload, format version 1 (docs/wire-format.md): header, codec spec, body, checksum. One encoding for each code."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from fedcams.bits.rice import MAX_D
+from fedcams.compress import Code, Compressor, compressor
+from fedcams.errors import (
+    BadMagic,
+    ChecksumMismatch,
+    LayoutMismatch,
+    SpecError,
+    TooLarge,
+    TrailingBytes,
+    Truncated,
+    UnknownCodec,
+    UnknownVersion,
+    WireError,
+)
+from fedcams.layout import Layout
+from fedcams.wire.fields import field_size, pack_field, unpack_field
+
+MAGIC = b"FCMS"
+VERSION = 1
+HEADER = struct.Struct("<4sBBQ8s")  # magic, version, length of the spec, d, layout id
+CHECKSUM = struct.Struct("<I")
+MAX_SPEC = 255
+DEFAULT_MAX_D = 2**26
+"""Coordinates that a reader without a layout accepts: 256 MiB once decoded."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A payload that was read and checked: everything needed to decode it or to write the same bytes again."""
+
+    compressor: Compressor
+    layout: Layout
+    layout_id: bytes
+    code: Code
+
+    def decode(self) -> Tensor:
+        """The vector `[d]`."""
+        return self.compressor.decode(self.code, self.layout)
+
+    def pack(self) -> bytes:
+        """The bytes it was read from."""
+        return pack(self.compressor, self.code, self.layout, self.layout_id)
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def pack(compressor: Compressor, code: Code, layout: Layout, layout_id: bytes | None = None) -> bytes:
+    """The bytes of one row of a code (tensors `[columns]`)."""
+    spec = _spec_bytes(compressor)
+    parts: list[bytes | memoryview] = [HEADER.pack(MAGIC, VERSION, len(spec), layout.d, layout_id or layout.id), spec]
+    parts += [pack_field(field, code[name], layout.d) for name, field in compressor.fields(layout).items()]
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return b"".join([*parts, CHECKSUM.pack(checksum)])
+
+
+def size(compressor: Compressor, code: Code, layout: Layout) -> int:
+    """`len(pack(...))` of one row, without packing."""
+    fixed = HEADER.size + len(_spec_bytes(compressor)) + CHECKSUM.size
+    return fixed + sum(field_size(f, code[name], layout.d) for name, f in compressor.fields(layout).items())
+
+
+def sizes(compressor: Compressor, code: Code, layout: Layout) -> list[int]:
+    """`size` of each row of a cohort's code (tensors `[C, columns]`)."""
+    on_host = {name: tensor.cpu() for name, tensor in code.items()}
+    rows = len(next(iter(on_host.values())))
+    return [size(compressor, {name: tensor[i] for name, tensor in on_host.items()}, layout) for i in range(rows)]
+
+
+def _spec_bytes(compressor: Compressor) -> bytes:
+    spec = str(compressor).encode("ascii")
+    if len(spec) > MAX_SPEC:
+        raise SpecError(f"{compressor}: a spec of {len(spec)} bytes does not fit a payload; at most {MAX_SPEC}")
+    return spec
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def unpack(data: bytes | bytearray | memoryview, layout: Layout | None = None, max_d: int = DEFAULT_MAX_D) -> Payload:
+    """Reads and checks a whole payload, or raises the WireError that says what is wrong with it."""
+    view = memoryview(data).cast("B")
+    spec_length, d, layout_id = _read_header(view)
+    codec = _read_codec(bytes(view[HEADER.size : HEADER.size + spec_length]))
+    layout = _settle_layout(codec, layout, layout_id, d, max_d)
+    body = np.frombuffer(view, np.uint8)[HEADER.size + spec_length : -CHECKSUM.size]
+    code: dict[str, Tensor] = {}
+    for name, field in codec.fields(layout).items():
+        code[name], used = unpack_field(name, field, body, d)
+        body = body[used:]
+    if body.size:
+        raise TrailingBytes(f"{body.size} bytes follow after the last field of {codec}")
+    return Payload(codec, layout, layout_id, code)
+
+
+def _read_header(view: memoryview) -> tuple[int, int, bytes]:
+    least = HEADER.size + 1 + CHECKSUM.size
+    if view[: len(MAGIC)] != MAGIC[: len(view)]:
+        raise BadMagic(f"a payload starts with {MAGIC!r}, these data with {bytes(view[:4])!r}")
+    if len(view) < least:
+        raise Truncated(f"{len(view)} bytes; a payload has at least {least}")
+    _, version, spec_length, d, layout_id = HEADER.unpack_from(view)
+    if version != VERSION:
+        raise UnknownVersion(f"version {version}; this reader knows version {VERSION}, update fedcams")
+    if len(view) < least - 1 + spec_length:
+        raise Truncated(f"{len(view)} bytes; the header announces a codec spec of {spec_length}")
+    (checksum,) = CHECKSUM.unpack(view[-CHECKSUM.size :])
+    if zlib.crc32(view[: -CHECKSUM.size]) != checksum:
+        raise ChecksumMismatch("the checksum does not match: the bytes were changed or cut on the way")
+    return spec_length, d, layout_id
+
+
+def _read_codec(spec: bytes) -> Compressor:
+    try:
+        text = spec.decode("ascii")
+        codec = compressor(text)
+    except (UnicodeDecodeError, SpecError) as error:
+        raise UnknownCodec(f"codec {spec[:80]!r}: {error}") from None
+    if str(codec) != text:
+        raise UnknownCodec(f"codec {text!r} is not in canonical form, which is {str(codec)!r}")
+    return codec
+
+
+def _settle_layout(codec: Compressor, layout: Layout | None, layout_id: bytes, d: int, max_d: int) -> Layout:
+    """The layout to read with, once d is known to be one that the reader can hold."""
+    if layout is not None:
+        if (layout_id, d) != (layout.id, layout.d):
+            theirs, ours = f"{layout_id.hex()} with d={d}", f"{layout.id.hex()} with d={layout.d}"
+            raise LayoutMismatch(f"the payload is of layout {theirs}, the reader's is {ours}: another model")
+        return layout
+    if not 1 <= d <= min(max_d, MAX_D):
+        raise TooLarge(f"the payload claims d={d}; allowed: 1 to {max_d}, pass layout= or a larger max_d")
+    flat = Layout.flat(d)
+    if codec.per_tensor and layout_id != flat.id:
+        raise LayoutMismatch(f"{codec} needs the layout {layout_id.hex()} it was written with: pass layout=")
+    return flat
+
+
+# -- in one call ---------------------------------------------------------------------------------------------------
+
+
+def encode(codec: Compressor | str, x: Tensor, layout: Layout | None = None, key: int = 0) -> bytes:
+    """One vector `x [d]` compressed and packed."""
+    codec, layout, code = _one_row(codec, x, layout, key)
+    return pack(codec, code, layout)
+
+
+def payload_size(codec: Compressor | str, x: Tensor, layout: Layout | None = None, key: int = 0) -> int:
+    """`len(encode(...))`, without packing."""
+    codec, layout, code = _one_row(codec, x, layout, key)
+    return size(codec, code, layout)
+
+
+def decode(data: bytes | bytearray | memoryview, layout: Layout | None = None, max_d: int = DEFAULT_MAX_D) -> Tensor:
+    """The vector `[d]` of a payload. Without a layout d may be at most `max_d`: tiny payloads can claim a huge one."""
+    return unpack(data, layout, max_d).decode()
+
+
+def _one_row(codec: Compressor | str, x: Tensor, layout: Layout | None, key: int) -> tuple[Compressor, Layout, Code]:
+    codec = compressor(codec)
+    layout = layout or Layout.flat(x.numel())
+    if x.dim() != 1:
+        raise WireError(f"x has shape {tuple(x.shape)}; a payload holds one vector [d], encode each row by itself")
+    return codec, layout, codec.encode(x, layout, key)

@@ -1,0 +1,145 @@
+"""The wire format: one error for each way to be wrong, bounded before anything is allocated."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+
+import pytest
+import torch
+
+from fedcams import Layout, WireError, decode, encode, payload_size
+from fedcams.errors import (
+    BadMagic,
+    BadPadding,
+    BadPosition,
+    ChecksumMismatch,
+    LayoutMismatch,
+    NonFinite,
+    TooLarge,
+    TrailingBytes,
+    Truncated,
+    UnknownCodec,
+    UnknownVersion,
+    UpdateError,
+)
+
+HEADER = struct.Struct("<4sBBQ8s")
+
+
+def build(spec: str, d: int, body: bytes, *, version: int = 1, layout: Layout | None = None) -> bytes:
+    """A payload written by hand, with a valid checksum."""
+    layout_id = (layout or Layout.flat(max(d, 1))).id
+    start = HEADER.pack(b"FCMS", version, len(spec.encode()), d, layout_id) + spec.encode() + body
+    return start + struct.pack("<I", zlib.crc32(start))
+
+
+def test_a_payload_by_hand_is_what_encode_writes() -> None:
+    x = torch.tensor([1.0, -2.0, 3.0])
+    assert encode("identity", x) == build("identity", 3, struct.pack("<3f", 1, -2, 3))
+    assert encode("sign", x) == build("sign", 3, struct.pack("<f", 2) + b"\x05")
+    assert encode("topk(k=1)", x) == build("topk(k=1)", 3, b"\x01" + struct.pack("<f", 3))
+
+
+GOOD = encode("topk(k=2)", torch.arange(100.0))
+
+CASES = [
+    (BadMagic, b"PK\x03\x04" + GOOD[4:], "starts with b'FCMS'"),
+    (BadMagic, b"x", "starts with"),
+    (Truncated, b"", "0 bytes"),
+    (Truncated, GOOD[:20], "20 bytes; a payload has at least 27"),
+    (Truncated, HEADER.pack(b"FCMS", 1, 200, 3, bytes(8)) + bytes(20), "codec spec of 200"),
+    (UnknownVersion, build("identity", 1, bytes(4), version=2), "version 2; this reader knows version 1"),
+    (ChecksumMismatch, GOOD[:-5] + bytes([GOOD[-5] ^ 1]) + GOOD[-4:], "checksum"),
+    (ChecksumMismatch, GOOD[:-1] + bytes([GOOD[-1] ^ 1]), "checksum"),
+    (ChecksumMismatch, GOOD[:-6], "checksum"),
+    (UnknownCodec, build("zip", 1, b""), "no compressor is named 'zip'"),
+    (UnknownCodec, build("topk", 1, b""), "give either ratio"),
+    (UnknownCodec, build("topk( k=1)", 3, b"\x04" + bytes(4)), "not in canonical form"),
+    (UnknownCodec, build("sïgn", 1, b""), "codec"),
+    (UnknownCodec, build("", 1, b"\0"), "expected a name"),
+    (TooLarge, build("sign", 2**26 + 1, bytes(4)), "d=67108865; allowed: 1 to 67108864"),
+    (TooLarge, build("topk(k=1)", 2**63, bytes(9)), "pass layout= or a larger max_d"),
+    (TooLarge, build("sign", 0, bytes(4)), "d=0"),
+    (LayoutMismatch, build("sign(scope=tensor)", 2, bytes(9), layout=Layout(("a", "b"), ((1,), (1,)))), "pass layout="),
+    (Truncated, build("identity", 2, bytes(7)), "field 'values' needs 8 bytes or more, 7 are left"),
+    (Truncated, build("topk(ratio=1)", 1000, bytes(99)), "field 'position' needs 125 bytes"),
+    (Truncated, build("topk(k=9)", 10_000, bytes(8)), "end within the 9 positions"),
+    (TrailingBytes, build("identity", 2, bytes(9)), "1 bytes follow after the last field of identity"),
+    (NonFinite, build("identity", 2, struct.pack("<2f", 1, math.nan)), "field 'values': 1 of 2 numbers are NaN"),
+    (NonFinite, build("sign", 2, struct.pack("<f", math.inf) + b"\0"), "field 'scale'"),
+    (NonFinite, build("topk(k=1, values=bf16)", 2, b"\0\x80\xff"), "field 'value'"),
+    (BadPosition, build("topk(k=1)", 3, b"\x07" + bytes(4)), r"not in \[0, 3\)"),
+    (BadPadding, build("sign", 3, struct.pack("<f", 1) + b"\x08"), "field 'sign': the bits after the last of 3"),
+    (BadPadding, build("topk(k=1)", 3, b"\x84" + bytes(4)), "after the last position"),
+]
+
+
+@pytest.mark.parametrize(("error", "data", "message"), CASES, ids=[f"{i}-{c[0].__name__}" for i, c in enumerate(CASES)])
+def test_each_way_to_be_wrong_has_its_error(error: type[WireError], data: bytes, message: str) -> None:
+    with pytest.raises(WireError, match=message) as caught:
+        decode(data)
+    assert type(caught.value) is error
+
+
+def test_the_layout_must_be_the_readers() -> None:
+    ours, theirs = Layout(("w",), ((4,),)), Layout(("v",), ((4,),))
+    data = encode("sign", torch.ones(4), theirs)
+    assert torch.equal(decode(data, theirs), torch.ones(4))
+    assert torch.equal(decode(data), torch.ones(4))
+    with pytest.raises(LayoutMismatch, match=f"of layout {theirs.id.hex()} with d=4, the reader's is {ours.id.hex()}"):
+        decode(data, ours)
+
+
+def test_a_tiny_payload_may_claim_a_large_d_only_as_far_as_allowed() -> None:
+    huge = encode("topk(k=1)", torch.ones(1))[:6] + struct.pack("<Q", 2**24)
+    data = build("topk(k=1)", 2**24, encode("topk(k=1)", torch.eye(1, 2**24)[0])[22 + 9 : -4])
+    assert len(data) < 60
+    assert huge[:6] == data[:6]
+    assert decode(data).shape == (2**24,)
+    with pytest.raises(TooLarge, match="allowed: 1 to 1000"):
+        decode(data, max_d=1000)
+
+
+def test_a_layout_may_be_larger_than_what_strangers_may_claim() -> None:
+    layout = Layout.flat(1001)
+    assert decode(encode("sign", torch.ones(1001)), layout, max_d=1000).shape == (1001,)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_buffer_is_read(kind: type) -> None:
+    assert torch.equal(decode(kind(encode("sign", torch.ones(9)))), torch.ones(9))
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(UpdateError, match="'vector' has 1 of 3 values NaN or infinite"):
+        encode("sign", torch.tensor([1.0, math.nan, 2.0]))
+    with pytest.raises(UpdateError, match="'w' has 2 of 2"):
+        encode("identity", torch.tensor([1.0, math.inf, -math.inf]), Layout(("b", "w"), ((1,), (2,))))
+    with pytest.raises(WireError, match="one vector"):
+        encode("sign", torch.ones(2, 3))
+    with pytest.raises(ValueError, match="convert it with"):
+        encode("sign", torch.ones(3, dtype=torch.float64))
+    with pytest.raises(ValueError, match="this layout has float vectors"):
+        encode("sign", torch.ones(3), Layout.flat(4))
+
+
+D = 11_173_962  # ResNet-18 with ten classes
+
+
+@pytest.mark.parametrize(
+    ("spec", "most"),
+    [("sign", 1_396_850), ("topk(ratio=1/64)", 870_000), ("topk(ratio=1/64, values=bf16)", 530_000)],
+)
+def test_sizes_of_a_resnet_update(spec: str, most: int) -> None:
+    x = torch.randn(D, generator=torch.Generator().manual_seed(0))
+    size = payload_size(spec, x)
+    assert size <= most
+    data = encode(spec, x)
+    assert len(data) == size
+    k = D // 64
+    limit = (math.lgamma(D + 1) - math.lgamma(k + 1) - math.lgamma(D - k + 1)) / math.log(2) / 8
+    if spec.startswith("topk"):
+        positions = size - k * (2 if "bf16" in spec else 4) - 26 - len(spec)
+        assert limit < positions <= 1.03 * limit
