@@ -1,0 +1,193 @@
+"""Residual rows as files: a killed process leaves the old row or the new one, never half of one.
+
+A folder holds `store.json` (format version, layout, round of the snapshot) and one file `<client>-<round>.row` for each
+version of a row, both numbers decimal and unpadded. A row file is never changed; it is, little-endian:
+
+    0   4 bytes   magic "FCRR"
+    4   uint32    format version, 1
+    8   8 bytes   layout id
+    16  uint64    client
+    24  uint64    round
+    32  uint64    d
+    40  uint32    CRC-32 of what follows
+    44  float32   the row, d values; the file ends here
+
+Every file is written under its name + `.tmp`, synced, renamed, and its folder synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcams.errors import ResidualError
+from fedcams.layout import Layout
+from fedcams.residuals.base import ResidualStore
+
+_HEADER = struct.Struct("<4sI8sQQQI")
+_MAGIC, _VERSION = b"FCRR", 1
+_NAME = re.compile(r"(0|[1-9][0-9]*)-(0|[1-9][0-9]*)\.row")
+_STORE = "store.json"
+_FIELDS = ("magic", "format version", "layout id", "client", "round", "d")
+_RESTORE = "restore the file, or delete it and reopen to go on without it"
+_ANEW = "give an empty folder"
+_REPAIR = "free space or make the folder writable; what was stored before is intact"
+
+
+@final
+class DiskStore(ResidualStore):
+    """One immutable file for each version; reading or adding a row takes the memory of one row.
+
+    One process writes a folder, and opening counts as writing: it removes what a killed process left behind. There is
+    no lock. A second store on the same folder in that process may read until the first one commits.
+    """
+
+    def __init__(self, layout: Layout, folder: str | os.PathLike[str]) -> None:
+        """Opens the folder, or makes it; refuses one of another layout."""
+        super().__init__(layout, torch.device("cpu"))
+        self.folder = Path(folder)
+        self._identity = {"fedcams_residuals": _VERSION, "layout": layout.id.hex(), "d": layout.d}
+        with _os_errors("open the folder", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            names = [path.name for path in self.folder.iterdir()]
+        self._open_mark(names)  # first, so that a foreign folder is refused before anything in it is touched
+        self._remove(name for name in names if name.endswith((".row.tmp", f"{_STORE}.tmp")))
+        self._open_rows(name for name in names if name.endswith(".row"))
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def _open_mark(self, names: list[str]) -> None:
+        if _STORE in names:
+            self._read_mark(self.folder / _STORE)
+        elif any(name.endswith(".row") for name in names):
+            raise ResidualError(f"{self.folder / _STORE} is missing but there are rows; restore it, or {_ANEW}")
+        else:
+            self._mark(None)
+
+    def _read_mark(self, path: Path) -> None:
+        try:
+            with _os_errors("read", path, "make it readable"):
+                mark = json.loads(path.read_bytes())
+            found = {field: mark[field] for field in self._identity}
+            self._snapshot = -1 if mark["snapshot"] is None else operator.index(mark["snapshot"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ResidualError(f"{path}: damaged ({error!r}); restore it, or {_ANEW}") from error
+        if found != self._identity:
+            raise ResidualError(f"{path}: a store of {found}, not of {self._identity}; use its own model, or {_ANEW}")
+
+    def _open_rows(self, names: Iterable[str]) -> None:
+        """Finds the versions that live; a kill may have left others, which go."""
+        stale = []
+        for client, rounds in _versions(self.folder, names).items():
+            *older, newest = sorted(rounds)
+            self._rounds[client] = newest
+            kept = max((round for round in older if round <= self._snapshot < newest), default=None)
+            if kept is not None:
+                self._aside[client] = kept
+            stale += [_name(client, round) for round in older if round != kept]
+        self._remove(stale)
+
+    # -- what the base asks for ----------------------------------------------------------------------------------
+
+    def _read(self, client: int, round: int) -> Tensor:
+        path = self.folder / _name(client, round)
+        data = np.empty(self.layout.d, dtype="<f4")
+        with _os_errors("read", path, "restore it, or reopen if another store wrote"), path.open("rb") as file:
+            crc = self._check_header(path, file.read(_HEADER.size), client, round)
+            if (size := file.readinto(data.data)) < data.nbytes:
+                raise ResidualError(f"{path}: truncated, {size} of {data.nbytes} bytes of the row; {_RESTORE}")
+            if file.read(1):
+                raise ResidualError(f"{path}: something follows after the {data.nbytes} bytes of the row; {_RESTORE}")
+        if (found := zlib.crc32(data.data)) != crc:
+            raise ResidualError(f"{path}: damaged, checksum {found:08x} instead of {crc:08x}; {_RESTORE}")
+        return torch.from_numpy(data.astype(np.float32, copy=False))
+
+    def _check_header(self, path: Path, header: bytes, client: int, round: int) -> int:
+        """Refuses a header that is not the one expected here; returns the checksum it gives."""
+        if len(header) < _HEADER.size:
+            raise ResidualError(f"{path}: truncated, {len(header)} of {_HEADER.size} bytes of header; {_RESTORE}")
+        *found, crc = _HEADER.unpack(header)
+        expected = (_MAGIC, _VERSION, self.layout.id, client, round, self.layout.d)
+        for field, value, right in zip(_FIELDS, found, expected, strict=True):
+            if value != right:
+                raise ResidualError(f"{path}: the {field} is {value!r} instead of {right!r}; {_RESTORE}")
+        return int(crc)
+
+    def _put(self, client: int, round: int, row: Tensor, freed: int | None) -> None:
+        data = row.cpu().contiguous().numpy().astype("<f4", copy=False)
+        header = _HEADER.pack(_MAGIC, _VERSION, self.layout.id, client, round, self.layout.d, zlib.crc32(data.data))
+        _write(self.folder / _name(client, round), header, data.data)
+        if freed is not None:
+            self._remove([_name(client, freed)])  # not synced: should it come back, the next opening removes it
+
+    def _drop(self, versions: Iterable[tuple[int, int]]) -> None:
+        self._remove(_name(*version) for version in versions)
+        _sync_folder(self.folder)  # a rolled-back row that came back would pass for the newest
+
+    def _mark(self, t: int | None) -> None:
+        _write(self.folder / _STORE, json.dumps({**self._identity, "snapshot": t}).encode())
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with _os_errors("remove", self.folder / name):
+                (self.folder / name).unlink(missing_ok=True)
+
+
+def _name(client: int, round: int) -> str:
+    return f"{client}-{round}.row"
+
+
+def _versions(folder: Path, names: Iterable[str]) -> dict[int, list[int]]:
+    """Client -> rounds, from the names of row files."""
+    versions: dict[int, list[int]] = {}
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise ResidualError(f"{folder / name}: not named <client>-<round>.row; move it out of the folder")
+        versions.setdefault(int(match[1]), []).append(int(match[2]))
+    return versions
+
+
+def _write(path: Path, *parts: bytes | memoryview) -> None:
+    """Writes a whole file at once: a kill at any moment leaves what was there before or the new file."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with _os_errors("write", path):
+        try:
+            with temporary.open("wb") as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)  # still there only where something failed
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes renames and removals in a folder last; fsync of a file alone does not."""
+    with _os_errors("sync", folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _os_errors(what: str, path: Path, fix: str = _REPAIR) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ResidualError(f"cannot {what} {path}: {error.strerror}; {fix}") from error
