@@ -1,0 +1,28 @@
+"""fedcams: communication-efficient adaptive federated learning (FedAMS and FedCAMS, ICML 2022)."""
+
+from fedcams.aggregate import Aggregator
+from fedcams.compress import compressor
+from fedcams.errors import FedcamsError, LayoutError, SpecError, WireError
+from fedcams.feedback import ErrorFeedback
+from fedcams.layout import Layout
+from fedcams.optimizers import server
+from fedcams.residuals import ResidualStore
+from fedcams.wire import decode, encode, payload_size
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aggregator",
+    "ErrorFeedback",
+    "FedcamsError",
+    "Layout",
+    "LayoutError",
+    "ResidualStore",
+    "SpecError",
+    "WireError",
+    "compressor",
+    "decode",
+    "encode",
+    "payload_size",
+    "server",
+]

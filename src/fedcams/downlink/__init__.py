@@ -1,0 +1,11 @@
+"""Downlinks, one file each: whatever lies in this folder is imported and thereby registered."""
+
+import importlib
+import pkgutil
+
+from fedcams.downlink.base import Downlink, downlink
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["Downlink", "downlink"]

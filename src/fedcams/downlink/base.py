@@ -1,0 +1,35 @@
+"""What clients get and hold: how the server's model reaches them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, cast
+
+from torch import Tensor
+
+from fedcams.layout import Layout
+from fedcams.registry import Spec, resolve
+
+
+class Downlink(Spec):
+    """The root of all downlinks. State is data: `init` makes it, `send` returns the next one."""
+
+    kind = "downlink"
+
+    @abstractmethod
+    def init(self, x: Tensor) -> Any:
+        """What the server keeps between rounds, before anything was sent."""
+
+    @abstractmethod
+    def send(self, state: Any, x: Tensor, layout: Layout, clients: Sequence[int]) -> tuple[dict[int, bytes], Any]:
+        """The bytes for each of these clients, and the state after them."""
+
+    @abstractmethod
+    def receive(self, data: bytes, layout: Layout, held: Tensor | None = None) -> Tensor:
+        """The model `[d]` that a client holds from now on, given what it held before."""
+
+
+def downlink(spec: str | Downlink) -> Downlink:
+    """The downlink that a spec string spells."""
+    return cast(Downlink, resolve("downlink", spec))

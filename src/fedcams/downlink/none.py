@@ -1,0 +1,30 @@
+"""No compression: everybody gets the dense model in every round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcams.downlink.base import Downlink
+from fedcams.layout import Layout
+from fedcams.registry import register
+from fedcams.wire import decode, encode
+
+
+@register("none")
+@dataclass(frozen=True)
+class NoDownlink(Downlink):
+    """The model as float32, to every client in every round; nothing is kept."""
+
+    examples = ("none",)
+
+    def init(self, x: Tensor) -> None:
+        return None
+
+    def send(self, state: None, x: Tensor, layout: Layout, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
+        return dict.fromkeys(clients, encode("identity", x, layout)), None
+
+    def receive(self, data: bytes, layout: Layout, held: Tensor | None = None) -> Tensor:
+        return decode(data, layout)

@@ -1,0 +1,65 @@
+"""Error feedback: what compression loses this time is sent next time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcams.compress import Code, Compressor, compressor
+from fedcams.errors import LayoutError, SpecError
+from fedcams.layout import Layout
+from fedcams.residuals import ResidualStore
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Updates that were encoded and not yet accepted: the code to send and the residual to keep if they are."""
+
+    ids: tuple[int, ...]
+    round: int
+    code: Code
+    residual: Tensor | None
+    """`[C, d]`, in the memory of the update it came from; None when there is nothing to keep."""
+
+
+class ErrorFeedback:
+    """`h = delta + e; code = C(h); e' = h - decode(code)`, where e changes only when the server accepted the update.
+
+    The residual is computed from exactly what the receiver decodes, so at any time the updates accepted so far plus
+    the residual are the sum of the client's own updates in accepted rounds. Give `store=None` and a layout to send
+    without feedback.
+    """
+
+    def __init__(self, codec: Compressor | str, store: ResidualStore | None, layout: Layout | None = None) -> None:
+        self.compressor = compressor(codec)
+        if store is None and layout is None:
+            raise SpecError("store=None: give a ResidualStore, or a layout to send without error feedback")
+        self.layout: Layout = store.layout if store is not None else layout  # type: ignore[assignment]
+        bound = self.compressor.contraction(self.layout)
+        if store is not None and bound is None:
+            raise SpecError(
+                f"{self.compressor} has no contraction, its error would grow without end under error feedback; "
+                "choose a contractive compressor or send without feedback (store=None)"
+            )
+        self.store = None if bound == 0.0 else store  # a lossless compressor leaves nothing behind
+
+    def prepare(self, ids: Sequence[int], delta: Tensor, round: int, key: int | Sequence[int] = 0) -> Pending:
+        """Encodes the updates `delta [C, d]` of these clients. Consumes delta: h and e' are formed in its memory."""
+        if delta.dim() != 2 or len(delta) != len(ids):
+            raise LayoutError(f"delta has shape {tuple(delta.shape)} for {len(ids)} clients; give [{len(ids)}, d]")
+        if self.store is None:
+            return Pending(tuple(ids), round, self.compressor.encode(delta, self.layout, key), None)
+        self.store.add_to(ids, delta)
+        code = self.compressor.encode(delta, self.layout, key)
+        self.compressor.add_to(delta, code, self.layout, weight=-1.0)
+        return Pending(tuple(ids), round, code, delta)
+
+    def commit(self, pending: Pending) -> None:
+        """The updates were accepted: their residuals replace the stored ones."""
+        if self.store is not None and pending.residual is not None:
+            self.store.commit(pending.ids, pending.residual, pending.round)
+
+    def discard(self, pending: Pending) -> None:
+        """The updates were not accepted: the stored residuals stay as they are."""

@@ -1,0 +1,19 @@
+"""A federated round as two pure halves that meet only in an `Instruction` and a `Reply`."""
+
+from fedcams.rounds import client, server
+from fedcams.rounds.client import Client, Update
+from fedcams.rounds.messages import Accepted, Instruction, Reply
+from fedcams.rounds.server import Closed, Server, ServerState
+
+__all__ = [
+    "Accepted",
+    "Client",
+    "Closed",
+    "Instruction",
+    "Reply",
+    "Server",
+    "ServerState",
+    "Update",
+    "client",
+    "server",
+]

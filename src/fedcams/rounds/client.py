@@ -1,0 +1,72 @@
+"""The client's half of a round: train from the model received, answer, and keep or drop the residual later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedcams.downlink import Downlink, downlink
+from fedcams.feedback import ErrorFeedback, Pending
+from fedcams.keys import derive
+from fedcams.layout import Layout
+from fedcams.rounds.messages import Instruction, Reply
+from fedcams.wire import decode, encode, pack
+
+
+class Update(NamedTuple):
+    """What local training brings: the change of the parameters `[d]`, the buffers, and what it saw."""
+
+    delta: Tensor
+    buffers: Tensor | None
+    examples: int
+    steps: int
+    loss: float
+
+
+Train = Callable[[Tensor, Tensor | None, Instruction], Update]
+"""(model [d], buffers, instruction) -> Update; shuffles and augmentation are functions of the instruction's seed,
+round and client."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client needs beside its data."""
+
+    uplink: ErrorFeedback
+    buffer_layout: Layout | None = None
+    downlink: Downlink = field(default_factory=lambda: downlink("none"))
+
+
+def reply(client: Client, instruction: Instruction, train: Train) -> tuple[Reply, Pending]:
+    """Trains and encodes; nothing is stored until the pending update is committed."""
+    codec, layout = client.uplink.compressor, client.uplink.layout
+    x = client.downlink.receive(instruction.model, layout)
+    buffers = decode(instruction.buffers, client.buffer_layout) if client.buffer_layout else None
+    update = train(x, buffers, instruction)
+    key = derive(instruction.seed, "uplink", instruction.round, instruction.client)
+    pending = client.uplink.prepare([instruction.client], update.delta[None], instruction.round, key)
+    payload = pack(codec, {name: tensor[0] for name, tensor in pending.code.items()}, layout)
+    sent = b"" if update.buffers is None else encode("identity", update.buffers, client.buffer_layout)
+    about = (update.examples, update.steps, update.loss)
+    return Reply(instruction.round, instruction.client, payload, sent, *about), pending
+
+
+def commit(client: Client, pending: Pending) -> None:
+    """The server accepted the update: its residual becomes the stored one."""
+    client.uplink.commit(pending)
+
+
+def discard(client: Client, pending: Pending) -> None:
+    """The server did not: the stored residual stays as it was."""
+    client.uplink.discard(pending)
+
+
+def settle(client: Client, sent: Reply, pending: Pending, instruction: Instruction) -> bool:
+    """Commits or discards by what the next instruction names as accepted; returns which."""
+    last = instruction.accepted
+    accepted = last is not None and (last.round, last.digest) == (sent.round, sent.digest)
+    (commit if accepted else discard)(client, pending)
+    return accepted

@@ -1,0 +1,62 @@
+"""Frames: a fixed head and a few byte strings as one checked message."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+from fedcams.errors import BadMagic, ChecksumMismatch, TrailingBytes, Truncated, UnknownVersion
+
+VERSION = 1
+CHECKSUM = struct.Struct("<I")
+
+
+class Frame:
+    """One kind of message: magic (4), version (1), the head, the length (8) of each blob, the blobs, crc32 (4)."""
+
+    def __init__(self, magic: bytes, head: str, blobs: int) -> None:
+        self.magic = magic
+        self.head = struct.Struct(f"<4sB{head}{blobs}Q")
+        self.blobs = blobs
+
+    @property
+    def overhead(self) -> int:
+        """Bytes of a message beside its blobs."""
+        return self.head.size + CHECKSUM.size
+
+    def pack(self, head: tuple[Any, ...], *blobs: bytes) -> bytes:
+        """The message."""
+        start = self.head.pack(self.magic, VERSION, *head, *map(len, blobs))
+        checksum = 0
+        for part in (start, *blobs):
+            checksum = zlib.crc32(part, checksum)
+        return b"".join([start, *blobs, CHECKSUM.pack(checksum)])
+
+    def unpack(self, data: bytes) -> tuple[tuple[Any, ...], list[bytes]]:
+        """Head and blobs, or the WireError that says what is wrong."""
+        lengths = self._check(data)
+        _, _, *head = self.head.unpack_from(data)
+        blobs, at = [], self.head.size
+        for length in lengths:
+            blobs.append(data[at : at + length])
+            at += length
+        return tuple(head[: len(head) - self.blobs]), blobs
+
+    def _check(self, data: bytes) -> list[int]:
+        """The lengths of the blobs, once everything is known to fit together."""
+        if data[:4] != self.magic[: len(data)]:
+            raise BadMagic(f"this message starts with {self.magic!r}, these data with {data[:4]!r}")
+        if len(data) < self.overhead:
+            raise Truncated(f"{len(data)} bytes; this message has at least {self.overhead}")
+        if data[4] != VERSION:
+            raise UnknownVersion(f"version {data[4]}; this reader knows version {VERSION}, update fedcams")
+        lengths = list(self.head.unpack_from(data)[-self.blobs :])
+        expected = self.overhead + sum(lengths)
+        if len(data) != expected:
+            wrong = Truncated if len(data) < expected else TrailingBytes
+            raise wrong(f"{len(data)} bytes; the head announces {expected}")
+        (checksum,) = CHECKSUM.unpack(data[-CHECKSUM.size :])
+        if zlib.crc32(memoryview(data)[: -CHECKSUM.size]) != checksum:
+            raise ChecksumMismatch("the checksum does not match: the bytes were changed on the way")
+        return lengths

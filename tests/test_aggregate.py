@@ -1,0 +1,92 @@
+"""The aggregator: what it refuses, and that it says whose update it was."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import pytest
+import torch
+
+from fedcams import Aggregator, Layout, encode
+from fedcams.errors import ChecksumMismatch, LayoutMismatch, NonFinite, UpdateError
+from fedcams.wire import pack, unpack
+
+LAYOUT = Layout.flat(6)
+
+
+def payload(value: float = 1.0, layout: Layout = LAYOUT) -> bytes:
+    return encode("identity", torch.full((layout.d,), value), layout)
+
+
+def test_weighted_mean_divides_once() -> None:
+    aggregator = Aggregator(LAYOUT)
+    aggregator.add(3, payload(1.0), weight=1.0)
+    aggregator.add(1, payload(4.0), weight=2.0)
+    assert aggregator.ids == [1, 3]
+    assert len(aggregator) == 2
+    assert torch.equal(aggregator.mean(), torch.full((6,), 3.0))
+
+
+def test_dense_and_compressed_updates_meet() -> None:
+    aggregator = Aggregator(LAYOUT)
+    aggregator.add(1, encode("sign", torch.full((6,), -2.0)))
+    aggregator.add(2, encode("topk(k=1)", torch.tensor([0.0, 0, 8, 0, 0, 0])))
+    aggregator.add(3, payload(2.0))
+    assert torch.equal(aggregator.mean() * 3, torch.tensor([0.0, 0, 8, 0, 0, 0]))
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
+def test_weights_must_be_positive_and_finite(weight: float) -> None:
+    with pytest.raises(UpdateError, match=f"client 7: weight={weight}; allowed: a finite number above 0"):
+        Aggregator(LAYOUT).add(7, payload(), weight)
+
+
+def test_refusals_name_the_client_and_leave_the_sum_alone() -> None:
+    aggregator = Aggregator(LAYOUT)
+    aggregator.add(1, payload(5.0))
+    with pytest.raises(UpdateError, match="client 1 is in this round already"):
+        aggregator.add(1, payload(7.0))
+    with pytest.raises(LayoutMismatch, match="client 2: the payload is of layout"):
+        aggregator.add(2, payload(7.0, Layout(("w",), ((6,),))))
+    with pytest.raises(LayoutMismatch, match=r"client 3: .* with d=7"):
+        aggregator.add(3, payload(7.0, Layout.flat(7)))
+    with pytest.raises(ChecksumMismatch, match="client 4"):
+        aggregator.add(4, payload()[:-1] + b"x")
+    damaged = unpack(payload())
+    bad = pack(damaged.compressor, {"values": torch.full((6,), math.nan)}, LAYOUT)
+    with pytest.raises(NonFinite, match="client 5: field 'values': 6 of 6"):
+        aggregator.add(5, bad)
+    assert aggregator.ids == [1]
+    assert torch.equal(aggregator.mean(), torch.full((6,), 5.0))
+
+
+def test_a_mean_that_overflows_is_refused() -> None:
+    aggregator = Aggregator(LAYOUT)
+    for client in range(3):
+        aggregator.add(client, payload(3e38))
+    with pytest.raises(UpdateError, match="mean of the updates is not finite: 'vector' has 6 of 6"):
+        aggregator.mean()
+
+
+def test_nothing_has_no_mean() -> None:
+    with pytest.raises(UpdateError, match="no update was added"):
+        Aggregator(LAYOUT).mean()
+
+
+def test_a_read_payload_of_another_layout_is_refused_too() -> None:
+    other = Layout(("w",), ((6,),))
+    with pytest.raises(LayoutMismatch, match="client 1"):
+        Aggregator(LAYOUT).add(1, unpack(payload(1.0, other), other))
+
+
+def test_holding_many_compressed_updates_takes_no_dense_copies() -> None:
+    d = 100_000
+    data = encode("topk(ratio=1/64)", torch.randn(d))
+    aggregator = Aggregator(Layout.flat(d))
+    tracemalloc.start()
+    for client in range(50):
+        aggregator.add(client, data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50 * 4 * d / 10  # a tenth of fifty dense vectors
