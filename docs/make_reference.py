@@ -1,0 +1,81 @@
+"""Writes docs/reference.md from the registries. Run by `make docs`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import fedcams
+from fedcams.compress import Compressor
+from fedcams.layout import Layout
+from fedcams.registry import Spec, params, registered, resolve
+from fedcams.registry.params import show
+
+PATH = Path(__file__).with_name("reference.md")
+KINDS = {
+    "server": (
+        "Server optimizers",
+        "Δ is the mean of the clients' decoded updates; a step turns it into the next model.",
+    ),
+    "compressor": ("Compressors", "How an update becomes bytes. The bound is on ‖C(x)-x‖²/‖x‖², for d = 1,000,000."),
+    "downlink": ("Downlinks", "How the model reaches the clients."),
+}
+D = 1_000_000
+
+
+def reference() -> str:
+    """The whole page."""
+    return "\n".join([*_head(), *(line for kind in KINDS for line in _kind(kind))]) + "\n"
+
+
+def _head() -> Iterator[str]:
+    yield "# Reference"
+    yield ""
+    yield "Everything registered, made from the code by `make docs`. A spec string such as `topk(ratio=1/64)` is the"
+    yield "name of a piece everywhere: numbers are exact (`1/64`, `0.01`, `1e-3`), what is left out takes its default."
+
+
+def _kind(kind: str) -> Iterator[str]:
+    title, text = KINDS[kind]
+    yield from ("", f"## {title}", "", text)
+    for name, cls in registered(kind).items():
+        yield from ("", f"### `{name}`", "", *_docstring(cls), *_parameters(cls), *_examples(kind, cls))
+
+
+def _docstring(cls: type[Spec]) -> Iterator[str]:
+    yield from (line.strip() for line in (cls.__doc__ or "").strip().splitlines())
+    source = getattr(cls, "reference", "")
+    if source:
+        yield from ("", f"*{source}*")
+
+
+def _parameters(cls: type[Spec]) -> Iterator[str]:
+    if not params(cls):
+        return
+    yield from ("", "| key | default | allowed | meaning |", "|---|---|---|---|")
+    for key, (param, default) in params(cls).items():
+        given = {dataclasses.MISSING: "required", None: "none"}.get(default) or f"`{show(default)}`"
+        yield f"| `{key}` | {given} | {param.allowed} | {param.doc} |"
+
+
+def _examples(kind: str, cls: type[Spec]) -> Iterator[str]:
+    pieces = [resolve(kind, spec) for spec in cls.examples]
+    if not issubclass(cls, Compressor):
+        yield from ("", "Examples: " + ", ".join(f"`{piece}`" for piece in pieces))
+        return
+    yield from ("", "| example | fields | bound | paper bits |", "|---|---|---|---|")
+    yield from (_compressor_row(piece) for piece in pieces if isinstance(piece, Compressor))
+
+
+def _compressor_row(piece: Compressor) -> str:
+    layout = Layout.flat(D)
+    fields = ", ".join(f"{f.count:,} {f.kind}{f.bits or ''} `{name}`" for name, f in piece.fields(layout).items())
+    bound = piece.contraction(layout)
+    claim = "unbiased" if bound is None else f"{bound:.6g}" + (" in expectation" if piece.in_expectation else "")
+    return f"| `{piece}` | {fields} | {claim} | {piece.paper_bits(layout):,} |"
+
+
+if __name__ == "__main__":
+    PATH.write_text(reference())
+    print(f"{PATH.name} written for fedcams {fedcams.__version__}")

@@ -1,0 +1,66 @@
+"""The documentation: its examples run, its bytes are real, its tables are those of the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from fedcams import decode, encode
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_up_to_date() -> None:
+    written = (DOCS / "reference.md").read_text()
+    assert written == load(DOCS / "make_reference.py").reference(), "docs/reference.md is stale: run `make docs`"
+
+
+def test_the_payload_in_hex_is_the_one_that_encode_writes() -> None:
+    text = (DOCS / "wire-format.md").read_text()
+    block = text.split("## One payload in hex")[1].split("```text")[1].split("```")[0]
+    data = bytes.fromhex("".join(re.match(r"((?:[0-9a-f]{2} ?)+)", line)[1] for line in block.strip().splitlines()))  # type: ignore[index]
+    x = torch.zeros(20)
+    x[3], x[16] = -1.5, 2.0
+    assert encode("topk(k=2)", x) == data
+    assert torch.equal(decode(data), x)
+
+
+def test_the_guide_shows_the_example_file() -> None:
+    guide = (DOCS / "adding-a-compressor.md").read_text()
+    assert f"```python\n{(ROOT / 'examples' / 'blockmax.py').read_text()}```" in guide
+
+
+def test_the_example_compressor_keeps_every_contract() -> None:
+    """The command of the guide, in a process of its own so that the example stays out of this one's registry."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "blockmax", "tests/test_contracts.py", "-k", "blockmax"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "examples")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed
+    assert int(passed[1]) > 40
+
+
+@pytest.mark.parametrize("page", sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")]), ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
