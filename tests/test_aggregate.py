@@ -26,6 +26,9 @@ def test_weighted_mean_divides_once() -> None:
     assert aggregator.ids == [1, 3]
     assert len(aggregator) == 2
     assert torch.equal(aggregator.mean(), torch.full((6,), 3.0))
+    buffer = torch.full((6,), 9.0)
+    assert aggregator.mean(out=buffer) is buffer
+    assert torch.equal(buffer, torch.full((6,), 3.0))
 
 
 def test_dense_and_compressed_updates_meet() -> None:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from fedcams.bits.vectors import divide
 from fedcams.compress import Code, Compressor
 from fedcams.errors import LayoutMismatch, UpdateError, WireError
 from fedcams.layout import Layout
@@ -52,14 +53,14 @@ class Aggregator:
             raise UpdateError(f"client {client_id}: weight={weight}; allowed: a finite number above 0")
         self._updates[client_id] = (compressor, code, weight)
 
-    def mean(self) -> Tensor:
-        """The weighted mean `[d]`."""
+    def mean(self, out: Tensor | None = None) -> Tensor:
+        """The weighted mean `[d]`, in new memory or in `out`, which saves the price of new pages every round."""
         if not self._updates:
             raise UpdateError("no update was added; a mean needs at least one")
-        total = torch.zeros(self.layout.d, device=self.device)
+        total = torch.zeros(self.layout.d, device=self.device) if out is None else out.zero_()
         for client_id in self.ids:
             compressor, code, weight = self._updates[client_id]
             compressor.add_to(total, {name: t.to(self.device) for name, t in code.items()}, self.layout, weight)
-        total /= sum(weight for _, _, weight in (self._updates[i] for i in self.ids))
+        divide(total, sum(self._updates[client_id][2] for client_id in self.ids))
         self.layout.check_finite(total, "mean of the updates")
         return total

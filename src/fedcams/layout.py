@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedcams.bits.vectors import abs_sum
 from fedcams.errors import LayoutError, UpdateError
 from fedcams.registry.params import nearest
 
@@ -121,10 +122,8 @@ class Layout:
     def check_finite(self, flat: Tensor, what: str = "update") -> None:
         """Refuses NaN and infinity, naming the tensors and the counts."""
         self.check(flat)
-        if bool(torch.isfinite(flat.sum())):  # one read: neither NaN nor infinity can hide in a sum
-            return
-        bad = list(self._bad_tensors(flat))  # empty where only the sum itself overflowed
-        if bad:
+        if not math.isfinite(abs_sum(flat.detach().flatten())):  # one read: neither NaN nor infinity hides in it
+            bad = self._bad_tensors(flat)
             raise UpdateError(f"the {what} is not finite: {', '.join(bad)}; lower the learning rate or clip")
 
     def _bad_tensors(self, flat: Tensor) -> Iterator[str]:

@@ -7,6 +7,7 @@ operations are not safe in a forked child unless `torch.set_num_threads(1)`; tha
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,8 @@ T = TypeVar("T")
 BLOCK = 1 << 16
 """Ranges start at multiples of this; partial sums are per block, so results do not depend on the thread count."""
 
+RANGES = 4  # a thread
+
 _pool: ThreadPoolExecutor | None = None
 
 
@@ -31,14 +34,29 @@ def kernel(function: F) -> F:
 
 
 def split(size: int, work: Callable[[int, int], T], threads: int | None = None) -> list[T]:
-    """`work(start, stop)` over [0, size) in as many block-aligned ranges as torch has threads; results in order."""
-    count = min(threads or torch.get_num_threads(), -(-size // BLOCK))
+    """`work(start, stop)` over block-aligned ranges of [0, size), on as many threads as torch has; results in order.
+
+    There are more ranges than threads and each thread takes the next one when it is free: torch's threads spin for
+    milliseconds after each of its operations, and a range that waits for a core must not hold up the others.
+    """
+    threads = threads or torch.get_num_threads()
+    count = min(RANGES * threads, -(-size // BLOCK)) if threads > 1 else 1
     if count <= 1:
         return [work(0, size)]
     cuts = [size * i // count // BLOCK * BLOCK for i in range(count)] + [size]
-    futures = [_workers().submit(work, a, b) for a, b in zip(cuts[1:-1], cuts[2:], strict=True)]
-    first = work(cuts[0], cuts[1])
-    return [first, *(future.result() for future in futures)]
+    results: list[T] = [None] * count  # type: ignore[list-item]
+    ranges = itertools.count()
+
+    def run() -> None:
+        while (i := next(ranges)) < count:
+            results[i] = work(cuts[i], cuts[i + 1])
+
+    helpers = [_workers().submit(run) for _ in range(min(threads, count) - 1)]
+    run()
+    for helper in helpers:
+        if not helper.cancel():  # not yet started: nothing is left for it
+            helper.result()
+    return results
 
 
 def _workers() -> ThreadPoolExecutor:

@@ -1,12 +1,21 @@
-"""Adding a few values at given positions of a long vector."""
+"""Taking and adding a few values at given positions of a long vector."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcams.bits.parallel import kernel
+
+
+def take_at(x: Tensor, positions: Tensor) -> Tensor:
+    """`x [C, d]` at `positions [C, k]` -> `[C, k]`."""
+    if x.device.type != "cpu":
+        return x.gather(-1, positions)
+    rows = [row[places] for row, places in zip(x.numpy(), positions.numpy(), strict=True)]
+    return torch.from_numpy(np.stack(rows))
 
 
 def add_at(out: Tensor, positions: Tensor, values: Tensor, weight: float) -> None:

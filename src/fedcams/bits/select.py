@@ -1,10 +1,12 @@
 """Exact top-k: the positions of the k largest magnitudes, ties to the lower index, in ascending order.
 
-On the CPU the magnitude's 31 bits are searched from the top: a histogram of the upper 12 bits finds the bin in which
-the k-th largest lies, one pass collects everything from that bin up, and the rest is exact work on those few.
+On the CPU a sample tells a magnitude that a few more than k coordinates reach, one pass collects those, and the rest is
+exact work on these few. Should the sample mislead, a histogram of the whole vector takes its place.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ MAGNITUDE = np.uint32(0x7FFFFFFF)  # a float's bits without the sign order as it
 SHIFT = 19  # 31 - 12 bits
 BINS = 1 << 12
 CHUNK = 4096  # words whose hits fit in the first-level cache
+SAMPLED_CHUNKS = 32
 LOWEST_ONE = np.array([max(0, (byte & -byte).bit_length() - 1) for byte in range(256)], np.int64)
 
 
@@ -45,18 +48,39 @@ def top_positions_torch(row: Tensor, k: int) -> Tensor:
 
 
 def _select(words: Words, k: int, out: Positions) -> None:
-    histogram = np.sum(split(words.size, lambda a, b: _histogram(words[a:b])), axis=0)
-    edge, wanted = _boundary(histogram, k)
-    parts = split(words.size, lambda a, b: _collect(words[a:b], edge, a))
-    positions, magnitudes = (np.concatenate(column) for column in zip(*parts, strict=True))
-    _refine(positions, magnitudes, edge, wanted, out)
+    stride = max(CHUNK, words.size // SAMPLED_CHUNKS)
+    positions, magnitudes = _candidates(words, _least(_histogram(words, stride), words.size, k))
+    if positions.size < k and stride > CHUNK:  # the sample misled
+        whole = np.sum(split(words.size, lambda a, b: _histogram(words[a:b], CHUNK)), axis=0)
+        positions, magnitudes = _candidates(words, _least(whole, words.size, k))
+    if positions.size < k:  # the rest of the k are zeros
+        _take_nonzero_and_first_zeros(words, k - positions.size, out)
+    else:
+        _refine(positions, magnitudes, out)
+
+
+def _least(histogram: NDArray[np.int64], size: int, k: int) -> int:
+    """A magnitude above zero that, by this histogram of all or some of the words, at least k of them reach."""
+    seen = int(histogram.sum())
+    rank = k * seen / size
+    edge, _ = _boundary(histogram, k if seen == size else min(seen, math.ceil(rank + 4 * math.sqrt(rank) + 1)))
+    return max(1, int(edge) << SHIFT)
+
+
+def _candidates(words: Words, least: int) -> tuple[Positions, Words]:
+    parts = split(words.size, lambda a, b: _collect(words[a:b], np.uint32(least), a))
+    positions, magnitudes = zip(*parts, strict=True)
+    return np.concatenate(positions), np.concatenate(magnitudes)
 
 
 @kernel
-def _histogram(words: Words) -> NDArray[np.int64]:
+def _histogram(words: Words, stride: int) -> NDArray[np.int64]:
+    """Counts of the upper 12 bits, over a chunk at the start of every stride: of all words when stride is CHUNK."""
     counts = np.zeros(BINS, np.int64)
-    for i in range(words.size):
-        counts[(words[i] & MAGNITUDE) >> np.uint32(SHIFT)] += 1
+    for start in range(0, words.size, stride):
+        chunk = words[start : start + CHUNK]
+        for i in range(chunk.size):
+            counts[(chunk[i] & MAGNITUDE) >> np.uint32(SHIFT)] += 1
     return counts
 
 
@@ -72,11 +96,10 @@ def _boundary(counts: NDArray[np.int64], k: int) -> tuple[int, int]:
 
 
 @kernel
-def _collect(words: Words, edge: int, base: int) -> tuple[Positions, Words]:
-    """Position and magnitude of all in bin `edge` or above; of the buffer only pages written to become memory."""
+def _collect(words: Words, least: np.uint32, base: int) -> tuple[Positions, Words]:
+    """Position and magnitude of all that reach `least`; of the buffer only pages written to become memory."""
     found = np.empty(words.size + 1, np.int64)
     hits, places = np.empty(CHUNK // 8, np.uint8), np.empty(CHUNK // 8 + 1, np.int64)
-    least = np.uint32(edge) << np.uint32(SHIFT)
     whole = words.size // CHUNK * CHUNK
     count = 0
     for start in range(0, whole, CHUNK):
@@ -118,10 +141,10 @@ def _list(hits: Bytes, places: Positions, start: int, out: Positions, count: int
 
 
 @kernel
-def _refine(positions: Positions, magnitudes: Words, edge: int, wanted: int, out: Positions) -> None:
-    """Finds the exact k-th magnitude inside the boundary bin, then keeps what lies above and the first ties."""
-    prefix, remaining, shift = edge, wanted, SHIFT
-    for bits in (12, 7):
+def _refine(positions: Positions, magnitudes: Words, out: Positions) -> None:
+    """Finds the exact k-th magnitude, 31 bits from the top, then keeps what lies above it and the first ties."""
+    prefix, remaining, shift = 0, out.size, 31
+    for bits in (12, 12, 7):
         counts = np.zeros(1 << bits, np.int64)
         for i in range(magnitudes.size):
             magnitude = np.int64(magnitudes[i])
@@ -136,3 +159,14 @@ def _refine(positions: Positions, magnitudes: Words, edge: int, wanted: int, out
         tie = int(magnitudes[i] == prefix and remaining > 0)
         count += tie | int(magnitudes[i] > prefix)
         remaining -= tie
+
+
+@kernel
+def _take_nonzero_and_first_zeros(words: Words, zeros: int, out: Positions) -> None:
+    count = 0
+    for i in range(words.size):
+        zero = words[i] & MAGNITUDE == 0
+        if not zero or zeros > 0:
+            out[count] = i
+            count += 1
+            zeros -= int(zero)

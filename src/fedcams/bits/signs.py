@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcams.bits.parallel import kernel, split
+from fedcams.bits.vectors import abs_sum
 
 NEGATIVE_ZERO = np.uint32(0x80000000)  # as unsigned integers, exactly the negative floats lie above it
 Segments = Sequence[tuple[int, int]]
@@ -115,20 +116,4 @@ def abs_sums(x: Tensor, segments: Segments) -> Tensor:
     """The sum of |x| over each segment, `x [C, d]` -> float64 `[C, S]`."""
     if x.device.type != "cpu":
         return torch.stack([x[:, a:b].abs().sum(-1, dtype=torch.float64) for a, b in segments], dim=-1)
-    return torch.tensor([[_abs_sum(row[a:b]) for a, b in segments] for row in x.numpy()], dtype=torch.float64)
-
-
-def _abs_sum(x: NDArray[np.float32]) -> float:
-    return float(np.concatenate(split(x.size, lambda a, b: _block_sums(x[a:b]))).sum())
-
-
-@kernel
-def _block_sums(x: NDArray[np.float32]) -> NDArray[np.float64]:
-    sums = np.zeros((x.size + 65535) >> 16)  # one for each BLOCK
-    for block in range(sums.size):
-        part = x[block << 16 : (block + 1) << 16]
-        total = 0.0
-        for i in range(part.size):
-            total += np.float64(abs(part[i]))
-        sums[block] = total
-    return sums
+    return torch.tensor([[abs_sum(row[a:b]) for a, b in segments] for row in x], dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcams.bits.sample import SEED_BITS, sample_positions
-from fedcams.bits.scatter import add_at
+from fedcams.bits.scatter import add_at, take_at
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.compress.budget import check_budget, kept
 from fedcams.layout import Layout
@@ -59,7 +59,7 @@ class RandK(Compressor):
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         seeds = torch.tensor([key % (1 << SEED_BITS) for key in keys], device=x.device)
         k = self._kept(layout)
-        values = x.gather(-1, sample_positions(seeds, k, layout.d))
+        values = take_at(x, sample_positions(seeds, k, layout.d))
         if self.scaled:
             values = (values * (layout.d / k)).clamp(-F32_MAX, F32_MAX)
         return {"seed": seeds[:, None], "value": values}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.bits.scatter import add_at
+from fedcams.bits.scatter import add_at, take_at
 from fedcams.bits.select import top_positions
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.compress.budget import check_budget, kept
@@ -71,12 +71,18 @@ class TopK(Compressor):
         return lost + (1 - lost) * dropped
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
-        parts = zip(segments(layout, self.scope), self._kept(layout), strict=True)
-        positions = torch.cat([top_positions(x[:, a:b].contiguous(), k) + a for (a, b), k in parts], dim=-1)
-        values = x.gather(-1, positions)
+        positions = self._positions(x, layout)
+        values = take_at(x, positions)
         if self.values == "bf16":
             values = values.clamp(-BF16_MAX, BF16_MAX).bfloat16()  # the largest float32 would round to infinity
         return {"position": positions, "value": values}
+
+    def _positions(self, x: Tensor, layout: Layout) -> Tensor:
+        """`[C, k]`, ascending."""
+        if self.scope == "global":
+            return top_positions(x, *self._kept(layout))
+        parts = zip(segments(layout, self.scope), self._kept(layout), strict=True)
+        return torch.cat([top_positions(x[:, a:b].contiguous(), k) + a for (a, b), k in parts], dim=-1)
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_at(out, code["position"], code["value"].float(), weight)

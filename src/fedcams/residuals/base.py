@@ -11,6 +11,7 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor
 
+from fedcams.bits.vectors import add
 from fedcams.errors import LayoutError, ResidualError
 from fedcams.layout import Layout
 
@@ -89,7 +90,7 @@ class ResidualStore(ABC):
         self._check_rows(clients, rows)
         for client, row in zip(clients, rows.detach(), strict=True):
             if client in self._rounds:
-                row.add_(self._read(client, self._rounds[client]).to(row.device))
+                add(row, self._read(client, self._rounds[client]).to(row.device))
 
     def commit(self, ids: Iterable[SupportsIndex], rows: Tensor, round: SupportsIndex) -> None:
         """Stores a copy of `rows [C, d]` as the rows of these clients as of this round.

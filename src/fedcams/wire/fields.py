@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from fedcams.bits.rice import rice_decode, rice_encode, rice_size
 from fedcams.bits.signs import packed_size
 from fedcams.bits.uints import pack_uints, unpack_uints
+from fedcams.bits.vectors import abs_sum
 from fedcams.compress.base import Field
 from fedcams.errors import BadPadding, NonFinite, Truncated
 
@@ -68,7 +70,7 @@ def _check_sign_padding(name: str, field: Field, body: Tensor) -> None:
 
 def _reals(name: str, field: Field, body: Tensor) -> Tensor:
     values = body.view(field.dtype)
-    finite = torch.isfinite(values)
-    if not bool(finite.all()):
-        raise NonFinite(f"field {name!r}: {int((~finite).sum())} of {field.count} numbers are NaN or infinite")
+    if not math.isfinite(abs_sum(values.float())):
+        bad = int((~torch.isfinite(values)).sum())
+        raise NonFinite(f"field {name!r}: {bad} of {field.count} numbers are NaN or infinite")
     return values

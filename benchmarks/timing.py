@@ -1,0 +1,53 @@
+"""Timing side by side: all contenders in turn, several times over, the best of each counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SETTLE = 0.02
+"""Seconds before each timing: OpenMP threads of what ran before spin for some milliseconds and take a core."""
+
+
+def best_of(runs: int, contenders: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, float]:
+    """Milliseconds of each contender. Each is a set-up, run before every timing, that returns what is timed."""
+    best = dict.fromkeys(contenders, float("inf"))
+    for run in range(runs + 1):  # the first compiles and warms up
+        for name, prepare in contenders.items():
+            timed = prepare()
+            time.sleep(SETTLE)
+            started = time.perf_counter()
+            timed()
+            elapsed = 1000 * (time.perf_counter() - started)
+            if run:
+                best[name] = min(best[name], elapsed)
+    return best
+
+
+def environment() -> dict[str, Any]:
+    """Where the numbers come from."""
+    info = Path("/proc/cpuinfo")
+    models = (
+        [line.split(": ")[1] for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
+    )
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numpy", "numba", "fedcams")},
+    }
+
+
+def save(path: Path, result: Mapping[str, Any]) -> None:
+    """Writes a record next to the benchmarks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")

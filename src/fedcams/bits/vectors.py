@@ -1,0 +1,70 @@
+"""Sums and additions over long float32 vectors, on the same threads as the other kernels.
+
+After a parallel operation torch keeps its threads spinning for some milliseconds, which would take a core from the
+kernel that follows; on the CPU these therefore do without torch (measured on 2 cores: 4.5 ms an encode).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcams.bits.parallel import kernel, split
+
+Vector = NDArray[np.float32]
+
+
+def add(out: Tensor, x: Tensor) -> None:
+    """`out [n] += x [n]`, in place."""
+    if not (_plain(out) and _plain(x)):
+        out.add_(x)
+        return
+    target, source = out.numpy(), x.numpy()
+    split(target.size, lambda a, b: _add(target[a:b], source[a:b]))
+
+
+def divide(out: Tensor, by: float) -> None:
+    """`out [n] /= by`, in place."""
+    if not _plain(out):
+        out.div_(by)
+        return
+    target = out.numpy()
+    split(target.size, lambda a, b: _divide(target[a:b], np.float32(by)))
+
+
+def abs_sum(x: Tensor) -> float:
+    """The sum of |x| of `x [n]` in float64, which no finite float32 vector can overflow."""
+    if not _plain(x):
+        return float(x.abs().sum(dtype=torch.float64))
+    vector = x.numpy()
+    return float(np.concatenate(split(vector.size, lambda a, b: _block_sums(vector[a:b]))).sum())
+
+
+def _plain(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous() and not x.requires_grad
+
+
+@kernel
+def _add(out: Vector, x: Vector) -> None:
+    for i in range(out.size):
+        out[i] += x[i]
+
+
+@kernel
+def _divide(out: Vector, by: np.float32) -> None:
+    for i in range(out.size):
+        out[i] /= by
+
+
+@kernel
+def _block_sums(x: Vector) -> NDArray[np.float64]:
+    sums = np.zeros((x.size + 65535) >> 16)  # one for each BLOCK
+    for block in range(sums.size):
+        part = x[block << 16 : (block + 1) << 16]
+        total = 0.0
+        for i in range(part.size):
+            total += np.float64(abs(part[i]))
+        sums[block] = total
+    return sums
