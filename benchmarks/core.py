@@ -1,6 +1,7 @@
 """The core against memory bandwidth and against the same thing composed of library calls. Run by `make bench`.
 
-Everything is timed in one process in turn and printed as ratios; `--save` writes `benchmarks/records/core.json`.
+Everything is timed in one process in turn and printed as ratios; `--save` writes `benchmarks/records/core.json` and the
+table that the README shows, `core.md`.
 """
 
 from __future__ import annotations
@@ -41,31 +42,39 @@ GOALS = {
     "encode topk(ratio=1/64, values=bf16)": Goal(6, "torch.topk", 20),
     "aggregate sign": Goal(4),
     "aggregate topk(ratio=1/64)": Goal(2),
+    "aggregate topk(ratio=1/64, values=bf16)": Goal(2),
 }
+SPECS = [name.removeprefix("encode ") for name in GOALS if name.startswith("encode")]
+COHORT = 10
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--runs", type=int, default=15, help="timings of each; the best counts")
-    options.add_argument("--save", action="store_true", help=f"write {RECORD.name}")
+    options.add_argument("--save", action="store_true", help=f"write {RECORD.name} and {RECORD.stem}.md")
     chosen = options.parse_args()
     torch.manual_seed(0)
-    times = best_of(chosen.runs, contenders())
+    delta = torch.randn(D)
+    times = best_of(chosen.runs, contenders(delta))
+    for name in times:
+        times[name] /= COHORT if name.startswith("aggregate") else 1
     Console().print(table(times))
     if chosen.save:
-        save(RECORD, {"d": D, "runs": chosen.runs, "environment": environment(), "milliseconds": times})
+        sizes = {spec: len(encode(spec, delta)) for spec in ("identity", *SPECS)}
+        record = {"d": D, "runs": chosen.runs, "environment": environment(), "milliseconds": times, "bytes": sizes}
+        save(RECORD, record)
+        RECORD.with_suffix(".md").write_text(markdown(record))
 
 
-def contenders() -> dict[str, Setup]:
-    delta, residual = torch.randn(D), torch.randn(D)
-    specs = [name.removeprefix("encode ") for name in GOALS if name.startswith("encode")]
+def contenders(delta: Tensor) -> dict[str, Setup]:
+    residual = torch.randn(D)
     steps = {f"step {name}": step_setup(name, delta) for name in registered("server")}
     return {
         "numpy.copyto": copy_setup(delta),
         "torch + packbits": lambda: lambda: composed_sign(delta, residual),
         "torch.topk": lambda: lambda: composed_topk(delta, residual),
-        **{f"encode {spec}": encode_setup(spec, delta, residual) for spec in specs},
-        **{f"aggregate {spec}": aggregate_setup(spec, delta) for spec in specs[:2]},
+        **{f"encode {spec}": encode_setup(spec, delta, residual) for spec in SPECS},
+        **{f"aggregate {spec}": aggregate_setup(spec, delta) for spec in SPECS},
         **steps,
     }
 
@@ -112,14 +121,14 @@ def encode_setup(spec: str, delta: Tensor, residual: Tensor) -> Setup:
 
 
 def aggregate_setup(spec: str, delta: Tensor) -> Setup:
-    """What one more payload costs: checked, decoded and added to the sum. Ten clients, divided by ten."""
-    layout, payload = Layout.flat(D), encode(spec, delta)
+    """A cohort's payloads checked, decoded into the sum and divided; what is reported is the share of one."""
+    layout, payload, total = Layout.flat(D), encode(spec, delta), torch.zeros(D)
 
     def run() -> None:
         aggregator = Aggregator(layout)
-        for client in range(10):
+        for client in range(COHORT):
             aggregator.add(client, payload)
-        aggregator.mean()
+        aggregator.mean(out=total)
 
     return lambda: run
 
@@ -136,13 +145,39 @@ def table(times: dict[str, float]) -> Table:
     for column in ("what", "ms", "copies", "goal", "faster than library calls", "goal"):
         result.add_column(column, justify="left" if column == "what" else "right")
     for name, elapsed in times.items():
-        elapsed = elapsed / 10 if name.startswith("aggregate") else elapsed
         goal = GOALS.get(name, Goal(0))
         speedup = f"{times[goal.baseline] / elapsed:.1f}x" if goal.baseline else ""
         wanted = f">= {goal.speedup:g}x" if goal.baseline else ""
         limit = f"<= {goal.copies:g}" if goal.copies else ""
         result.add_row(name, f"{elapsed:.2f}", f"{elapsed / copy:.2f}", limit, speedup, wanted)
     return result
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The README's table, with where it comes from."""
+    times, sizes, where = record["milliseconds"], record["bytes"], record["environment"]
+    copy = times["numpy.copyto"]
+    lines = [
+        "| uplink | bytes | smaller by | encode with residual | against library calls | aggregate |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for spec in SPECS:
+        encoding, adding = times[f"encode {spec}"], times[f"aggregate {spec}"]
+        faster = times[GOALS[f"encode {spec}"].baseline] / encoding
+        size = f"{sizes[spec]:,} | {sizes['identity'] / sizes[spec]:.1f}x"
+        costs = [f"{cost:.1f} ms ({cost / copy:.1f} copies)" for cost in (encoding, adding)]
+        lines.append(f"| `{spec}` | {size} | {costs[0]} | {faster:.0f}x faster | {costs[1]} |")
+    return "\n".join([*lines, *CAPTION]).format(**where, copy=copy, runs=record["runs"]) + "\n"
+
+
+CAPTION = (
+    "",
+    f"One update of d = {D:,} (a ResNet-18), Gaussian values. *Encode* goes from update and residual to the payload's",
+    "bytes and the new residual; *library calls* are torch operations with `numpy.packbits`, or `torch.topk` with",
+    "gather and scatter and nothing packed; a *copy* is one `numpy.copyto` of the vector, {copy:.1f} ms. Best of {runs}",
+    "runs in turn on {cores} cores ({cpu}), Python {python}, torch {torch}, numba {numba}: `make bench`,",
+    "[benchmarks/records/core.json](benchmarks/records/core.json).",
+)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ def main() -> None:
         apart = max(np.linalg.norm(x - y) / np.linalg.norm(y) for x, y in zip(xs, expected, strict=True))
         summary.add_row(name, f"{ours[-1]:.4f}", f"{theirs[-1]:.4f}", f"{apart:.0e}‖x‖", f"{sent:,}")
     console.print(summary)
-    console.print("A compressor jumps: where float32 and float64 disagree on one sign or one tie, the two paths part.\n")
+    console.print(
+        "A compressor jumps: where float32 and float64 disagree on one sign or one tie, the two paths part.\n"
+    )
     console.print(payload_table())
 
 

@@ -59,6 +59,17 @@ def test_the_example_compressor_keeps_every_contract() -> None:
     assert int(passed[1]) > 40
 
 
+def test_the_readme_shows_the_recorded_numbers() -> None:
+    assert (ROOT / "benchmarks" / "records" / "core.md").read_text() in (ROOT / "README.md").read_text()
+
+
+def test_the_readmes_example_runs() -> None:
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert snippets
+    for snippet in snippets:
+        exec(compile(snippet, "README.md", "exec"), {})
+
+
 @pytest.mark.parametrize("page", sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")]), ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):

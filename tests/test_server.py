@@ -389,3 +389,26 @@ def test_cuda_agrees_with_the_cpu(spec: str) -> None:
     cpu, _ = run(optimizer, x, optimizer.init(x), updates(10_000, 100))
     assert all(v.device.type == "cuda" for v in state._asdict().values() if isinstance(v, Tensor))
     assert distance(gpu.cpu().numpy(), cpu.numpy()) <= 1e-6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_fused_kernel_is_the_formula_and_allocates_nothing(spec: str) -> None:
+    """One step from a common state, by the kernel and by `update` on the same device."""
+    optimizer = server(spec)
+    d = 1_000_003
+    x = torch.randn(d, device="cuda")
+    state = optimizer.init(x)
+    for _ in range(2):
+        x, state = optimizer.step(state, x, torch.randn(d, device="cuda"))
+    delta = torch.randn(d, device="cuda")
+    vectors = {name: value.clone() for name, value in state._asdict().items() if name != "t"}
+    expected = x.clone()
+    optimizer.update(state.t + 1, expected, delta, *vectors.values())
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    x, state = optimizer.step(state, x, delta)
+    assert torch.cuda.max_memory_allocated() - before < 4 * d
+    for ours, theirs in [(x, expected), *((state._asdict()[name], value) for name, value in vectors.items())]:
+        assert distance(ours.cpu().numpy(), theirs.cpu().numpy()) <= 1e-6

@@ -6,6 +6,7 @@ import pkgutil
 from fedcams.optimizers.base import ServerOptimizer, State, server
 
 for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = ["ServerOptimizer", "State", "server"]
