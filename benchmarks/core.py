@@ -174,8 +174,8 @@ CAPTION = (
     "",
     f"One update of d = {D:,} (a ResNet-18), Gaussian values. *Encode* goes from update and residual to the payload's",
     "bytes and the new residual; *library calls* are torch operations with `numpy.packbits`, or `torch.topk` with",
-    "gather and scatter and nothing packed; a *copy* is one `numpy.copyto` of the vector, {copy:.1f} ms. Best of {runs}",
-    "runs in turn on {cores} cores ({cpu}), Python {python}, torch {torch}, numba {numba}: `make bench`,",
+    "gather and scatter and nothing packed; a *copy* is one `numpy.copyto` of the vector, {copy:.1f} ms. Best of",
+    "{runs} runs in turn on {cores} cores ({cpu}), Python {python}, torch {torch}, numba {numba}: `make bench`,",
     "[benchmarks/records/core.json](benchmarks/records/core.json).",
 )
 

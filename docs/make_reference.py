@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fedcams
+import fedcams.downlink
 from fedcams.compress import Compressor
 from fedcams.layout import Layout
 from fedcams.registry import Spec, params, registered, resolve

@@ -36,7 +36,8 @@ def vector(d: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("d", SIZES)
 def test_signs_are_packed_as_numpy_packs_bits(d: int) -> None:
     x = torch.stack([vector(d, seed) for seed in range(3)])
-    packed = signs.pack_signs(x)
+    packed, sums = signs.pack_signs(x)
+    assert np.allclose(sums, [math.fsum(row.abs().tolist()) for row in x], rtol=1e-13, atol=0)
     assert np.array_equal(packed.numpy(), np.packbits((x >= 0).numpy(), axis=-1, bitorder="little"))
     assert torch.equal(packed, signs.pack_bools(x >= 0))
     assert torch.equal(signs.unpack_bools(packed, d), x >= 0)
@@ -49,7 +50,7 @@ def test_signs_are_added_segment_by_segment(d: int) -> None:
     segments = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
     size = torch.rand(2, len(segments))
     fast, slow = x.clone(), x.clone()
-    packed = signs.pack_signs(x)
+    packed, _ = signs.pack_signs(x)
     signs.add_signs(fast, packed, segments, size)
     signs._add_signs_torch(slow, packed, segments, size)
     assert torch.equal(fast, slow)
@@ -246,11 +247,18 @@ def test_vectors_are_added_divided_and_summed_as_torch_does(d: int) -> None:
 def everything(x: torch.Tensor) -> list[bytes]:
     """One call of each parallel kernel."""
     k = x.shape[1] // 64
-    packed = signs.pack_signs(x)
+    packed, total = signs.pack_signs(x)
     out = torch.from_numpy(x.numpy().copy())  # torch's own threads do not survive a fork
     signs.add_signs(out, packed, [(0, x.shape[1])], torch.ones(len(x), 1))
     sums = signs.abs_sums(x, [(0, x.shape[1])])
-    results = [packed, out, sums, select.top_positions(x, k), sample.sample_positions(torch.tensor([5]), k, x.shape[1])]
+    results = [
+        packed,
+        total,
+        out,
+        sums,
+        select.top_positions(x, k),
+        sample.sample_positions(torch.tensor([5]), k, x.shape[1]),
+    ]
     return [result.numpy().tobytes() for result in results]
 
 

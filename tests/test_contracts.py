@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from fedcams import Aggregator, ErrorFeedback, Layout, ResidualStore, SpecError, compressor
 from fedcams.compress import Compressor
+from fedcams.errors import UpdateError
 from fedcams.registry import registered
 from fedcams.wire import pack, size, sizes, unpack
 from inputs import DIMENSIONS, tensors_layout, vectors
@@ -117,6 +118,17 @@ def test_encoding_leaves_its_input_alone_and_repeats_itself(codec: Compressor) -
     first, second = (pack(codec, codec.encode(x, layout, key=5), layout) for _ in range(2))
     assert first == second
     assert torch.equal(x, kept)
+
+
+@everyone
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_bad_value_anywhere_is_refused_with_its_tensor(codec: Compressor, bad: float) -> None:
+    layout = tensors_layout(100)
+    for position, tensor in ((0, "a"), (29, "a"), (30, "b"), (79, "b"), (80, "d"), (99, "d")):
+        x = vectors(100)["random"].repeat(3, 1)
+        x[1, position] = bad
+        with pytest.raises(UpdateError, match=f"'{tensor}' has 1 of .* values NaN or infinite"):
+            codec.encode(x, layout)
 
 
 @everyone

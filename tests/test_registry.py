@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedcams
+import fedcams.downlink
 from fedcams.errors import SpecError
 from fedcams.registry import (
     Number,

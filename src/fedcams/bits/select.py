@@ -40,7 +40,7 @@ def top_positions(x: Tensor, k: int) -> Tensor:
 
 def top_positions_torch(row: Tensor, k: int) -> Tensor:
     """The same of one row `[n]` in torch operations, on any device."""
-    magnitude = row.abs()
+    magnitude = row.view(torch.int32) & int(MAGNITUDE)
     smallest = torch.topk(magnitude, k, sorted=False).values.min()
     above, ties = magnitude > smallest, magnitude == smallest
     keep = above | (ties & (ties.cumsum(0) <= k - above.sum()))

@@ -16,6 +16,7 @@ from fedcams.bits.parallel import kernel, split
 from fedcams.bits.vectors import abs_sum
 
 NEGATIVE_ZERO = np.uint32(0x80000000)  # as unsigned integers, exactly the negative floats lie above it
+CHUNK = 4096  # elements that stay in the first-level cache
 Segments = Sequence[tuple[int, int]]
 
 
@@ -27,18 +28,33 @@ def packed_size(count: int) -> int:
 # -- packing -----------------------------------------------------------------------------------------------------
 
 
-def pack_signs(x: Tensor) -> Tensor:
-    """`x [C, d]` -> uint8 `[C, ceil(d/8)]`."""
+def pack_signs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`x [C, d]` -> its signs, uint8 `[C, ceil(d/8)]`, and from the same read of x the sums of |x|, float64 `[C]`."""
     if x.device.type != "cpu":
-        return pack_bools(x >= 0)
+        return pack_bools(x >= 0), x.abs().sum(-1, dtype=torch.float64)
     out = torch.empty(x.shape[0], packed_size(x.shape[1]), dtype=torch.uint8)
-    for row, target in zip(x.numpy().view(np.uint32), out.numpy(), strict=True):
-        _pack_row(row, target)
-    return out
+    sums = [_pack_row(row, target) for row, target in zip(x.numpy(), out.numpy(), strict=True)]
+    return out, torch.tensor(sums, dtype=torch.float64)
 
 
-def _pack_row(words: NDArray[np.uint32], out: NDArray[np.uint8]) -> None:
-    split(words.size, lambda a, b: _pack(words[a:b], out[a >> 3 : (b + 7) >> 3]))
+def _pack_row(row: NDArray[np.float32], out: NDArray[np.uint8]) -> float:
+    words = row.view(np.uint32)
+    parts = split(row.size, lambda a, b: _pack_and_sum(row[a:b], words[a:b], out[a >> 3 : (b + 7) >> 3]))
+    return float(np.concatenate(parts).sum())
+
+
+@kernel
+def _pack_and_sum(row: NDArray[np.float32], words: NDArray[np.uint32], out: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Chunk by chunk, so that the sum finds in the cache what packing has just read; one sum for each BLOCK."""
+    sums = np.zeros((row.size + 65535) >> 16)
+    for start in range(0, row.size, CHUNK):
+        _pack(words[start : start + CHUNK], out[start >> 3 : (start + CHUNK) >> 3])
+        part = row[start : start + CHUNK]
+        total = 0.0
+        for i in range(part.size):
+            total += np.float64(abs(part[i]))
+        sums[start >> 16] += total
+    return sums
 
 
 @kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcams.bits.signs import packed_size
+from fedcams.bits.vectors import abs_sum
 from fedcams.errors import LayoutError, SpecError
 from fedcams.layout import Layout
 from fedcams.registry import Spec, resolve
@@ -61,17 +63,23 @@ class Compressor(Spec):
     """Where it was published."""
     in_expectation: ClassVar[bool] = False
     """Whether the contraction holds in expectation over the key only."""
+    reveals_nonfinite: ClassVar[bool] = False
+    """Whether NaN or infinity anywhere in x makes a real of the code not finite; if not, x is read once more for it."""
 
     def encode(self, x: Tensor, layout: Layout, key: int | Sequence[int] = 0) -> Code:
         """`x [..., d]` -> Code; `key` is one integer, or one for each row, for compressors that draw."""
-        layout.check_finite(x)
+        layout.check(x)
         if x.dtype != torch.float32:
             raise LayoutError(f"x is {x.dtype}; compressors take float32, convert it with x.float()")
         rows = x.detach().reshape(-1, layout.d).contiguous()
         keys = [key] * len(rows) if isinstance(key, int) else list(key)
         if len(keys) != len(rows):
             raise SpecError(f"{len(keys)} keys for {len(rows)} rows; give one integer or one for each row")
+        if not self.reveals_nonfinite:
+            layout.check_finite(rows)
         code = self.compress(rows, layout, keys)
+        if self.reveals_nonfinite and not _all_finite(code):
+            layout.check_finite(rows)
         return {name: tensor.reshape(*x.shape[:-1], tensor.shape[-1]) for name, tensor in code.items()}
 
     def decode(self, code: Code, layout: Layout) -> Tensor:
@@ -97,7 +105,7 @@ class Compressor(Spec):
 
     @abstractmethod
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
-        """Finite contiguous float32 `x [C, d]` -> Code with tensors `[C, columns]`."""
+        """Contiguous float32 `x [C, d]` -> Code with tensors `[C, columns]`."""
 
     @abstractmethod
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
@@ -116,6 +124,11 @@ class Compressor(Spec):
     def paper_bits(self, layout: Layout) -> int:
         """Bits of one update by the paper's rule."""
         return sum(field.paper_bits for field in self.fields(layout).values())
+
+
+def _all_finite(code: Code) -> bool:
+    reals = (tensor for tensor in code.values() if tensor.is_floating_point())
+    return all(math.isfinite(abs_sum(tensor.float().flatten())) for tensor in reals)
 
 
 def compressor(spec: str | Compressor) -> Compressor:

@@ -17,6 +17,7 @@ from fedcams.registry import register
 class Identity(Compressor):
     """All coordinates as float32: C(x) = x."""
 
+    reveals_nonfinite = True
     examples = ("identity",)
 
     def fields(self, layout: Layout) -> dict[str, Field]:

@@ -25,6 +25,7 @@ class Sign(Compressor):
     scope: str = text("global", choices=("global", "tensor"), doc="what shares one scale")
 
     reference = "Karimireddy, Rebjock, Stich, Jaggi: Error Feedback Fixes SignSGD, ICML 2019"
+    reveals_nonfinite = True  # in the scale
     examples = ("sign", "sign(scope=tensor)")
     refused = (("sign(scope=layer)", "allowed: global or tensor"), ("sign(scale=1)", "no key 'scale'"))
 
@@ -41,7 +42,9 @@ class Sign(Compressor):
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         parts = segments(layout, self.scope)
         sizes = torch.tensor([stop - start for start, stop in parts], dtype=torch.float64, device=x.device)
-        return {"scale": (abs_sums(x, parts) / sizes).float(), "sign": pack_signs(x)}
+        bits, total = pack_signs(x)
+        sums = total[:, None] if self.scope == "global" else abs_sums(x, parts)
+        return {"scale": (sums / sizes).float(), "sign": bits}
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_signs(out, code["sign"], segments(layout, self.scope), code["scale"] * weight)

@@ -34,6 +34,7 @@ class TopK(Compressor):
     scope: str = text("global", choices=("global", "tensor"), doc="what the k largest are taken from")
 
     reference = "Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018"
+    reveals_nonfinite = True  # infinity and NaN have the largest magnitudes
     examples = (
         "topk(ratio=1/64)",
         "topk(ratio=0.1, values=bf16)",
@@ -74,7 +75,7 @@ class TopK(Compressor):
         positions = self._positions(x, layout)
         values = take_at(x, positions)
         if self.values == "bf16":
-            values = values.clamp(-BF16_MAX, BF16_MAX).bfloat16()  # the largest float32 would round to infinity
+            values = _to_bf16(values)
         return {"position": positions, "value": values}
 
     def _positions(self, x: Tensor, layout: Layout) -> Tensor:
@@ -86,3 +87,10 @@ class TopK(Compressor):
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_at(out, code["position"], code["value"].float(), weight)
+
+
+def _to_bf16(values: Tensor) -> Tensor:
+    """Rounded; the largest float32 would round to infinity and become the largest bfloat16 instead."""
+    rounded = values.bfloat16()
+    limit = torch.full_like(rounded, BF16_MAX).copysign(rounded)
+    return torch.where(rounded.isinf() & values.isfinite(), limit, rounded)
