@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -14,22 +16,32 @@ from typing import Any
 import torch
 
 SETTLE = 0.02
-"""Seconds before each timing: OpenMP threads of what ran before spin for some milliseconds and take a core."""
+"""Seconds before each turn: OpenMP threads of what ran before spin for some milliseconds and take a core."""
+REPEATS = 3
+"""Timings a turn, so that the processor is awake and the caches hold of the data what fits."""
 
 
-def best_of(runs: int, contenders: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, float]:
+def best_of(turns: int, contenders: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, float]:
     """Milliseconds of each contender. Each is a set-up, run before every timing, that returns what is timed."""
     best = dict.fromkeys(contenders, float("inf"))
-    for run in range(runs + 1):  # the first compiles and warms up
+    for turn in range(turns + 1):  # the first compiles and warms up
         for name, prepare in contenders.items():
-            timed = prepare()
             time.sleep(SETTLE)
-            started = time.perf_counter()
-            timed()
-            elapsed = 1000 * (time.perf_counter() - started)
-            if run:
-                best[name] = min(best[name], elapsed)
+            elapsed = min(_time(prepare()) for _ in range(REPEATS))
+            best[name] = min(best[name], elapsed if turn else float("inf"))
     return best
+
+
+def _time(timed: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    timed()
+    return 1000 * (time.perf_counter() - started)
+
+
+def import_seconds() -> float:
+    """What `import fedcams` takes beyond torch's own import, in a new process; the best of three."""
+    script = "import time, torch; start = time.perf_counter(); import fedcams; print(time.perf_counter() - start)"
+    return min(float(subprocess.check_output([sys.executable, "-c", script])) for _ in range(3))
 
 
 def environment() -> dict[str, Any]:

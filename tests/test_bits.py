@@ -99,6 +99,16 @@ def test_selection_of_long_vectors_equals_the_torch_version(d: int) -> None:
             assert torch.equal(positions, select.top_positions_torch(row, k))
 
 
+def test_selection_survives_a_sample_that_misleads() -> None:
+    """Large values only where the sample looks: it expects far more of them than there are."""
+    d = 40 * BLOCK
+    x = vector(d) * 1e-3
+    for start in range(0, d, d // select.SAMPLED_CHUNKS):
+        x[start : start + 1000] += 10
+    for k in (1000, 60_000, d // 2):
+        assert torch.equal(select.top_positions(x[None], k)[0], select.top_positions_torch(x, k))
+
+
 # -- positions as gaps -------------------------------------------------------------------------------------------------
 
 

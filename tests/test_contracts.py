@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedcams import Aggregator, ErrorFeedback, Layout, ResidualStore, SpecError, compressor
+from fedcams import Aggregator, ErrorFeedback, Layout, LayoutError, ResidualStore, SpecError, compressor
 from fedcams.compress import Compressor
 from fedcams.errors import UpdateError
 from fedcams.registry import registered
@@ -194,6 +194,19 @@ def test_feedback_refuses_what_has_no_contraction(codec: Compressor) -> None:
         ErrorFeedback(codec, ResidualStore.in_memory(layout))
     plain = ErrorFeedback(codec, None, layout)
     assert plain.prepare([3], torch.randn(1, 100), 1).residual is None
+
+
+def test_feedback_refuses_what_it_cannot_use() -> None:
+    layout = Layout.flat(10)
+    uplink = ErrorFeedback(COMPRESSORS[0], None, layout)
+    with pytest.raises(UpdateError, match="a client stands twice"):
+        uplink.prepare([3, 3], torch.ones(2, 10), 1)
+    with pytest.raises(LayoutError, match=r"delta has shape \(10,\) for 1 clients; give \[1, d\]"):
+        uplink.prepare([3], torch.ones(10), 1)
+    with pytest.raises(SpecError, match="give a ResidualStore, or a layout"):
+        ErrorFeedback(COMPRESSORS[0], None)
+    with pytest.raises(SpecError, match="2 keys for 3 rows"):
+        COMPRESSORS[0].encode(torch.ones(3, 10), layout, key=[1, 2])
 
 
 @everyone

@@ -140,6 +140,8 @@ def test_weighting_by_examples() -> None:
     assert "weight=0.0" in closed.refused[2]
     with pytest.raises(SpecError, match="weighting='median'; allowed: uniform or examples"):
         Server(LAYOUT, server("fedavg"), weighting="median")
+    with pytest.raises(SpecError, match="seed=9223372036854775808; allowed: what fits"):
+        Server(LAYOUT, server("fedavg"), seed=2**63)
 
 
 def test_buffers_are_averaged_and_never_stepped() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedcams.compress import Code, Compressor, compressor
-from fedcams.errors import LayoutError, SpecError
+from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.residuals import ResidualStore
 
@@ -49,6 +49,8 @@ class ErrorFeedback:
         """Encodes the updates `delta [C, d]` of these clients. Consumes delta: h and e' are formed in its memory."""
         if delta.dim() != 2 or len(delta) != len(ids):
             raise LayoutError(f"delta has shape {tuple(delta.shape)} for {len(ids)} clients; give [{len(ids)}, d]")
+        if len(set(ids)) != len(ids):
+            raise UpdateError(f"ids={list(ids)}: a client stands twice; one update a client and round")
         if self.store is None:
             return Pending(tuple(ids), round, self.compressor.encode(delta, self.layout, key), None)
         self.store.add_to(ids, delta)

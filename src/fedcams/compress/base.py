@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -32,6 +32,10 @@ class Field:
     count: int
     bits: int = 0
 
+    def __post_init__(self) -> None:
+        if self.kind == "uint" and not 1 <= self.bits <= 32:
+            raise SpecError(f"a uint field with bits={self.bits}; allowed: 1 to 32")
+
     @property
     def dtype(self) -> torch.dtype:
         """The type of the tensor that holds this field."""
@@ -55,8 +59,12 @@ Code = Mapping[str, Tensor]
 """Field name -> tensor `[..., columns]`; a leading cohort axis is always allowed."""
 
 
-class Compressor(Spec):
-    """The root of all compressors. Subclasses implement the four methods below `decode`, all on rows `[C, d]`."""
+class Compressor(Spec, ABC):
+    """The root of all compressors; a subclass implements `fields`, `compress`, `accumulate` and states its bound.
+
+    Everything takes a leading cohort axis and runs on CPU and CUDA with the same codes: integers are equal, reals
+    agree to 1e-6 relative (sums are taken in another order).
+    """
 
     kind = "compressor"
     reference: ClassVar[str] = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from fedcams.layout import Layout
 from fedcams.registry import Spec, resolve
 
 
-class Downlink(Spec):
+class Downlink(Spec, ABC):
     """The root of all downlinks. State is data: `init` makes it, `send` returns the next one."""
 
     kind = "downlink"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
@@ -47,7 +47,7 @@ class MaxMoments(NamedTuple):
     vhat: Tensor
 
 
-class ServerOptimizer(Spec):
+class ServerOptimizer(Spec, ABC):
     """The root of all server optimizers. Subclasses name their state and write `update`."""
 
     kind = "server"

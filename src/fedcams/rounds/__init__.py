@@ -1,5 +1,6 @@
 """A federated round as two pure halves that meet only in an `Instruction` and a `Reply`."""
 
+from fedcams.feedback import Pending
 from fedcams.rounds import client, server
 from fedcams.rounds.client import Client, Update
 from fedcams.rounds.messages import Accepted, Instruction, Reply
@@ -10,6 +11,7 @@ __all__ = [
     "Client",
     "Closed",
     "Instruction",
+    "Pending",
     "Reply",
     "Server",
     "ServerState",

@@ -31,6 +31,8 @@ class Server:
     def __post_init__(self) -> None:
         if self.weighting not in ("uniform", "examples"):
             raise SpecError(f"weighting={self.weighting!r}; allowed: uniform or examples")
+        if not -(2**63) <= self.seed < 2**63:
+            raise SpecError(f"seed={self.seed}; allowed: what fits into 64 bits with a sign")
 
 
 class ServerState(NamedTuple):
