@@ -87,6 +87,7 @@ def test_holding_many_compressed_updates_takes_no_dense_copies() -> None:
     d = 100_000
     data = encode("topk(ratio=1/64)", torch.randn(d))
     aggregator = Aggregator(Layout.flat(d))
+    unpack(data)  # compiles the kernels where that was not done before
     tracemalloc.start()
     for client in range(50):
         aggregator.add(client, data)
