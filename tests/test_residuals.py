@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from torch import Tensor
 from fedcams.errors import LayoutError, ResidualError
 from fedcams.layout import Layout
 from fedcams.residuals import ResidualStore
+from memory import peak_memory
 
 D = 5
 LAYOUT = Layout.flat(D)
@@ -357,13 +357,9 @@ def test_add_to_needs_the_memory_of_one_row(folder: Path) -> None:
     store = ResidualStore.on_disk(layout, folder)
     update = torch.ones(8, layout.d)
     store.commit(clients, update, round=1)
-    store.add_to(clients, torch.zeros(8, layout.d))  # compiles the kernel where that was not done before
-    tracemalloc.start()
-    store.add_to(clients, update)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    peak = peak_memory(lambda: store.add_to(clients, update))
     assert peak < 2.5 * 4 * layout.d  # the row just read, and the one before until it is let go
-    assert torch.equal(update, torch.full((8, layout.d), 2.0))
+    assert torch.equal(update, torch.full((8, layout.d), 4.0))  # three times
 
 
 def test_a_second_store_reads_and_says_when_it_is_behind(folder: Path) -> None:
