@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -301,6 +302,20 @@ def test_kernels_run_from_many_threads_at_once() -> None:
     with ThreadPoolExecutor(8) as pool:
         for _ in range(3):
             assert list(pool.map(everything, xs)) == expected
+
+
+CACHE = """
+import torch
+from fedcams.bits import signs
+signs.pack_signs(torch.ones(1, 9))
+print(sum(signs._pack_and_sum.stats.cache_hits.values()), sum(signs._pack_and_sum.stats.cache_misses.values()))
+"""
+
+
+def test_compiled_kernels_are_kept_on_disk(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    runs = [subprocess.check_output([sys.executable, "-c", CACHE], env=environment, text=True) for _ in range(2)]
+    assert [run.split() for run in runs] == [["0", "1"], ["1", "0"]]
 
 
 FORK = """

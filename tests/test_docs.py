@@ -36,7 +36,7 @@ def test_the_reference_is_up_to_date() -> None:
 def test_the_payload_in_hex_is_the_one_that_encode_writes() -> None:
     text = (DOCS / "wire-format.md").read_text()
     block = text.split("## One payload in hex")[1].split("```text")[1].split("```")[0]
-    data = bytes.fromhex("".join(re.match(r"((?:[0-9a-f]{2} ?)+)", line)[1] for line in block.strip().splitlines()))  # type: ignore[index]
+    data = bytes.fromhex("".join(re.findall(r"^(?:[0-9a-f]{2} ?)+", block, re.MULTILINE)))
     x = torch.zeros(20)
     x[3], x[16] = -1.5, 2.0
     assert encode("topk(k=2)", x) == data

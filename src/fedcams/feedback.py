@@ -34,9 +34,10 @@ class ErrorFeedback:
 
     def __init__(self, codec: Compressor | str, store: ResidualStore | None, layout: Layout | None = None) -> None:
         self.compressor = compressor(codec)
-        if store is None and layout is None:
+        layout = layout if store is None else store.layout
+        if layout is None:
             raise SpecError("store=None: give a ResidualStore, or a layout to send without error feedback")
-        self.layout: Layout = store.layout if store is not None else layout  # type: ignore[assignment]
+        self.layout = layout
         bound = self.compressor.contraction(self.layout)
         if store is not None and bound is None:
             raise SpecError(

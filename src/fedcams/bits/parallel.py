@@ -44,7 +44,7 @@ def split(size: int, work: Callable[[int, int], T], threads: int | None = None) 
     if count <= 1:
         return [work(0, size)]
     cuts = [size * i // count // BLOCK * BLOCK for i in range(count)] + [size]
-    results: list[T] = [None] * count  # type: ignore[list-item]
+    results: dict[int, T] = {}
     ranges = itertools.count()
 
     def run() -> None:
@@ -56,7 +56,7 @@ def split(size: int, work: Callable[[int, int], T], threads: int | None = None) 
     for helper in helpers:
         if not helper.cancel():  # not yet started: nothing is left for it
             helper.result()
-    return results
+    return [results[i] for i in range(count)]
 
 
 def _workers() -> ThreadPoolExecutor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from fedcams.errors import SpecError
 from fedcams.registry.grammar import Call, Value, Word, parse_call
@@ -71,7 +71,7 @@ def register(name: str) -> Callable[[type[S]], type[S]]:
 
 def params(cls: type[Spec]) -> dict[str, tuple[Param, Any]]:
     """Each declared hyperparameter with its default (`dataclasses.MISSING` when it is required)."""
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    fields = dataclasses.fields(cast(Any, cls))
     return {field.name: (field.metadata["param"], field.default) for field in fields}
 
 
