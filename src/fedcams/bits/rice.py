@@ -145,26 +145,9 @@ def _decode(words: Words, available: int, d: int, out: Positions) -> int:
     for i in range(out.size):
         r = _parameter(total, count)
         held, width, at = _fill(words, held, width, at)
-        quotient = 0
-        ones = int(TRAILING_ONES[held & np.uint64(255)])
-        while ones == 8 and quotient + 8 < ESCAPE:
-            held >>= np.uint64(8)
-            width -= 8
-            quotient += 8
-            ones = int(TRAILING_ONES[held & np.uint64(255)])
-        quotient += ones
+        quotient, held, width = _read_ones(held, width)
         escaped = quotient == ESCAPE
-        held >>= np.uint64(ones + (not escaped))
-        width -= ones + (not escaped)
-        need = RAW_BITS if escaped else r
-        tail, taken = 0, 0
-        while taken < need:
-            held, width, at = _fill(words, held, width, at)
-            step = min(need - taken, 20)
-            tail |= int(held & np.uint64((1 << step) - 1)) << taken
-            held >>= np.uint64(step)
-            width -= step
-            taken += step
+        tail, held, width, at = _read_bits(words, held, width, at, RAW_BITS if escaped else r)
         if 32 * at - width > available:
             return _ENDED
         gap = tail if escaped else (quotient << r) | tail
@@ -178,6 +161,31 @@ def _decode(words: Words, available: int, d: int, out: Positions) -> int:
     used = (32 * at - width + 7) // 8
     padding = 8 * used - (32 * at - width)
     return _PADDED if held & np.uint64((1 << padding) - 1) else used
+
+
+@kernel
+def _read_ones(held: np.uint64, width: int) -> tuple[int, np.uint64, int]:
+    """How many ones come first, at most ESCAPE; takes them away, and the zero that ends fewer."""
+    count = 0
+    ones = int(TRAILING_ONES[held & np.uint64(255)])
+    while ones == 8 and count + 8 < ESCAPE:
+        held, width, count = held >> np.uint64(8), width - 8, count + 8
+        ones = int(TRAILING_ONES[held & np.uint64(255)])
+    count += ones
+    taken = ones + int(count < ESCAPE)
+    return count, held >> np.uint64(taken), width - taken
+
+
+@kernel
+def _read_bits(words: Words, held: np.uint64, width: int, at: int, need: int) -> tuple[int, np.uint64, int, int]:
+    """The next `need` bits as an integer, in steps that are sure to be held."""
+    value, taken = 0, 0
+    while taken < need:
+        held, width, at = _fill(words, held, width, at)
+        step = min(need - taken, 32)
+        value |= int(held & np.uint64((1 << step) - 1)) << taken
+        held, width, taken = held >> np.uint64(step), width - step, taken + step
+    return value, held, width, at
 
 
 @kernel
