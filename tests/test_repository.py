@@ -23,9 +23,10 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LEVELS: list[set[str]] = [
     {"errors", "registry"},
     {"layout", "bits", "keys"},
-    {"compress", "optimizers"},
-    {"wire", "feedback", "residuals", "downlink", "aggregate"},
+    {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"},
+    {"wire", "feedback", "residuals", "downlink", "aggregate", "engines"},
     {"rounds"},
+    {"simulation"},
 ]
 """A module imports from its own level or from lower ones; `fedcams` itself (its __init__) stands above them all."""
 

@@ -1,0 +1,99 @@
+"""What an engine trains: a model, a loss and the clients' examples."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedcams.errors import UpdateError
+from fedcams.keys import generator
+from fedcams.layout import Layout
+from fedcams.local import SGD
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> the loss of each example `[B]`, or their mean."""
+Examples = tuple[Tensor, Tensor]
+"""Inputs `[n, ...]` and targets `[n, ...]`."""
+
+
+class Augmentation(Protocol):
+    """Random changes to inputs, drawn on the host and applied on the device."""
+
+    def draw(self, rng: np.random.Generator, n: int) -> Tensor:
+        """What to do with each of n inputs, integers `[n, ...]`."""
+
+    def apply(self, x: Tensor, draws: Tensor) -> Tensor:
+        """The changed inputs."""
+
+
+class Update(NamedTuple):
+    """What training brings, for each client of the cohort."""
+
+    delta: Tensor
+    """`[C, d]`, the change of the parameters."""
+    buffers: Tensor | None
+    """`[C, b]`, the floating-point buffers; None where the model has none."""
+    loss: Tensor
+    """`[C]`, mean over the examples seen."""
+    examples: list[int]
+    """The number of examples each client has."""
+    steps: list[int]
+    """The number of steps each client took."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that stays the same from round to round. The model is the engine's to overwrite."""
+
+    model: nn.Module
+    loss: Loss
+    clients: Mapping[int, Examples]
+    local: SGD
+    prepare: Callable[[Tensor], Tensor] = lambda x: x
+    """Raw inputs -> what the model takes, such as uint8 images -> normalised float32."""
+    augment: Augmentation | None = None
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """The model's trainable parameters."""
+        return Layout.of(self.model)
+
+    @functools.cached_property
+    def buffer_layout(self) -> Layout | None:
+        """The model's floating-point buffers."""
+        return Layout.of_buffers(self.model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision in which the model trains."""
+        return next(p.dtype for p in self.model.parameters() if p.requires_grad)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return next(self.model.parameters()).device
+
+    def examples_of(self, client: int) -> Examples:
+        """A client's inputs and targets on the model's device; refuses an empty client."""
+        x, y = self.clients[client]
+        if len(x) != len(y) or len(x) == 0:
+            raise UpdateError(
+                f"client {client} has {len(x)} inputs and {len(y)} targets; give one target each, one or more"
+            )
+        return x.to(self.device), y.to(self.device)
+
+    def draws(self, examples: int, seed: int, round: int, client: int) -> Tensor | None:
+        """The augmentation of every example that a client sees in a round, in the order in which it sees them."""
+        if self.augment is None:
+            return None
+        return self.augment.draw(generator(seed, "augment", round, client), examples).to(self.device)
+
+    def inputs(self, x: Tensor, draws: Tensor | None) -> Tensor:
+        """Raw inputs `[B, ...]` -> augmented and prepared."""
+        return self.prepare(x if draws is None or self.augment is None else self.augment.apply(x, draws))

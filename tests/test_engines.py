@@ -1,0 +1,192 @@
+"""Engines: every one gives what `loop` gives, whatever the model, the sizes and the local training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcams.engines import Engine, Problem, Update, engine
+from fedcams.engines.batching import steps
+from fedcams.errors import SpecError, UpdateError
+from fedcams.local import batches, local
+from fedcams.registry import registered
+
+FAST = [spec for cls in registered("engine").values() for spec in cls.examples if spec != "loop"]
+UNEVEN = [20, 7, 33, 1, 45]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(3, 4),
+    )
+
+
+class Tied(nn.Module):
+    """Tied, frozen and scalar parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.second = nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(16, 4).requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x.flatten(1)))))) * self.scale
+
+
+MODELS = {"mlp": mlp, "batch-norm": normed, "tied and frozen": Tied}
+
+
+def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Shift:
+    """A tiny augmentation: rolls the image by a number of columns."""
+
+    def draw(self, rng: np.random.Generator, n: int) -> Tensor:
+        return torch.from_numpy(rng.integers(0, 4, n))
+
+    def apply(self, x: Tensor, draws: Tensor) -> Tensor:
+        columns = (torch.arange(4) - draws[:, None]) % 4
+        return x.gather(-1, columns[:, None, None, :].expand_as(x))
+
+
+def problem(
+    model: str = "mlp",
+    spec: str = "sgd(lr=0.1, epochs=2, batch=8)",
+    sizes: list[int] = UNEVEN,
+    dtype: torch.dtype = torch.float64,
+    mean_loss: bool = False,
+    augment: bool = False,
+) -> Problem:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = MODELS[model]().to(dtype)
+        clients = {
+            10 * i: (torch.randn(n, 1, 4, 4, dtype=dtype), torch.randint(0, 4, (n,))) for i, n in enumerate(sizes)
+        }
+    loss = F.cross_entropy if mean_loss else per_example
+    return Problem(net, loss, clients, local(spec), augment=Shift() if augment else None)
+
+
+def train(spec: str | Engine, task: Problem, cohort: list[int] | None = None) -> Update:
+    start = task.layout.read(task.model, out=torch.empty(task.layout.d, dtype=task.dtype))
+    buffers = None
+    if task.buffer_layout is not None:
+        buffers = task.buffer_layout.read(task.model, out=torch.empty(task.buffer_layout.d, dtype=task.dtype))
+    return engine(spec).train(task, start, buffers, cohort or list(task.clients), round=3, seed=5)
+
+
+def assert_close(ours: Update, truth: Update, tolerance: float) -> None:
+    assert float((ours.delta - truth.delta).norm()) <= tolerance * float(truth.delta.norm())
+    assert float((ours.loss - truth.loss).norm()) <= tolerance * float(truth.loss.norm())
+    assert (ours.examples, ours.steps) == (truth.examples, truth.steps)
+    assert (ours.buffers is None) == (truth.buffers is None)
+    if ours.buffers is not None and truth.buffers is not None:
+        assert float((ours.buffers - truth.buffers).norm()) <= tolerance * float(truth.buffers.norm())
+
+
+LOCALS = [
+    "sgd(lr=0.1, epochs=2, batch=8)",
+    "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, steps=5, batch=8)",
+    "sgd(lr=0.1, clip=0.1, prox=0.5, batch=8, drop_last=true)",
+]
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("spec", LOCALS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("mean_loss", [False, True])
+def test_a_whole_round_in_float64(fast: str, spec: str, model: str, mean_loss: bool) -> None:
+    task = problem(model, spec, mean_loss=mean_loss)
+    truth = train("loop", problem(model, spec, mean_loss=mean_loss))
+    assert_close(train(fast, task), truth, 1e-9)
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("model", MODELS)
+def test_one_step_in_float32(fast: str, model: str) -> None:
+    pair = [problem(model, "sgd(lr=0.1, steps=1)", dtype=torch.float32) for _ in range(2)]
+    assert_close(train(fast, pair[0]), train("loop", pair[1]), 1e-5)
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_augmentation_is_drawn_alike(fast: str) -> None:
+    assert_close(train(fast, problem(augment=True)), train("loop", problem(augment=True)), 1e-9)
+    plain, changed = train(fast, problem()), train(fast, problem(augment=True))
+    assert not torch.equal(plain.delta, changed.delta)
+
+
+@pytest.mark.parametrize("spec", ["loop", *FAST])
+def test_rows_follow_the_cohort_and_do_not_depend_on_it(spec: str) -> None:
+    everybody = train(spec, problem())
+    some = train(spec, problem(), [40, 0, 20])
+    assert torch.allclose(some.delta, everybody.delta[[4, 0, 2]], rtol=1e-12, atol=1e-15)
+    assert some.examples == [45, 20, 33]
+
+
+@pytest.mark.parametrize("spec", ["loop", *FAST])
+def test_clients_may_start_from_models_of_their_own(spec: str) -> None:
+    task = problem()
+    start = torch.randn(3, task.layout.d, dtype=torch.float64) * 0.1
+    together = engine(spec).train(task, start, None, [0, 10, 20], round=1, seed=0)
+    for i, client in enumerate([0, 10, 20]):
+        alone = engine(spec).train(task, start[i], None, [client], round=1, seed=0)
+        assert torch.allclose(alone.delta[0], together.delta[i], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("spec", ["loop", *FAST])
+def test_an_empty_client_is_refused_by_name(spec: str) -> None:
+    with pytest.raises(UpdateError, match="client 10 has 0 inputs"):
+        train(spec, problem(sizes=[5, 0]))
+
+
+def test_layers_that_draw_are_left_to_the_loop() -> None:
+    tasks = [problem() for _ in range(2)]
+    for task in tasks:
+        task.model.append(nn.Dropout(0.5))  # type: ignore[operator]
+        with pytest.raises(SpecError, match=r"layer '4' is a Dropout and draws; use engine=loop"):
+            train("stacked", task)
+    first, second = (train("loop", task) for task in tasks)
+    assert torch.equal(first.delta, second.delta), "dropout is a function of seed, round and client too"
+
+
+def test_training_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    for spec in ("loop", *FAST):
+        train(spec, problem("batch-norm"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_steps_cover_every_plan(padded: bool) -> None:
+    """Whatever the grouping: each client sees its own examples, in its own order, with weights that sum to one."""
+    sizes = sorted([20, 7, 33, 1, 45], key=lambda n: -n)
+    plans = [batches(local("sgd(epochs=2, batch=8)"), n, 0, 1, i) for i, n in enumerate(sizes)]
+    offsets = np.cumsum([0, *sizes])
+    seen: list[list[int]] = [[] for _ in sizes]
+    drawn: list[list[int]] = [[] for _ in sizes]
+    for step in steps(plans, sizes, padded):
+        rows = torch.arange(len(sizes))[step.rows].tolist()
+        assert torch.allclose(step.weight.sum(-1), torch.ones(len(rows), dtype=torch.float64))
+        assert padded or bool((step.weight > 0).all())
+        for row, example, draw, weight in zip(rows, step.example, step.draw, step.weight, strict=True):
+            seen[row] += (example[weight > 0] - offsets[row]).tolist()
+            drawn[row] += draw[weight > 0].tolist()
+    assert seen == [np.concatenate(plan).tolist() for plan in plans]
+    assert np.concatenate(drawn).tolist() == list(range(sum(map(len, drawn))))
