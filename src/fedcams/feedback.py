@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedcams.compress import Code, Compressor, compressor
@@ -22,6 +23,8 @@ class Pending:
     code: Code
     residual: Tensor | None
     """`[C, d]`, in the memory of the update it came from; None when there is nothing to keep."""
+    error: Tensor | None = None
+    """`[C]`, the relative compression error ‖C(h)-h‖/‖h‖, where it was asked for; zero for h = 0."""
 
 
 class ErrorFeedback:
@@ -46,18 +49,25 @@ class ErrorFeedback:
             )
         self.store = None if bound == 0.0 else store  # a lossless compressor leaves nothing behind
 
-    def prepare(self, ids: Sequence[int], delta: Tensor, round: int, key: int | Sequence[int] = 0) -> Pending:
-        """Encodes the updates `delta [C, d]` of these clients. Consumes delta: h and e' are formed in its memory."""
+    def prepare(
+        self, ids: Sequence[int], delta: Tensor, round: int, key: int | Sequence[int] = 0, measure: bool = False
+    ) -> Pending:
+        """Encodes the updates `delta [C, d]` of these clients. Consumes delta: h and e' are formed in its memory.
+
+        With `measure` the relative compression error is recorded too, which reads h and e' once more.
+        """
         if delta.dim() != 2 or len(delta) != len(ids):
             raise LayoutError(f"delta has shape {tuple(delta.shape)} for {len(ids)} clients; give [{len(ids)}, d]")
         if len(set(ids)) != len(ids):
             raise UpdateError(f"ids={list(ids)}: a client stands twice; one update a client and round")
-        if self.store is None:
-            return Pending(tuple(ids), round, self.compressor.encode(delta, self.layout, key), None)
-        self.store.add_to(ids, delta)
+        if self.store is not None:
+            self.store.add_to(ids, delta)
         code = self.compressor.encode(delta, self.layout, key)
-        self.compressor.add_to(delta, code, self.layout, weight=-1.0)
-        return Pending(tuple(ids), round, code, delta)
+        norms = delta.norm(dim=-1) if measure else None
+        if self.store is not None or measure:
+            self.compressor.add_to(delta, code, self.layout, weight=-1.0)
+        error = None if norms is None else delta.norm(dim=-1) / norms.clamp(min=torch.finfo(torch.float32).tiny)
+        return Pending(tuple(ids), round, code, None if self.store is None else delta, error)
 
     def commit(self, pending: Pending) -> None:
         """The updates were accepted: their residuals replace the stored ones."""

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedcams.compress import compressor
 from fedcams.downlink.base import Downlink
 from fedcams.layout import Layout
 from fedcams.registry import register
-from fedcams.wire import decode, encode
+from fedcams.wire import decode, encode, size
+
+DENSE = compressor("identity")
 
 
 @register("none")
@@ -24,7 +27,13 @@ class NoDownlink(Downlink):
         return None
 
     def send(self, state: None, x: Tensor, layout: Layout, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
-        return dict.fromkeys(clients, encode("identity", x, layout)), None
+        return dict.fromkeys(clients, encode(DENSE, x, layout)), None
+
+    def deliver(self, state: None, x: Tensor, layout: Layout, clients: Sequence[int]) -> tuple[Tensor, list[int], None]:
+        return x, [size(DENSE, {"values": x}, layout)] * len(clients), None
+
+    def paper_bits(self, layout: Layout) -> int:
+        return DENSE.paper_bits(layout)
 
     def receive(self, data: bytes, layout: Layout, held: Tensor | None = None) -> Tensor:
         return decode(data, layout)

@@ -29,6 +29,11 @@ class Step(NamedTuple):
     sizes: Tensor
     """`[G]`, real examples of each batch."""
 
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the rows."""
+        return self.rows.tolist() if isinstance(self.rows, Tensor) else list(range(self.rows.stop))
+
     def to(self, device: torch.device) -> Step:
         """The same on a device."""
         moved = (value.to(device) if isinstance(value, Tensor) else value for value in self)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcams.engines.base import Engine, rows
-from fedcams.engines.problem import Problem, Update
+from fedcams.engines.problem import Problem, Update, naming
 from fedcams.keys import derive
 from fedcams.local import batches
 from fedcams.local.schedule import Batch
@@ -46,7 +46,7 @@ def _train_one(
         buffer_layout.write(buffers, model)
     x, y = problem.examples_of(client)
     plan = batches(problem.local, len(x), seed, round, client)
-    with torch.random.fork_rng(devices=[problem.device] if problem.device.type == "cuda" else []):
+    with naming([client]), torch.random.fork_rng(devices=[problem.device] if problem.device.type == "cuda" else []):
         torch.manual_seed(derive(seed, "dropout", round, client))
         total = _descend(problem, model, x, y, plan, problem.draws(sum(map(len, plan)), seed, round, client))
     after = layout.read(model, out=torch.empty_like(start))

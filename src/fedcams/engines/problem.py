@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -30,6 +31,18 @@ class Augmentation(Protocol):
 
     def apply(self, x: Tensor, draws: Tensor) -> Tensor:
         """The changed inputs."""
+
+
+@contextlib.contextmanager
+def naming(clients: Sequence[int]) -> Iterator[None]:
+    """Says whose examples a layer refused; batch-norm does with a batch of one."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        who = ", ".join(map(str, clients))
+        raise UpdateError(f"client {who}: {error}; set drop_last=true or another batch size") from None
 
 
 class Update(NamedTuple):

@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from fedcams.engines.base import Engine, rows
 from fedcams.engines.batching import Step, steps
-from fedcams.engines.problem import Problem, Update
+from fedcams.engines.problem import Problem, Update, naming
 from fedcams.errors import SpecError
 from fedcams.local import SGD, batches
 from fedcams.registry import register
@@ -47,7 +47,8 @@ class Stacked(Engine):
         examples = _Examples(problem, [data[i] for i in order], draws)
         sizes = [len(data[i][0]) for i in order]
         for step in steps([plans[i] for i in order], sizes, padded=examples.may_pad):
-            stack.descend(examples, step.to(received.device))
+            with naming([cohort[order[row]] for row in step.numbers]):
+                stack.descend(examples, step.to(received.device))
         back = np.argsort(order)
         after = stack.joined_buffers()
         return Update(

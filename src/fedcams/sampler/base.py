@@ -1,0 +1,71 @@
+"""Which clients take part in a round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from fedcams.errors import SpecError
+from fedcams.keys import generator
+from fedcams.registry import Spec, resolve
+
+
+class Sampler(Spec, ABC):
+    """The root of all samplers; a subclass writes `draw` and `expected`.
+
+    A cohort is a function of (seed, round) and the population alone, so a run restarted at round 500 goes on as if it
+    had never stopped.
+    """
+
+    kind = "sampler"
+    reference: ClassVar[str] = ""
+    """Where it was published."""
+    weighs: ClassVar[bool] = False
+    """Whether it asks for weights."""
+
+    def sample(
+        self, clients: Sequence[int], round: int, seed: int, weights: Sequence[float] | None = None
+    ) -> list[int]:
+        """The cohort of a round in ascending order; that of `clients` does not matter.
+
+        `weights`, one for each of `clients` (say, its number of examples), are for samplers that ask for them.
+        """
+        self._check(clients, weights)
+        order = sorted(range(len(clients)), key=clients.__getitem__)
+        weight = None if weights is None else np.asarray(weights, dtype=np.float64)[order]
+        places = self.draw(len(order), generator(seed, "cohort", round), weight)
+        return [int(clients[order[place]]) for place in np.sort(places)]
+
+    @abstractmethod
+    def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
+        """Distinct places in [0, population), in any order; place i is the i-th client by id and has `weights[i]`."""
+
+    @abstractmethod
+    def expected(self, population: int) -> float:
+        """The expected size of a cohort."""
+
+    def _check(self, clients: Sequence[int], weights: Sequence[float] | None) -> None:
+        if len(clients) == 0:
+            raise SpecError(f"{self.name}: clients is empty; give at least one client")
+        client, times = Counter(clients).most_common(1)[0]
+        if times > 1:
+            raise SpecError(f"{self.name}: clients has {client} {times} times; give each client once")
+        if weights is not None and len(weights) != len(clients):
+            raise SpecError(f"{self.name}: {len(weights)} weights for {len(clients)} clients; give one for each client")
+
+
+def sampler(spec: str | Sampler) -> Sampler:
+    """The sampler that a spec string such as `uniform(n=20)` spells."""
+    return cast(Sampler, resolve("sampler", spec))
+
+
+def check_size(name: str, n: int, population: int) -> None:
+    """Refuses a cohort that is larger than the population."""
+    if n > population:
+        raise SpecError(f"{name}: n={n} of only {population} clients; give n={population} or less, or more clients")

@@ -1,0 +1,43 @@
+"""Weighted: a fixed number of clients, those with more examples more often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from fedcams.errors import SpecError
+from fedcams.registry import integer, register
+from fedcams.sampler.base import Sampler, check_size
+
+
+@register("weighted")
+@dataclass(frozen=True)
+class Weighted(Sampler):
+    """n clients without replacement, one after the other, each time in proportion to the weights of those left.
+
+    With numbers of examples as weights, the plain mean of the cohort leans to large clients already: weight it no more.
+    """
+
+    n: int = integer(10, low=1, doc="clients in a cohort, at most the population")
+
+    reference = "Efraimidis, Spirakis: Weighted Random Sampling with a Reservoir, Information Processing Letters 2006"
+    weighs = True
+    examples = ("weighted", "weighted(n=20)")
+    refused = (("weighted(n=0)", r"allowed: an integer in \[1, inf\)"), ("weighted(p=0.5)", "has no key 'p'"))
+
+    def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
+        check_size(self.name, self.n, population)
+        if weights is None:
+            raise SpecError("weighted: weights=None; give one for each client, such as its number of examples")
+        bad = weights[~(np.isfinite(weights) & (weights > 0))]
+        if bad.size:
+            raise SpecError(f"weighted: weights has {bad[0]}; give positive finite numbers, and leave such clients out")
+        # The n largest of log w + Gumbel noise are that draw, and no probability has to be normalised.
+        return np.argsort(np.log(weights) + rng.gumbel(size=population))[-self.n :]
+
+    def expected(self, population: int) -> float:
+        check_size(self.name, self.n, population)
+        return float(self.n)

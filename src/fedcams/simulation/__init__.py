@@ -1,0 +1,8 @@
+"""Whole runs in one process."""
+
+from fedcams.simulation.history import History
+from fedcams.simulation.record import RoundRecord
+from fedcams.simulation.simulate import cross_entropy, simulate
+from fedcams.simulation.simulation import Simulation
+
+__all__ = ["History", "RoundRecord", "Simulation", "cross_entropy", "simulate"]

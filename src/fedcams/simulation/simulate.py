@@ -1,0 +1,129 @@
+"""`simulate`: a federation of one's own model and data in one call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedcams.compress import Compressor
+from fedcams.downlink import Downlink
+from fedcams.downlink import downlink as resolve_downlink
+from fedcams.engines import Augmentation, Engine, Loss, Problem, choose
+from fedcams.errors import SpecError
+from fedcams.feedback import ErrorFeedback
+from fedcams.layout import Layout
+from fedcams.local import SGD
+from fedcams.local import local as resolve_local
+from fedcams.optimizers import ServerOptimizer
+from fedcams.optimizers import server as resolve_server
+from fedcams.residuals import ResidualStore
+from fedcams.rounds import Server
+from fedcams.rounds.server import start
+from fedcams.sampler import Sampler
+from fedcams.sampler import sampler as resolve_sampler
+from fedcams.simulation.clients import Clients, as_examples
+from fedcams.simulation.evaluate import Metric, accuracy
+from fedcams.simulation.history import History
+from fedcams.simulation.simulation import Simulation
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each example."""
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def simulate(
+    model: nn.Module,
+    clients: Sequence[Any] | Mapping[int, Any],
+    test: Any = None,
+    *,
+    server: str | ServerOptimizer = "fedams",
+    uplink: str | Compressor = "identity",
+    rounds: int = 100,
+    cohort: int | str | Sampler = 10,
+    local: str | SGD = "sgd",
+    loss: Loss = cross_entropy,
+    metric: Metric = accuracy,
+    seed: int = 0,
+    engine: str | Engine = "auto",
+    downlink: str | Downlink = "none",
+    feedback: bool = True,
+    residuals: ResidualStore | None = None,
+    weighting: str = "uniform",
+    prepare: Callable[[Tensor], Tensor] = lambda x: x,
+    augment: Augmentation | None = None,
+    evaluate_every: int = 1,
+    measure_gamma: bool = False,
+) -> History:
+    """Simulates a federation; rounds run while the history is iterated, or when its model or frame is asked for.
+
+    `clients` is a list of `(x, y)` tensors or of map-style datasets, or a mapping id -> dataset, loaded when a client
+    takes part; `test` is one more. `cohort` is a number of clients or a sampler such as `bernoulli(p=0.1)`. `loss`
+    gives the loss of each example (or their mean, slower for clients of uneven size), `metric` a score of each.
+    The model is copied; it trains where its parameters are.
+    """
+    _check_counts(rounds=rounds, evaluate_every=evaluate_every)
+    problem = _problem(copy.deepcopy(model), clients, loss, resolve_local(local), prepare, augment)
+    layout, buffer_layout = problem.layout, problem.buffer_layout
+    store = (residuals or ResidualStore.in_memory(layout, problem.device)) if feedback else None
+    chosen = resolve_sampler(f"uniform(n={cohort})" if isinstance(cohort, int) else cohort)
+    config = Server(layout, resolve_server(server), seed, buffer_layout, resolve_downlink(downlink), weighting)
+    simulation = Simulation(
+        problem,
+        config,
+        ErrorFeedback(uplink, store, layout),
+        chosen,
+        choose(engine, problem.model),
+        None if test is None else as_examples(test, "test"),
+        metric,
+        _sampling_weights(chosen, problem),
+        evaluate_every,
+        measure_gamma,
+    )
+    x = layout.read(problem.model)
+    return History(simulation, start(config, x, _buffers(problem, buffer_layout)), rounds)
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise SpecError(f"{name}={count}; allowed: 1 or more")
+
+
+def _problem(
+    model: nn.Module,
+    clients: Sequence[Any] | Mapping[int, Any],
+    loss: Loss,
+    local: SGD,
+    prepare: Callable[[Tensor], Tensor],
+    augment: Augmentation | None,
+) -> Problem:
+    Layout.of(model)  # refuses a model that cannot be trained, before anything else is looked at
+    known = Clients(clients)
+    if loss is cross_entropy:
+        known = Clients(clients, classes=_outputs(model, prepare, known))
+    return Problem(model, loss, known, local, prepare, augment)
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, prepare: Callable[[Tensor], Tensor], clients: Clients) -> int:
+    """The number of classes that the model tells apart."""
+    x, _ = clients[next(iter(clients))]
+    device = next(model.parameters()).device
+    return int(model.eval()(prepare(x[:1].to(device))).shape[1])
+
+
+def _buffers(problem: Problem, layout: Layout | None) -> Tensor | None:
+    return None if layout is None else layout.read(problem.model)
+
+
+def _sampling_weights(sampler: Sampler, problem: Problem) -> list[float] | None:
+    """The numbers of examples, where the sampler asks for them: looks at every client once."""
+    if not sampler.weighs:
+        return None
+    return [float(len(x)) for x, _ in problem.clients.values()]

@@ -1,0 +1,141 @@
+"""A simulated round: the two halves batched in one process, with the same arithmetic and the same byte counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcams.aggregate import Aggregator
+from fedcams.compress import compressor
+from fedcams.engines import Engine, Examples, Problem, Update
+from fedcams.errors import UpdateError
+from fedcams.feedback import ErrorFeedback, Pending
+from fedcams.keys import derive
+from fedcams.layout import Layout
+from fedcams.rounds import Server, ServerState
+from fedcams.rounds.messages import INSTRUCTION, REPLY
+from fedcams.sampler import Sampler
+from fedcams.simulation.evaluate import Metric, evaluate
+from fedcams.simulation.record import RoundRecord
+from fedcams.wire import size, sizes
+
+DENSE = compressor("identity")
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Everything that defines a run; what `advance` does depends on it and on the state alone."""
+
+    problem: Problem
+    server: Server
+    uplink: ErrorFeedback
+    sampler: Sampler
+    engine: Engine
+    test: Examples | None
+    metric: Metric
+    sampling_weights: Sequence[float] | None = None
+    evaluate_every: int = 1
+    measure_gamma: bool = False
+
+    def advance(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
+        """One round. Consumes the state."""
+        round, seed = state.round + 1, self.server.seed
+        cohort = self.sampler.sample(list(self.problem.clients), round, seed, self.sampling_weights)
+        if not cohort:
+            return self._skip(state._replace(round=round))
+        start, down, sent = self.server.downlink.deliver(state.downlink, state.x, self.server.layout, cohort)
+        update = self.engine.train(self.problem, start, state.buffers, cohort, round, seed)
+        before = self._mean_before(cohort, update.delta) if self.measure_gamma else None
+        pending = self._encode(cohort, update.delta, round)
+        weights = [1.0 if self.server.weighting == "uniform" else float(n) for n in update.examples]
+        mean = self._mean(pending, weights)
+        gamma = None if before is None else self._gamma(*before, mean, round)
+        norm = float(mean.norm())
+        buffers = _mean_rows(self.server.buffer_layout, cohort, update.buffers, weights)
+        x, optimizer = self.server.optimizer.step(state.optimizer, state.x, mean)
+        self.uplink.commit(pending)
+        state = ServerState(round, x, buffers, optimizer, sent, state.accepted)
+        return state, self._record(state, pending, update, down, norm, gamma)
+
+    # -- the parts of a round ------------------------------------------------------------------------------------
+
+    def _encode(self, cohort: Sequence[int], delta: Tensor, round: int) -> Pending:
+        keys = [derive(self.server.seed, "uplink", round, client) for client in cohort]
+        try:
+            return self.uplink.prepare(cohort, delta, round, keys, measure=True)
+        except UpdateError as error:
+            bad = [client for client, row in zip(cohort, delta, strict=True) if not torch.isfinite(row).all()]
+            raise UpdateError(f"round {round}, clients {bad}: {error}") from None
+
+    def _mean(self, pending: Pending, weights: Sequence[float]) -> Tensor:
+        aggregator = Aggregator(self.server.layout, self.problem.device)
+        for i, (client, weight) in enumerate(zip(pending.ids, weights, strict=True)):
+            code = {name: tensor[i] for name, tensor in pending.code.items()}
+            aggregator.add_code(client, self.uplink.compressor, code, weight)
+        return aggregator.mean()
+
+    def _mean_before(self, cohort: Sequence[int], delta: Tensor) -> tuple[Tensor, float]:
+        """The mean of the h of this cohort, and the norm of the mean update."""
+        mean = delta.mean(0)
+        residual = 0.0 if self.uplink.store is None else self.uplink.store.gather(cohort).to(mean.device).mean(0)
+        return mean + residual, float(mean.norm())
+
+    def _gamma(self, mean_h: Tensor, delta_norm: float, mean_code: Tensor, round: int) -> float:
+        codec, layout = self.uplink.compressor, self.server.layout
+        compressed = codec.decode(codec.encode(mean_h, layout, derive(self.server.seed, "gamma", round)), layout)
+        return float((compressed - mean_code).norm()) / delta_norm if delta_norm else 0.0
+
+    # -- the record ----------------------------------------------------------------------------------------------
+
+    def _record(
+        self, state: ServerState, pending: Pending, update: Update, down: list[int], norm: float, gamma: float | None
+    ) -> RoundRecord:
+        layout, count = self.server.layout, len(pending.ids)
+        apart = count * _buffer_size(self.server.buffer_layout, state.buffers)
+        up = sum(sizes(self.uplink.compressor, pending.code, layout))
+        loss, score = self._evaluate(state)
+        return RoundRecord(
+            round=state.round,
+            cohort=list(pending.ids),
+            train_loss=float(update.loss.double().mean()),
+            test_loss=loss,
+            test_accuracy=score,
+            wire_up=count * REPLY.overhead + up + apart,
+            wire_down=count * INSTRUCTION.overhead + sum(down) + apart,
+            wire_up_buffers=apart,
+            wire_down_buffers=apart,
+            paper_bits_up=self.uplink.compressor.paper_bits(layout),
+            paper_bits_down=self.server.downlink.paper_bits(layout),
+            q=None if pending.error is None else float(pending.error.double().mean()),
+            gamma=gamma,
+            delta_norm=norm,
+        )
+
+    def _skip(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
+        """A round in which nobody took part: no step, and recorded."""
+        loss, score = self._evaluate(state)
+        return state, RoundRecord(state.round, [], None, loss, score, 0, 0, 0, 0, 0, 0, None, None, 0.0)
+
+    def _evaluate(self, state: ServerState) -> tuple[float, float] | tuple[None, None]:
+        if self.test is None or state.round % self.evaluate_every:
+            return None, None
+        return evaluate(self.problem, state.x, state.buffers, self.test, self.metric)
+
+
+def _mean_rows(
+    layout: Layout | None, cohort: Sequence[int], rows: Tensor | None, weights: Sequence[float]
+) -> Tensor | None:
+    """The mean of the clients' buffers, as the aggregator takes it."""
+    if layout is None or rows is None:
+        return None
+    aggregator = Aggregator(layout, rows.device)
+    for client, row, weight in zip(cohort, rows, weights, strict=True):
+        aggregator.add_code(client, DENSE, {"values": row}, weight)
+    return aggregator.mean()
+
+
+def _buffer_size(layout: Layout | None, buffers: Tensor | None) -> int:
+    return 0 if layout is None or buffers is None else size(DENSE, {"values": buffers}, layout)

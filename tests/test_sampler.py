@@ -1,0 +1,197 @@
+"""Who takes part in a round: what every sampler keeps, then the probabilities of each."""
+
+from __future__ import annotations
+
+from itertools import chain, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedcams.errors import SpecError
+from fedcams.registry import params, registered
+from fedcams.sampler import Sampler, sampler
+
+SAMPLERS = [sampler(spec) for cls in registered("sampler").values() for spec in cls.examples]
+everyone = pytest.mark.parametrize("method", SAMPLERS, ids=str)
+
+CLIENTS = [3 * client - 50 for client in range(40)]
+WEIGHTS = [1.0 + client % 7 for client in range(40)]
+ROUNDS = 2000
+
+
+def inclusion(method: Sampler, population: int, weights: list[float] | None = None) -> NDArray[np.int64]:
+    """How often each of the clients 0, 1, ... was drawn in ROUNDS rounds."""
+    cohorts = [method.sample(range(population), t, seed=0, weights=weights) for t in range(ROUNDS)]
+    return np.bincount(list(chain(*cohorts)), minlength=population)
+
+
+def spread(p: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    """The standard deviation of a count over ROUNDS rounds."""
+    p = np.asarray(p)
+    return np.sqrt(ROUNDS * p * (1 - p))
+
+
+@pytest.mark.parametrize("cls", registered("sampler").values(), ids=lambda cls: cls.name)
+def test_everything_registered_documents_itself(cls: type[Sampler]) -> None:
+    assert cls.__doc__
+    assert cls.reference
+    assert cls.examples
+    assert cls.refused
+    assert all(param.doc for param, _ in params(cls).values())
+    assert [str(sampler(spec)) for spec in cls.examples] == list(cls.examples)
+    for spec, message in cls.refused:
+        with pytest.raises(SpecError, match=message):
+            sampler(spec)
+
+
+@everyone
+@pytest.mark.parametrize("round", [0, 1, 500, 10**9])
+def test_a_cohort_is_distinct_clients_in_ascending_order(method: Sampler, round: int) -> None:
+    cohort = method.sample(CLIENTS, round, seed=7, weights=WEIGHTS)
+    assert cohort == sorted(set(cohort))
+    assert set(cohort) <= set(CLIENTS)
+    assert all(type(client) is int for client in cohort)
+
+
+@everyone
+@given(order=st.permutations(range(40)), seed=st.integers(-(2**63), 2**63))
+def test_the_order_of_the_clients_does_not_matter(method: Sampler, order: list[int], seed: int) -> None:
+    clients, weights = [CLIENTS[i] for i in order], [WEIGHTS[i] for i in order]
+    assert method.sample(clients, 3, seed, weights) == method.sample(CLIENTS, 3, seed, WEIGHTS)
+
+
+@everyone
+def test_a_restarted_run_goes_on_as_if_it_had_not_stopped(method: Sampler) -> None:
+    """Asked for in any order, after any others, and by another instance: the same cohorts."""
+    whole = [method.sample(CLIENTS, t, seed=1, weights=WEIGHTS) for t in range(30)]
+    fresh = sampler(str(method))
+    assert [fresh.sample(CLIENTS, t, seed=1, weights=WEIGHTS) for t in reversed(range(20, 30))] == whole[:19:-1]
+
+
+@everyone
+def test_rounds_and_seeds_differ_unless_everybody_takes_part(method: Sampler) -> None:
+    if method.expected(len(CLIENTS)) == len(CLIENTS):
+        assert method.sample(CLIENTS, 1, seed=1, weights=WEIGHTS) == CLIENTS
+        return
+    rounds = {tuple(method.sample(CLIENTS, t, seed=1, weights=WEIGHTS)) for t in range(20)}
+    seeds = {tuple(method.sample(CLIENTS, 1, seed, weights=WEIGHTS)) for seed in range(20)}
+    assert min(len(rounds), len(seeds)) > 10
+
+
+@everyone
+def test_the_mean_size_is_the_expected_one(method: Sampler) -> None:
+    sizes = np.array([len(method.sample(CLIENTS, t, seed=2, weights=WEIGHTS)) for t in range(ROUNDS)])
+    assert abs(sizes.mean() - method.expected(len(CLIENTS))) <= 5 * sizes.std() / ROUNDS**0.5
+
+
+@everyone
+def test_ids_may_be_larger_than_any_machine_integer(method: Sampler) -> None:
+    clients = [2**64 + client for client in CLIENTS]
+    expected = [2**64 + client for client in method.sample(CLIENTS, 0, seed=0, weights=WEIGHTS)]
+    assert method.sample(clients, 0, seed=0, weights=WEIGHTS) == expected
+
+
+@everyone
+def test_clients_and_weights_may_be_arrays(method: Sampler) -> None:
+    cohort = method.sample(np.array(CLIENTS), 0, seed=0, weights=np.array(WEIGHTS))  # type: ignore[arg-type]
+    assert cohort == method.sample(CLIENTS, 0, seed=0, weights=WEIGHTS)
+    assert all(type(client) is int for client in cohort)
+
+
+@everyone
+@pytest.mark.parametrize(
+    ("clients", "weights", "message"),
+    [
+        ([], None, "clients is empty; give at least one client"),
+        ([*range(40), 5], None, "clients has 5 2 times; give each client once"),
+        (range(40), WEIGHTS[1:], "39 weights for 40 clients; give one for each client"),
+    ],
+)
+def test_bad_populations_are_refused(
+    method: Sampler, clients: list[int], weights: list[float] | None, message: str
+) -> None:
+    with pytest.raises(SpecError, match=f"{method.name}: {message}"):
+        method.sample(clients, 0, 0, weights)
+
+
+# --- uniform
+
+
+@pytest.mark.parametrize(("n", "population"), [(1, 5), (10, 100), (5, 5)])
+def test_uniform_includes_everybody_with_probability_n_over_m(n: int, population: int) -> None:
+    counts = inclusion(sampler(f"uniform({n})"), population)
+    assert counts.sum() == n * ROUNDS
+    assert np.abs(counts - ROUNDS * n / population).max() <= 5 * spread(n / population)
+
+
+def test_uniform_makes_all_pairs_equally_likely() -> None:
+    pairs = [tuple(sampler("uniform(2)").sample(range(4), t, seed=3)) for t in range(ROUNDS)]
+    counts = np.unique(pairs, axis=0, return_counts=True)[1]
+    assert len(counts) == 6
+    assert np.abs(counts - ROUNDS / 6).max() <= 5 * spread(1 / 6)
+
+
+@pytest.mark.parametrize("name", ["uniform", "weighted"])
+def test_more_than_there_are_is_refused(name: str) -> None:
+    method = sampler(f"{name}(n=11)")
+    with pytest.raises(SpecError, match=f"{name}: n=11 of only 10 clients; give n=10 or less"):
+        method.sample(range(10), 0, 0, [1.0] * 10)
+    with pytest.raises(SpecError, match=f"{name}: n=11 of only 10 clients"):
+        method.expected(10)
+
+
+# --- weighted
+
+
+def test_weighted_draws_one_in_proportion() -> None:
+    weights = [1.0, 2, 3, 4, 90]
+    p = np.array(weights) / sum(weights)
+    assert (np.abs(inclusion(sampler("weighted(1)"), 5, weights) - ROUNDS * p) <= 5 * spread(p)).all()
+
+
+def test_weighted_draws_the_next_in_proportion_among_those_left() -> None:
+    """Inclusion probabilities for n = 2 by enumeration of all ordered pairs."""
+    weights = [1.0, 2, 3, 4]
+    p = np.zeros(4)
+    for first, second in permutations(range(4), 2):
+        p[[first, second]] += weights[first] / 10 * weights[second] / (10 - weights[first])
+    assert (np.abs(inclusion(sampler("weighted(2)"), 4, weights) - ROUNDS * p) <= 5 * spread(p)).all()
+
+
+def test_only_the_ratio_of_weights_matters() -> None:
+    """Also at the ends of float64, where sums of weights would overflow or vanish."""
+    cohorts = [
+        sampler("weighted(5)").sample(CLIENTS, 1, 1, [w * scale for w in WEIGHTS])
+        for scale in (1, 2.0**-1040, 2.0**1020)
+    ]
+    assert cohorts[0] == cohorts[1] == cohorts[2]
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_weights_are_refused(bad: float) -> None:
+    with pytest.raises(SpecError, match=f"weights has {bad}; give positive finite numbers"):
+        sampler("weighted(1)").sample(range(3), 0, 0, [1.0, bad, 1.0])
+
+
+def test_weights_are_required() -> None:
+    with pytest.raises(SpecError, match="weights=None; give one for each client, such as its number of examples"):
+        sampler("weighted(1)").sample(range(3), 0, 0)
+
+
+# --- bernoulli
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5, 1])
+def test_bernoulli_includes_everybody_with_probability_p(p: float) -> None:
+    assert np.abs(inclusion(sampler(f"bernoulli({p})"), 30) - ROUNDS * p).max() <= 5 * spread(p)
+
+
+def test_bernoulli_clients_are_independent() -> None:
+    """The size of a cohort is binomial, in its variance and in how often it is empty."""
+    sizes = np.array([len(sampler("bernoulli(1/4)").sample(range(8), t, seed=5)) for t in range(ROUNDS)])
+    empty = 0.75**8
+    assert abs(np.square(sizes - 2).mean() - 1.5) <= 5 * np.square(sizes - 2).std() / ROUNDS**0.5
+    assert abs((sizes == 0).sum() - ROUNDS * empty) <= 5 * spread(empty)

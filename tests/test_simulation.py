@@ -1,0 +1,326 @@
+"""The simulator: the two halves in one process, bit for bit, and the paper's algorithm."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import oracle
+from fedcams import FedcamsError, ResidualStore, compressor
+from fedcams.compress import Compressor
+from fedcams.engines import engine
+from fedcams.layout import Layout
+from fedcams.registry import registered
+from fedcams.rounds import Client, Instruction, Reply, Update, client
+from fedcams.rounds import server as half
+from fedcams.simulation import History, RoundRecord, simulate
+
+COMPRESSORS = [compressor(spec) for cls in registered("compressor").values() for spec in cls.examples]
+
+
+def net(norm: bool = False) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        middle = nn.BatchNorm1d(12) if norm else nn.Tanh()
+        return nn.Sequential(nn.Linear(8, 12), middle, nn.Linear(12, 3))
+
+
+def examples(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 8, generator=draw)
+    return x, (x[:, :3] * 2 + x[:, 3:6]).argmax(1)
+
+
+CLIENTS = [examples(6 + 3 * i, i) for i in range(8)]
+TEST = examples(200, 99)
+KEEP_PAIRS = {"local": "sgd(lr=0.1, epochs=2, batch=8, drop_last=true)"}  # batch-norm cannot train on one example
+
+
+def run(**options: Any) -> History:
+    settings: dict[str, Any] = {"rounds": 6, "cohort": 3, "local": "sgd(lr=0.1, epochs=2, batch=8)"}
+    return simulate(options.pop("model", net()), options.pop("clients", CLIENTS), TEST, **{**settings, **options})
+
+
+# -- the same as the two halves ----------------------------------------------------------------------------------------
+
+
+def through_bytes(history: History) -> Iterator[tuple[Tensor, Tensor | None, int, int]]:
+    """The same run client by client: x, buffers, bytes up and bytes down after each round."""
+    simulation, state = history.simulation, history.state
+    config, problem = simulation.server, simulation.problem
+    me = Client(simulation.uplink, config.buffer_layout, config.downlink)
+
+    def train(x: Tensor, buffers: Tensor | None, instruction: Instruction) -> Update:
+        update = engine("loop").train(problem, x, buffers, [instruction.client], instruction.round, instruction.seed)
+        after = None if update.buffers is None else update.buffers[0]
+        return Update(update.delta[0], after, update.examples[0], update.steps[0], float(update.loss[0]))
+
+    for round in range(1, history.rounds + 1):
+        cohort = simulation.sampler.sample(list(problem.clients), round, config.seed)
+        instructions, state = half.open(config, state, cohort)
+        down = {i: instruction.to_bytes() for i, instruction in instructions.items()}
+        answers = [client.reply(me, Instruction.from_bytes(down[i]), train) for i in reversed(cohort)]
+        up = [reply.to_bytes() for reply, _ in answers]
+        state, closed = half.close(config, state, cohort, map(Reply.from_bytes, up))
+        assert closed.accepted == cohort
+        for _, pending in answers:
+            client.commit(me, pending)
+        yield state.x, state.buffers, sum(map(len, up)), sum(map(len, down.values()))
+
+
+@pytest.mark.parametrize("codec", COMPRESSORS, ids=str)
+@pytest.mark.parametrize("norm", [False, True])
+def test_batched_rounds_are_the_two_halves_bit_for_bit(codec: Compressor, norm: bool) -> None:
+    feedback = codec.contraction(Layout.flat(100)) is not None
+    options = {"model": net(norm), "uplink": codec, "engine": "loop", "feedback": feedback, "seed": 3, **KEEP_PAIRS}
+    batched, apart = run(**options), run(**options)
+    for record, (x, buffers, up, down) in zip(batched, through_bytes(apart), strict=True):
+        assert torch.equal(batched.state.x, x)
+        assert (buffers is None) == (batched.state.buffers is None)
+        assert buffers is None or torch.equal(batched.state.buffers, buffers)
+        assert (record.wire_up, record.wire_down) == (up, down)
+
+
+def test_a_quadratic_is_the_papers_algorithm_round_by_round() -> None:
+    clients, d = 6, 40
+    gradient = oracle.quadratic(clients, d)
+    zero, one = (np.array([gradient(i, np.full(d, at)) for i in range(clients)]) for at in (0.0, 1.0))
+    slope = one - zero
+    data = {
+        i: (torch.zeros(1, 1), torch.tensor(np.stack([slope[i], -zero[i] / slope[i]]))[None]) for i in range(clients)
+    }
+    for uplink, compress in {"sign": oracle.scaled_sign, "topk(ratio=0.1)": partial(oracle.topk, ratio="1/10")}.items():
+        history = simulate(
+            Point(d),
+            data,
+            server="fedams(lr=0.1)",
+            uplink=uplink,
+            rounds=20,
+            cohort=3,
+            local="sgd(lr=0.05, steps=5)",
+            loss=lambda w, y: (y[:, 0] * (w - y[:, 1]).square()).sum(-1) / 2,
+        )
+        cohorts = [record.cohort for record in history.run().records]
+        expected = oracle.run(np.zeros(d), gradient, cohorts, 5, 0.05, partial(oracle.fedams, lr=0.1), compress)
+        assert np.linalg.norm(history.state.x.numpy() - expected[-1]) <= 1e-5 * np.linalg.norm(expected[-1])
+
+
+class Point(nn.Module):
+    """A bare vector of parameters."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w.expand(len(x), -1)
+
+
+# -- what a run gives --------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_with_one_seed_are_identical_and_others_are_not() -> None:
+    def lines(seed: int) -> list[str]:
+        return [record.to_json() for record in run(uplink="topk(ratio=0.1)", seed=seed, measure_gamma=True)]
+
+    assert lines(1) == lines(1)
+    assert lines(1) != lines(2)
+    assert [RoundRecord.from_json(line).to_json() for line in lines(1)] == lines(1)
+
+
+def test_stacked_and_loop_tell_the_same_story() -> None:
+    stories = [run(engine=name, uplink="sign").run() for name in ("loop", "stacked")]
+    assert float((stories[0].state.x - stories[1].state.x).norm()) <= 1e-4 * float(stories[0].state.x.norm())
+
+
+def test_it_learns_and_compression_costs_few_bytes() -> None:
+    dense, sign = (run(uplink=uplink, rounds=40, server="fedams(lr=0.05)").run() for uplink in ("identity", "sign"))
+    assert dense.records[-1].test_accuracy > 0.85
+    assert sign.records[-1].test_accuracy > 0.8
+    assert sign.records[-1].wire_up * 3 < dense.records[-1].wire_up
+    assert sign.records[-1].paper_bits_up == 32 + sign.simulation.server.layout.d
+    assert 0 < sign.records[-1].q < 1
+    assert dense.records[-1].q == 0
+
+
+def test_rounds_run_while_the_history_is_read() -> None:
+    history = run()
+    assert history.records == []
+    first = list(itertools.islice(history, 2))
+    assert len(history.records) == 2
+    assert list(history)[:2] == first
+    assert len(history.records) == 6
+    frame = history.to_frame()
+    assert list(frame.index) == [1, 2, 3, 4, 5, 6]
+    assert frame["wire_up"].sum() == sum(record.wire_up for record in history.records)
+
+
+def test_the_final_model_is_the_servers() -> None:
+    original = net(norm=True)
+    before = {name: value.clone() for name, value in original.state_dict().items()}
+    history = run(model=original, **KEEP_PAIRS)
+    model = history.model
+    assert all(torch.equal(value, original.state_dict()[name]) for name, value in before.items()), "the model is copied"
+    assert torch.equal(history.simulation.problem.layout.read(model), history.state.x)
+    outputs = model(TEST[0])
+    assert float((outputs.argmax(1) == TEST[1]).float().mean()) == pytest.approx(history.records[-1].test_accuracy)
+
+
+def test_an_empty_cohort_makes_no_step_and_is_recorded() -> None:
+    history = run(cohort="bernoulli(p=0.05)", rounds=30)
+    x = history.state.x.clone()
+    for record in history:
+        if not record.cohort:
+            assert torch.equal(history.state.x, x)
+            assert (record.wire_up, record.train_loss, record.delta_norm) == (0, None, 0.0)
+            assert record.test_accuracy is not None
+        x = history.state.x.clone()
+    assert {len(record.cohort) for record in history.records} >= {0, 1}
+
+
+def test_evaluation_every_few_rounds() -> None:
+    assert [record.test_loss is not None for record in run(evaluate_every=3)] == [False, False, True] * 2
+    assert all(r.test_loss is None for r in simulate(net(), CLIENTS, rounds=2, cohort=2))
+
+
+def test_gamma_is_zero_without_compression_and_not_with_it() -> None:
+    assert all(record.gamma < 1e-6 for record in run(measure_gamma=True))
+    assert all(record.gamma > 0.01 for record in run(measure_gamma=True, uplink="sign"))
+
+
+def test_weighting_by_examples_and_sampling_by_them() -> None:
+    uniform, weighted = (run(weighting=weighting, cohort="full").run() for weighting in ("uniform", "examples"))
+    assert not torch.equal(uniform.state.x, weighted.state.x)
+    assert len(run(cohort="weighted(n=2)").run().records[0].cohort) == 2
+
+
+def test_residuals_may_be_kept_on_disk(tmp_path: Any) -> None:
+    model = net()
+    store = ResidualStore.on_disk(Layout.of(model), tmp_path)
+    on_disk, in_memory = run(model=model, uplink="sign", residuals=store).run(), run(model=model, uplink="sign").run()
+    assert torch.equal(on_disk.state.x, in_memory.state.x)
+    assert store.ids()
+
+
+# -- people's own data and models --------------------------------------------------------------------------------------
+
+
+class Lazy(Mapping[int, Any]):
+    """Ten thousand clients that are made when asked for."""
+
+    def __init__(self) -> None:
+        self.loaded: set[int] = set()
+
+    def __getitem__(self, client: int) -> Any:
+        self.loaded.add(client)
+        return examples(10, client)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10_000))
+
+    def __len__(self) -> int:
+        return 10_000
+
+
+def test_clients_that_never_take_part_are_never_loaded() -> None:
+    lazy = Lazy()
+    history = run(clients=lazy, cohort=5, uplink="sign").run()
+    taken = set().union(*(record.cohort for record in history.records))
+    assert lazy.loaded == taken | {0}, "the first one tells how many classes there are"
+    assert history.simulation.uplink.store.ids() == sorted(taken)
+
+
+class Pairs:
+    """A map-style dataset of plain Python and NumPy values."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.items = [(row.numpy(), int(label)) for row, label in zip(x, y, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return self.items[i]
+
+
+def test_map_style_datasets_are_as_good_as_tensors() -> None:
+    tensors, datasets = run().run(), run(clients=[Pairs(*pair) for pair in CLIENTS]).run()
+    assert torch.equal(tensors.state.x, datasets.state.x)
+
+
+def test_regression() -> None:
+    data = [(x, x @ torch.arange(8.0)[:, None] / 8) for x, _ in CLIENTS]
+    history = simulate(
+        nn.Linear(8, 1),
+        data,
+        data[0],
+        rounds=40,
+        cohort=4,
+        server="fedavg",
+        local="sgd(lr=0.05, epochs=2)",
+        loss=lambda out, y: (out - y).square().mean(-1),
+        metric=lambda out, y: -(out - y).abs().mean(-1),
+    ).run()
+    assert history.records[-1].test_loss < 0.1 * history.records[0].test_loss
+    assert history.records[-1].test_accuracy > -0.3
+
+
+def test_token_models_with_a_mean_loss() -> None:
+    """Next-token prediction; the loss is a mean over examples and positions, so clients are grouped by size."""
+    rows = [torch.arange(n * 6).reshape(n, 6) % 7 for n in (5, 8, 3, 9)]
+    data = [(row[:, :-1], row[:, 1:]) for row in rows]
+    model = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7))
+    history = simulate(
+        model,
+        data,
+        data[0],
+        rounds=30,
+        cohort=2,
+        server="fedavg",
+        local="sgd(lr=1, epochs=3, batch=4)",
+        loss=lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()),
+        metric=lambda out, y: (out.argmax(-1) == y).float().mean(-1),
+    ).run()
+    assert history.records[-1].test_accuracy > 0.9
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("n=9 of only 8 clients", {"cohort": 9}),
+    ("clients is empty", {"clients": []}),
+    ("client 1 has 0 inputs and 0 targets", {"clients": [CLIENTS[0], (torch.empty(0, 8), torch.empty(0).long())]}),
+    ("client 0 is a int; give a pair of tensors", {"clients": [3, 4, 5]}),
+    (
+        r"client 2 has targets from 0 to 3; allowed: 0 to 2",
+        {"clients": [*CLIENTS[:2], (torch.ones(4, 8), torch.arange(4))]},
+    ),
+    ("no trainable parameter", {"model": net().requires_grad_(False)}),
+    ("rounds=0; allowed: 1 or more", {"rounds": 0}),
+    ("no server is named 'fedamz'", {"server": "fedamz"}),
+    ("has no contraction", {"uplink": "randk(ratio=0.5, scaled=true)"}),
+    ("no engine is named 'stackd'", {"engine": "stackd"}),
+    (r"client 1: Expected more than 1 value per channel.*; set drop_last=true", {"model": net(True), "cohort": "full"}),
+    (r"round \d, clients \[.*\]: the update is not finite: '0.weight' has", {"local": "sgd(lr=1e30, epochs=9)"}),
+]
+
+
+@pytest.mark.parametrize(("message", "options"), BAD, ids=[message[:20] for message, _ in BAD])
+def test_bad_input_is_refused_with_what_to_do(message: str, options: dict[str, Any]) -> None:
+    if "clients" in options:
+        options = {"cohort": "full", **options}
+    with pytest.raises(FedcamsError, match=message):
+        run(**options).run()
+
+
+def test_a_client_with_fewer_examples_than_a_batch_makes_one_of_what_it_has() -> None:
+    history = run(clients=[examples(3, 0)], cohort=1, local="sgd(batch=20, drop_last=true)", rounds=1).run()
+    assert history.records[0].train_loss is not None
