@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -283,20 +284,26 @@ def test_ranges_cover_everything_once(size: int, threads: int) -> None:
     assert len(ranges) <= max(1, 4 * threads)
 
 
+@pytest.fixture
+def _threads_restored() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads_restored")
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     x = vector(9 * BLOCK + 77)[None]
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            results.append(everything(x))
-    finally:
-        torch.set_num_threads(before)
+    results = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        results.append(everything(x))
     assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.usefixtures("_threads_restored")
 def test_kernels_run_from_many_threads_at_once() -> None:
+    torch.set_num_threads(2)
     xs = [vector(3 * BLOCK + i, seed=i)[None] for i in range(8)]
     expected = [everything(x) for x in xs]
     with ThreadPoolExecutor(8) as pool:

@@ -27,6 +27,10 @@ LEVELS: list[set[str]] = [
     {"wire", "feedback", "residuals", "downlink", "aggregate", "engines"},
     {"rounds"},
     {"simulation"},
+    {"experiment"},
+    {"runs"},
+    {"report", "trackers"},
+    {"cli"},
 ]
 """A module imports from its own level or from lower ones; `fedcams` itself (its __init__) stands above them all."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedcams.aggregate import Aggregator
 from fedcams.compress import compressor
-from fedcams.engines import Engine, Examples, Problem, Update
+from fedcams.engines import Engine, Examples, Problem
 from fedcams.errors import UpdateError
 from fedcams.feedback import ErrorFeedback, Pending
 from fedcams.keys import derive
@@ -19,6 +19,7 @@ from fedcams.rounds import Server, ServerState
 from fedcams.rounds.messages import INSTRUCTION, REPLY
 from fedcams.sampler import Sampler
 from fedcams.simulation.evaluate import Metric, evaluate
+from fedcams.simulation.phases import Phases
 from fedcams.simulation.record import RoundRecord
 from fedcams.wire import size, sizes
 
@@ -40,25 +41,36 @@ class Simulation:
     evaluate_every: int = 1
     measure_gamma: bool = False
 
-    def advance(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
-        """One round. Consumes the state."""
+    def advance(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:
+        """One round. Consumes the state; `phases` collects where the time goes."""
+        phases = phases or Phases()
         round, seed = state.round + 1, self.server.seed
         cohort = self.sampler.sample(list(self.problem.clients), round, seed, self.sampling_weights)
         if not cohort:
             return self._skip(state._replace(round=round))
-        start, down, sent = self.server.downlink.deliver(state.downlink, state.x, self.server.layout, cohort)
-        update = self.engine.train(self.problem, start, state.buffers, cohort, round, seed)
+        with phases("broadcast"):
+            start, down, sent = self.server.downlink.deliver(state.downlink, state.x, self.server.layout, cohort)
+        with phases("train"):
+            update = self.engine.train(self.problem, start, state.buffers, cohort, round, seed)
         before = self._mean_before(cohort, update.delta) if self.measure_gamma else None
-        pending = self._encode(cohort, update.delta, round)
-        weights = [1.0 if self.server.weighting == "uniform" else float(n) for n in update.examples]
-        mean = self._mean(pending, weights)
+        with phases("encode"):
+            pending = self._encode(cohort, update.delta, round)
+        with phases("aggregate"):
+            weights = [1.0 if self.server.weighting == "uniform" else float(n) for n in update.examples]
+            mean = self._mean(pending, weights)
+            buffers = _mean_rows(self.server.buffer_layout, cohort, update.buffers, weights)
         gamma = None if before is None else self._gamma(*before, mean, round)
         norm = float(mean.norm())
-        buffers = _mean_rows(self.server.buffer_layout, cohort, update.buffers, weights)
-        x, optimizer = self.server.optimizer.step(state.optimizer, state.x, mean)
-        self.uplink.commit(pending)
+        with phases("step"):
+            x, optimizer = self.server.optimizer.step(state.optimizer, state.x, mean)
+            self.uplink.commit(pending)
         state = ServerState(round, x, buffers, optimizer, sent, state.accepted)
-        return state, self._record(state, pending, update, down, norm, gamma)
+        with phases("record"):
+            counts = self._counts(pending, state.buffers, down)
+        with phases("evaluate"):
+            loss, score = self._evaluate(state)
+        train_loss, q = float(update.loss.double().mean()), _mean_error(pending)
+        return state, RoundRecord(round, cohort, train_loss, loss, score, *counts, q, gamma, norm)
 
     # -- the parts of a round ------------------------------------------------------------------------------------
 
@@ -90,29 +102,13 @@ class Simulation:
 
     # -- the record ----------------------------------------------------------------------------------------------
 
-    def _record(
-        self, state: ServerState, pending: Pending, update: Update, down: list[int], norm: float, gamma: float | None
-    ) -> RoundRecord:
+    def _counts(self, pending: Pending, buffers: Tensor | None, down: list[int]) -> tuple[int, int, int, int, int, int]:
+        """wire_up, wire_down, wire_up_buffers, wire_down_buffers, paper_bits_up, paper_bits_down."""
         layout, count = self.server.layout, len(pending.ids)
-        apart = count * _buffer_size(self.server.buffer_layout, state.buffers)
-        up = sum(sizes(self.uplink.compressor, pending.code, layout))
-        loss, score = self._evaluate(state)
-        return RoundRecord(
-            round=state.round,
-            cohort=list(pending.ids),
-            train_loss=float(update.loss.double().mean()),
-            test_loss=loss,
-            test_accuracy=score,
-            wire_up=count * REPLY.overhead + up + apart,
-            wire_down=count * INSTRUCTION.overhead + sum(down) + apart,
-            wire_up_buffers=apart,
-            wire_down_buffers=apart,
-            paper_bits_up=self.uplink.compressor.paper_bits(layout),
-            paper_bits_down=self.server.downlink.paper_bits(layout),
-            q=None if pending.error is None else float(pending.error.double().mean()),
-            gamma=gamma,
-            delta_norm=norm,
-        )
+        apart = count * _buffer_size(self.server.buffer_layout, buffers)
+        up = count * REPLY.overhead + sum(sizes(self.uplink.compressor, pending.code, layout)) + apart
+        paper = self.uplink.compressor.paper_bits(layout), self.server.downlink.paper_bits(layout)
+        return up, count * INSTRUCTION.overhead + sum(down) + apart, apart, apart, *paper
 
     def _skip(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
         """A round in which nobody took part: no step, and recorded."""
@@ -135,6 +131,10 @@ def _mean_rows(
     for client, row, weight in zip(cohort, rows, weights, strict=True):
         aggregator.add_code(client, DENSE, {"values": row}, weight)
     return aggregator.mean()
+
+
+def _mean_error(pending: Pending) -> float | None:
+    return None if pending.error is None else float(pending.error.double().mean())
 
 
 def _buffer_size(layout: Layout | None, buffers: Tensor | None) -> int:

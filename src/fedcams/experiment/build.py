@@ -1,0 +1,83 @@
+"""From an experiment to a simulation that can run: data loaded and split, model made, pieces put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedcams import models
+from fedcams.engines import Examples, Problem, choose
+from fedcams.experiment.experiment import Experiment
+from fedcams.feedback import ErrorFeedback
+from fedcams.keys import generator
+from fedcams.partition import label_histogram, take_fraction
+from fedcams.residuals import ResidualStore
+from fedcams.rounds import Server, ServerState
+from fedcams.rounds.server import start
+from fedcams.simulation import Simulation
+from fedcams.tasks import TaskData
+
+
+@dataclass(frozen=True)
+class Built:
+    """A simulation, where it starts, and how the labels lie over the clients."""
+
+    simulation: Simulation
+    state: ServerState
+    histogram: NDArray[np.int64]
+    """`[clients, classes]`, the examples that each client trains on."""
+
+
+class Shards(Mapping[int, Examples]):
+    """Clients whose examples are parts of one data set, which is held once."""
+
+    def __init__(self, data: TaskData, parts: list[NDArray[np.int64]]) -> None:
+        self._data = data
+        self._parts = [torch.from_numpy(part).to(data.train_x.device) for part in parts]
+
+    def __getitem__(self, client: int) -> Examples:
+        part = self._parts[client]
+        return self._data.train_x[part], self._data.train_y[part]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._parts)))
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def sizes(self) -> list[float]:
+        """The number of examples of each client."""
+        return [float(len(part)) for part in self._parts]
+
+
+def build(experiment: Experiment, data: Path | None = None, device: str | torch.device = "cpu") -> Built:
+    """Loads, splits and puts together; `data` is the folder of downloaded files."""
+    loaded = experiment.task.load(data).to(device)
+    labels = loaded.train_y.cpu().numpy()
+    parts = experiment.partition.split(labels, experiment.clients, generator(experiment.seed, "partition"))
+    parts = take_fraction(parts, experiment.train_fraction)
+    model = models.build(experiment.model, loaded.shape, loaded.classes, experiment.seed).to(device)
+    clients = Shards(loaded, parts)
+    problem = Problem(model, loaded.loss, clients, experiment.local, loaded.prepare, loaded.augment)
+    layout, buffers = problem.layout, problem.buffer_layout
+    server = Server(layout, experiment.server, experiment.seed, buffers, experiment.downlink, experiment.weighting)
+    store = ResidualStore.in_memory(layout, device) if experiment.feedback else None
+    simulation = Simulation(
+        problem,
+        server,
+        ErrorFeedback(experiment.uplink, store, layout),
+        experiment.sampler,
+        choose(experiment.engine, model),
+        (loaded.test_x, loaded.test_y),
+        loaded.metric,
+        clients.sizes() if experiment.sampler.weighs else None,
+        experiment.evaluate_every,
+        experiment.measure_gamma,
+    )
+    state = start(server, layout.read(model), None if buffers is None else buffers.read(model))
+    return Built(simulation, state, label_histogram(parts, labels, loaded.classes))
