@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcams import models
 from fedcams.engines import Engine, Problem, Update, engine
 from fedcams.engines.batching import steps
 from fedcams.errors import SpecError, UpdateError
@@ -190,3 +191,32 @@ def test_steps_cover_every_plan(padded: bool) -> None:
             drawn[row] += draw[weight > 0].tolist()
     assert seen == [np.concatenate(plan).tolist() for plan in plans]
     assert np.concatenate(drawn).tolist() == list(range(sum(map(len, drawn))))
+
+
+# -- every registered model --------------------------------------------------------------------------------------------
+
+SMALL = {"resnet18": "resnet18(width=4)", "convmixer": "convmixer(dim=8, depth=2)", "mlp": "mlp(hidden=8)"}
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("name", registered("model"))
+@pytest.mark.parametrize(
+    ("dtype", "spec", "tolerance"),
+    [
+        (torch.float64, "sgd(lr=0.05, batch=4)", 1e-9),
+        (torch.float32, "sgd(lr=0.05, steps=1, batch=4)", 1e-5),
+    ],
+)
+def test_every_registered_model(fast: str, name: str, dtype: torch.dtype, spec: str, tolerance: float) -> None:
+    """A whole round in float64, one step in float32, with clients of uneven size."""
+    pair = []
+    for _ in range(2):
+        net = models.build(SMALL.get(name, name), (3, 16, 16), 4, seed=0).to(dtype)
+        draw = torch.Generator().manual_seed(0)
+        clients = {
+            i: (torch.randn(n, 3, 16, 16, dtype=dtype, generator=draw), torch.randint(0, 4, (n,), generator=draw))
+            for i, n in enumerate((8, 6, 4))
+        }
+        loss = per_example if name != "point" else (lambda out, y: out.flatten(1).square().sum(-1))
+        pair.append(Problem(net, loss, clients, local(spec)))
+    assert_close(train(fast, pair[0]), train("loop", pair[1]), tolerance)

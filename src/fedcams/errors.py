@@ -19,6 +19,10 @@ class UpdateError(FedcamsError, ValueError):
     """An update that must not enter the sum: not finite, sent twice, badly weighted."""
 
 
+class DataError(FedcamsError):
+    """Data that are missing, damaged or not what the task needs."""
+
+
 class ResidualError(FedcamsError):
     """A stored residual that is damaged, foreign or cannot be written."""
 

@@ -6,9 +6,8 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,21 +15,12 @@ from fedcams.errors import UpdateError
 from fedcams.keys import generator
 from fedcams.layout import Layout
 from fedcams.local import SGD
+from fedcams.tasks import Augmentation
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> the loss of each example `[B]`, or their mean."""
 Examples = tuple[Tensor, Tensor]
 """Inputs `[n, ...]` and targets `[n, ...]`."""
-
-
-class Augmentation(Protocol):
-    """Random changes to inputs, drawn on the host and applied on the device."""
-
-    def draw(self, rng: np.random.Generator, n: int) -> Tensor:
-        """What to do with each of n inputs, integers `[n, ...]`."""
-
-    def apply(self, x: Tensor, draws: Tensor) -> Tensor:
-        """The changed inputs."""
 
 
 @contextlib.contextmanager

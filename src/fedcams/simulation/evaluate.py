@@ -14,11 +14,6 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 BATCH = 1000
 
 
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1.0 where the largest output is the target's."""
-    return (outputs.argmax(1) == targets).float()
-
-
 @torch.no_grad()
 def evaluate(
     problem: Problem, x: Tensor, buffers: Tensor | None, test: Examples, metric: Metric

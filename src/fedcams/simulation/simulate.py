@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedcams.compress import Compressor
 from fedcams.downlink import Downlink
 from fedcams.downlink import downlink as resolve_downlink
-from fedcams.engines import Augmentation, Engine, Loss, Problem, choose
+from fedcams.engines import Engine, Loss, Problem, choose
 from fedcams.errors import SpecError
 from fedcams.feedback import ErrorFeedback
 from fedcams.layout import Layout
@@ -27,14 +26,10 @@ from fedcams.rounds.server import start
 from fedcams.sampler import Sampler
 from fedcams.sampler import sampler as resolve_sampler
 from fedcams.simulation.clients import Clients, as_examples
-from fedcams.simulation.evaluate import Metric, accuracy
+from fedcams.simulation.evaluate import Metric
 from fedcams.simulation.history import History
 from fedcams.simulation.simulation import Simulation
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each example."""
-    return functional.cross_entropy(outputs, targets, reduction="none")
+from fedcams.tasks import Augmentation, accuracy, cross_entropy
 
 
 def simulate(

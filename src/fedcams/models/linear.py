@@ -1,0 +1,26 @@
+"""A linear layer on the flattened example: with cross-entropy it is multinomial logistic regression."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedcams.models.base import Model
+from fedcams.registry import flag, register
+
+
+@register("linear")
+@dataclass(frozen=True)
+class Linear(Model):
+    """`W x + b` of the flattened x; convex under cross-entropy, so rates can be checked against theory."""
+
+    bias: bool = flag(True, doc="add b")
+
+    reference = "Cox, The Regression Analysis of Binary Sequences, J. R. Stat. Soc. B 20, 1958"
+    examples = ("linear", "linear(bias=false)")
+    refused = (("linear(bias=2)", "allowed: true or false"),)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes, bias=self.bias))

@@ -1,0 +1,57 @@
+"""The digits that come with scikit-learn: real images without a download."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedcams import keys
+from fedcams.errors import DataError
+from fedcams.registry import register
+from fedcams.tasks.base import Task, TaskData, accuracy, cross_entropy
+
+
+@register("digits")
+@dataclass(frozen=True)
+class Digits(Task):
+    """1797 handwritten digits of 1x8x8 pixels, as floats from 0 to 1; 1437 to train and 360 to test on.
+
+    The split is the same for ever: a fifth of every class is test, drawn with a fixed key.
+    """
+
+    reference = "Alpaydin, Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998"
+    model = "mlp"
+    examples = ("digits",)
+    refused = (("digits(classes=5)", "digits has no key 'classes'"),)
+
+    def load(self, folder: Path | None = None) -> TaskData:
+        x, y = _read()
+        test = _a_fifth_of_each(y)
+        train_x, test_x = torch.from_numpy(x[~test]), torch.from_numpy(x[test])
+        train_y, test_y = torch.from_numpy(y[~test]), torch.from_numpy(y[test])
+        return TaskData(train_x, train_y, test_x, test_y, classes=10, loss=cross_entropy, metric=accuracy)
+
+
+def _read() -> tuple[np.ndarray, np.ndarray]:
+    """float32 `[1797, 1, 8, 8]` and int64 `[1797]`."""
+    try:
+        datasets = importlib.import_module("sklearn.datasets")
+    except ImportError:
+        raise DataError(
+            "the task 'digits' comes with scikit-learn, which is missing; pip install scikit-learn"
+        ) from None
+    x, y = datasets.load_digits(return_X_y=True)  # pixels are whole numbers from 0 to 16
+    return (x / 16).astype(np.float32).reshape(-1, 1, 8, 8), y.astype(np.int64)
+
+
+def _a_fifth_of_each(y: np.ndarray) -> np.ndarray:
+    """Marks every fifth example of a shuffled row in which the classes stand one after the other."""
+    shuffled = keys.generator(0, "digits").permutation(len(y))
+    grouped = shuffled[np.argsort(y[shuffled], kind="stable")]
+    marked = np.zeros(len(y), dtype=bool)
+    marked[grouped[::5]] = True
+    return marked

@@ -1,0 +1,484 @@
+"""What every registered task must keep, whatever its name, and what each of them claims."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, jacrev, vmap
+from torch.nn.functional import cross_entropy
+
+from fedcams.errors import DataError, SpecError
+from fedcams.models import build, model
+from fedcams.registry import params, registered, resolve
+from fedcams.tasks import Task, TaskData, task
+from fedcams.tasks.augment import CropFlip
+from fedcams.tasks.base import accuracy
+from fedcams.tasks.logistic import Logistic
+from fedcams.tasks.noise import noise
+from fedcams.tasks.quadratic import Quadratic
+
+# -- CIFAR: miniature files in the official layout, opcode by opcode as Python 2 wrote them ---------------------------
+
+WIDTH = 3 * 32 * 32
+
+
+def string(text: bytes) -> bytes:
+    return b"T" + len(text).to_bytes(4, "little") + text
+
+
+def integer(value: int) -> bytes:
+    return b"J" + value.to_bytes(4, "little", signed=True)
+
+
+def array(data: np.ndarray, dtype: bytes = b"u1", order: str = "C") -> bytes:
+    """`numpy.ndarray.__reduce__` of the time: made empty, then given version, shape, type, order and bytes."""
+    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(" + integer(0) + b"t" + string(b"b") + b"tR"
+    kind = b"cnumpy\ndtype\n(" + string(dtype) + integer(0) + integer(1) + b"tR"
+    kind += b"(" + integer(3) + string(b"|") + b"NNN" + integer(-1) * 2 + integer(0) + b"tb"
+    shape = b"(" + b"".join(integer(n) for n in data.shape) + b"t"
+    fortran = b"\x88" if order == "F" else b"\x89"
+    return empty + b"(" + integer(1) + shape + kind + fortran + string(data.tobytes(order)) + b"tb"  # type: ignore[arg-type]
+
+
+def batch(**entries: bytes) -> bytes:
+    """A pickled dict, its keys being byte strings."""
+    return b"\x80\x02}(" + b"".join(string(key.encode()) + value for key, value in entries.items()) + b"u."
+
+
+def labels(values: Sequence[int]) -> bytes:
+    return b"](" + b"".join(integer(value) for value in values) + b"e"
+
+
+def pixels(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, size=(n, WIDTH), dtype=np.uint8)
+
+
+def write_cifar10(folder: Path, n: int = 4) -> None:
+    """n images a file, with the labels 0, 1, ..."""
+    (folder / "cifar-10-batches-py").mkdir(parents=True)
+    for seed, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        content = batch(batch_label=string(b"mini"), labels=labels(range(n)), data=array(pixels(n, seed)))
+        (folder / "cifar-10-batches-py" / name).write_bytes(content)
+
+
+def write_cifar100(folder: Path, n: int = 4) -> None:
+    """n images a file, with the fine labels 99, 98, ..."""
+    (folder / "cifar-100-python").mkdir(parents=True)
+    for seed, name in enumerate(["train", "test"]):
+        fine, coarse = labels(range(99, 99 - n, -1)), labels([0] * n)
+        content = batch(data=array(pixels(n, seed)), coarse_labels=coarse, fine_labels=fine)
+        (folder / "cifar-100-python" / name).write_bytes(content)
+
+
+# -- everyone ----------------------------------------------------------------------------------------------------
+
+TASKS = [task(spec) for cls in registered("task").values() for spec in cls.examples]
+everyone = pytest.mark.parametrize("spec", TASKS, ids=str)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every file that a task may look for, in miniature."""
+    folder = tmp_path_factory.mktemp("data")
+    write_cifar10(folder)
+    write_cifar100(folder)
+    return folder
+
+
+def load(spec: Task, folder: Path) -> TaskData:
+    try:
+        return spec.load(folder)
+    except DataError as error:
+        if "pip install" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+def outputs_and_targets(spec: Task, data: TaskData, n: int) -> tuple[Tensor, Tensor]:
+    module = build(spec.model, data.shape, data.classes, seed=0).eval()
+    x, y = data.prepare(data.train_x[:n]), data.train_y[:n]
+    return module(x), y
+
+
+@everyone
+def test_it_documents_itself(spec: Task) -> None:
+    cls = type(spec)
+    assert cls.__doc__
+    assert cls.reference
+    assert all(param.doc for param, _ in params(cls).values())
+    assert str(model(cls.model)) == cls.model
+    for example in cls.examples:
+        assert str(task(example)) == example
+    for refused, message in cls.refused:
+        with pytest.raises(SpecError, match=message):
+            resolve("task", refused)
+
+
+@everyone
+def test_loading_twice_gives_the_same_and_touches_no_generator(spec: Task, folder: Path) -> None:
+    first = load(spec, folder)  # which may import a package that draws
+    before = torch.get_rng_state(), random.getstate()
+    second = load(spec, folder)
+    for name in ("train_x", "train_y", "test_x", "test_y"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    assert first.shape == second.shape
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+@everyone
+def test_prepared_examples_are_floats(spec: Task, folder: Path) -> None:
+    data = load(spec, folder)
+    x = data.prepare(data.train_x)
+    assert x.dtype == torch.float32
+    assert x.shape == data.train_x.shape
+    assert bool(x.isfinite().all())
+    assert torch.equal(data.prepare(data.train_x[:4].unflatten(0, (2, 2))), x[:4].unflatten(0, (2, 2)))
+    assert torch.equal(data.prepare(x), x)
+
+
+@everyone
+def test_loss_is_a_mean_and_the_metric_a_score_for_each(spec: Task, folder: Path) -> None:
+    data = load(spec, folder)
+    outputs, y = outputs_and_targets(spec, data, 4)
+    each = torch.cat([data.loss(outputs[i : i + 1], y[i : i + 1]) for i in range(4)])
+    torch.testing.assert_close(data.loss(outputs, y), each)
+    scores = data.metric(outputs, y)
+    assert scores.shape == (4,)
+    assert scores.dtype == torch.float32
+
+
+@everyone
+def test_loss_and_metric_under_vmap_are_a_loop(spec: Task, folder: Path) -> None:
+    data = load(spec, folder)
+    outputs, y = outputs_and_targets(spec, data, 4)
+    outputs, y = outputs.detach().unflatten(0, (2, 2)), y.view(2, 2)
+    for score in (data.loss, data.metric):
+        one_by_one = torch.stack([score(*pair) for pair in zip(outputs, y, strict=True)])
+        torch.testing.assert_close(vmap(score)(outputs, y), one_by_one)
+
+
+@everyone
+def test_everything_moves_to_a_device(spec: Task, folder: Path) -> None:
+    data = load(spec, folder)
+    moved = data.to("cpu")
+    assert torch.equal(moved.train_x, data.train_x)
+    assert moved.loss == data.loss
+    assert moved.augment == data.augment
+
+
+def test_optional_packages_are_loaded_when_used() -> None:
+    probe = "import sys, fedcams.tasks, fedcams.models; assert 'sklearn' not in sys.modules"
+    subprocess.run([sys.executable, "-c", probe], check=True)
+
+
+# -- data --------------------------------------------------------------------------------------------------------
+
+
+def test_data_that_do_not_fit_are_refused() -> None:
+    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 2, 2])
+    for wrong, message in [
+        ({"train_x": x[:0], "train_y": y[:0]}, r"train: the examples are torch.float32 \[0, 2\]"),
+        ({"test_x": x[:, :1]}, r"test: the examples are torch.float32 \[4, 1\]; expected: uint8 or float32 \[n, 2\]"),
+        ({"test_x": x.double()}, "test: the examples are torch.float64"),
+        ({"train_y": y[:3]}, r"train: the targets are torch.int64 \[3\]; expected: int64 \[4\]"),
+        ({"train_y": y.float()}, "train: the targets are torch.float32"),
+        ({"test_y": y - 1}, "test: targets reach from -1 to 1; allowed: 0 to 2"),
+        ({"test_y": y + 1}, "test: targets reach from 1 to 3; allowed: 0 to 2"),
+    ]:
+        tensors: dict[str, Any] = {"train_x": x, "train_y": y, "test_x": x, "test_y": y, **wrong}
+        with pytest.raises(DataError, match=message):
+            TaskData(**tensors, classes=3, loss=cross_entropy, metric=accuracy)
+
+
+def test_pixels_without_statistics_become_fractions() -> None:
+    x, y = torch.tensor([[0, 255]], dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    data = TaskData(x, y, x, y, classes=1, loss=cross_entropy, metric=accuracy)
+    assert data.prepare(x).tolist() == [[0.0, 1.0]]
+
+
+# -- digits ------------------------------------------------------------------------------------------------------
+
+
+def test_digits_are_split_for_ever(folder: Path) -> None:
+    data = load(task("digits"), folder)
+    assert data.shape == (1, 8, 8)
+    assert (len(data.train_y), len(data.test_y)) == (1437, 360)
+    both = data.train_y.bincount() + data.test_y.bincount()
+    assert float((data.test_y.bincount() - both / 5).abs().max()) < 1
+    assert (float(data.train_x.min()), float(data.train_x.max())) == (0.0, 1.0)
+    assert float(16 * data.test_x.sum()) + float(16 * data.train_x.sum()) == 561718  # all pixels, each once
+    assert data.test_y[:12].tolist() == [0, 5, 1, 4, 6, 6, 7, 0, 8, 8, 0, 2]
+
+
+def test_digits_can_be_learnt(folder: Path) -> None:
+    data = load(task("digits"), folder)
+    module = build("mlp", data.shape, data.classes, seed=0)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        data.loss(module(data.train_x), data.train_y).mean().backward()
+        optimizer.step()
+    assert float(data.metric(module(data.test_x), data.test_y).mean()) > 0.95
+
+
+def test_digits_name_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sklearn", "sklearn.datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(DataError, match="pip install scikit-learn"):
+        task("digits").load()
+
+
+# -- problems with known constants -------------------------------------------------------------------------------
+
+
+def example_gradients(spec: Task, data: TaskData, w: Tensor) -> Tensor:
+    """By autograd, through the model and the loss: `[n, d]`."""
+    module = build(spec.model, data.shape, data.classes, seed=0)
+    ((name, parameter),) = module.named_parameters()
+
+    def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return data.loss(functional_call(module, {name: w}, (x[None],)), y[None]).mean()
+
+    assert parameter.shape == w.shape
+    gradients: Tensor = vmap(grad(loss), (None, 0, 0))(w, data.train_x, data.train_y)
+    return gradients.flatten(1)
+
+
+def by_class(data: TaskData) -> list[Tensor]:
+    return [(data.train_y == k).nonzero()[:, 0] for k in range(data.classes)]
+
+
+def somewhere(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+
+def test_noise_is_its_definition() -> None:
+    g = somewhere(6, 2)
+    a, b = g[:2].double().numpy(), g[2:].double().numpy()
+    local = max(np.mean([np.sum((v - s.mean(0)) ** 2) for v in s]) for s in (a, b))
+    middle = (a.mean(0) + b.mean(0)) / 2  # of the clients, however many examples they hold
+    across = np.mean([np.sum((s.mean(0) - middle) ** 2) for s in (a, b)])
+    found = noise(g, [torch.tensor([0, 1]), torch.tensor([2, 3, 4, 5])])
+    assert found == pytest.approx((np.sqrt(local), np.sqrt(across)))
+
+
+QUADRATICS = ["quadratic", "quadratic(dim=1, sigma_g=0)", "quadratic(smoothness=4, condition=100, sigma_l=0.3, seed=9)"]
+
+
+@pytest.mark.parametrize("text", QUADRATICS)
+def test_a_quadratic_has_the_constants_asked_for(text: str) -> None:
+    spec = task(text)
+    assert isinstance(spec, Quadratic)
+    data = spec.load()
+    w = somewhere(spec.dim)
+    gradients = spec.gradients(data, w)
+    torch.testing.assert_close(gradients, example_gradients(spec, data, w))
+    for point in (w, 5 * w):
+        found = noise(spec.gradients(data, point), by_class(data))
+        assert found == pytest.approx((float(spec.sigma_l), float(spec.sigma_g)), rel=1e-4, abs=1e-5)
+    assert float(spec.gradients(data, torch.ones(spec.dim)).mean(0).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("text", QUADRATICS)
+def test_a_quadratic_has_the_curvature_asked_for(text: str) -> None:
+    spec = task(text)
+    assert isinstance(spec, Quadratic)
+    data = spec.load()
+    module = build(spec.model, data.shape, data.classes, seed=0)
+
+    def objective(w: Tensor) -> Tensor:
+        return data.loss(functional_call(module, {"w": w}, (data.train_x,)), data.train_y).mean()
+
+    eigenvalues = torch.linalg.eigvalsh(jacrev(jacrev(objective))(somewhere(spec.dim)))
+    smallest = float(spec.smoothness) / float(spec.condition) if spec.dim > 1 else float(spec.smoothness)
+    assert float(eigenvalues[-1]) == pytest.approx(float(spec.smoothness), rel=1e-5)
+    assert float(eigenvalues[0]) == pytest.approx(smallest, rel=1e-4)
+
+
+def test_a_quadratic_wants_its_model() -> None:
+    data = task("quadratic(dim=3)").load()
+    with pytest.raises(DataError, match=r"the outputs are \[5, 10\]; expected \[n, 3\]: use model 'point'"):
+        data.loss(torch.zeros(5, 10), data.train_y[:5])
+
+
+@pytest.mark.parametrize("text", Logistic.examples)
+def test_logistic_regression_keeps_its_bounds(text: str) -> None:
+    spec = task(text)
+    assert isinstance(spec, Logistic)
+    data = spec.load()
+    torch.testing.assert_close(data.train_x.norm(dim=1), torch.ones(spec.size))
+    halves = list(torch.arange(spec.size).chunk(2))
+    for scale in (0, 1, 30):
+        w = scale * somewhere(spec.classes, spec.dim)
+        gradients = spec.gradients(data, w)
+        torch.testing.assert_close(gradients, example_gradients(spec, data, w))
+        for shards in (halves, by_class(data)):
+            found = noise(gradients, shards)
+            assert found.sigma_l <= spec.sigma_l
+            assert found.sigma_g <= spec.sigma_g
+        assert largest_curvature(data, w) <= spec.smoothness + 1e-6
+
+
+def largest_curvature(data: TaskData, w: Tensor, rows: int = 3) -> float:
+    """Of the loss of a few examples, whose features point in nearly the same direction."""
+    x, y = data.train_x[:1] + 0.01 * data.train_x[:rows], data.train_y[:rows]
+    x = x / x.norm(dim=1, keepdim=True)
+    h = jacrev(jacrev(lambda w: data.loss(x @ w.T, y).mean()))(w)
+    return float(torch.linalg.eigvalsh(h.reshape(w.numel(), -1))[-1])
+
+
+def test_the_smoothness_of_logistic_regression_is_reached() -> None:
+    data = task("logistic").load()
+    assert largest_curvature(data, torch.zeros(2, 20), rows=1) == pytest.approx(Logistic.smoothness, rel=1e-4)
+
+
+def learnt(data: TaskData) -> float:
+    """The test accuracy of logistic regression after 50 Newton-like steps."""
+    module = build("linear(bias=false)", data.shape, data.classes, seed=0)
+    optimizer = torch.optim.LBFGS(module.parameters(), max_iter=50)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = data.loss(module(data.train_x), data.train_y).mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return float(data.metric(module(data.test_x), data.test_y).mean())
+
+
+def test_the_signal_decides_how_certain_labels_are() -> None:
+    assert 0.4 < learnt(task("logistic(signal=0)").load()) < 0.6
+    assert learnt(task("logistic(signal=1000)").load()) > 0.9
+
+
+# -- reading CIFAR -------------------------------------------------------------------------------------------------
+
+TWO = labels([0, 1])
+
+
+def test_the_official_layout_of_cifar10(tmp_path: Path) -> None:
+    write_cifar10(tmp_path, n=3)
+    data = task("cifar10").load(tmp_path)
+    assert data.train_x.dtype == torch.uint8
+    expected = np.concatenate([pixels(3, seed) for seed in range(5)]).reshape(-1, 3, 32, 32)
+    assert torch.equal(data.train_x, torch.from_numpy(expected))
+    assert torch.equal(data.test_x, torch.from_numpy(pixels(3, 5).reshape(-1, 3, 32, 32)))
+    assert data.train_y.tolist() == [0, 1, 2] * 5
+    assert data.test_y.tolist() == [0, 1, 2]
+
+
+def test_the_official_layout_of_cifar100(tmp_path: Path) -> None:
+    write_cifar100(tmp_path, n=3)
+    data = task("cifar100").load(tmp_path)
+    assert data.shape == (3, 32, 32)
+    assert data.classes == 100
+    assert torch.equal(data.train_x.flatten(1), torch.from_numpy(pixels(3, 0)))
+    assert data.train_y.tolist() == [99, 98, 97]
+
+
+@pytest.mark.parametrize("protocol", [1, 2, 3, 4])
+def test_files_that_python_3_wrote(tmp_path: Path, protocol: int) -> None:
+    write_cifar100(tmp_path)
+    content = {b"data": pixels(2), b"fine_labels": [5, 6], b"filenames": [b"a.png", b"\xff.png"]}
+    (tmp_path / "cifar-100-python" / "train").write_bytes(pickle.dumps(content, protocol))
+    data = task("cifar100").load(tmp_path)
+    assert torch.equal(data.train_x.flatten(1), torch.from_numpy(pixels(2)))
+    assert data.train_y.tolist() == [5, 6]
+
+
+def test_arrays_in_column_order(tmp_path: Path) -> None:
+    write_cifar100(tmp_path)
+    content = batch(data=array(pixels(2), order="F"), fine_labels=TWO)
+    (tmp_path / "cifar-100-python" / "train").write_bytes(content)
+    assert torch.equal(task("cifar100").load(tmp_path).train_x.flatten(1), torch.from_numpy(pixels(2)))
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_pixels_are_normalised_as_in_the_paper(tmp_path: Path, name: str) -> None:
+    write_cifar10(tmp_path)
+    write_cifar100(tmp_path)
+    data = task(name).load(tmp_path)
+    mean, std = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2023, 0.1994, 0.2010])
+    expected = (data.test_x.numpy() / 255 - mean[:, None, None]) / std[:, None, None]
+    np.testing.assert_allclose(data.prepare(data.test_x).numpy(), expected, rtol=0, atol=1e-6)
+    assert data.augment == CropFlip(padding=4)
+    assert task(f"{name}(augment=false)").load(tmp_path).augment is None
+
+
+def test_missing_files_are_named_with_their_source(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        task("cifar10").load(tmp_path)
+    for part in (str(tmp_path / "cifar-10-batches-py"), "data_batch_1, ", "kriz/cifar.html", "--data", "FEDCAMS_DATA"):
+        assert part in str(caught.value)
+    write_cifar10(tmp_path)
+    (tmp_path / "cifar-10-batches-py" / "test_batch").unlink()
+    with pytest.raises(DataError, match="has no test_batch; unpack"):
+        task("cifar10").load(tmp_path)
+
+
+def test_the_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_cifar100(tmp_path / "data", n=1)
+    write_cifar100(tmp_path / "elsewhere", n=2)
+    monkeypatch.delenv("FEDCAMS_DATA", raising=False)
+    assert len(task("cifar100").load().train_x) == 1
+    monkeypatch.setenv("FEDCAMS_DATA", str(tmp_path / "elsewhere"))
+    assert len(task("cifar100").load().train_x) == 2
+    assert len(task("cifar100").load(tmp_path / "data").train_x) == 1
+
+
+CALL_OF_SYSTEM = b"cos\nsystem\n(" + string(b"true") + b"tR"
+HUGE = b"](" + b"\x8a\x09" + (2**64).to_bytes(9, "little") + b"J\x00\x00\x00\x00e"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (batch(data=CALL_OF_SYSTEM, fine_labels=TWO), "it asks for os.system, as no file of arrays does"),
+        (batch(data=b"c__builtin__\neval\n", fine_labels=TWO), "it asks for __builtin__.eval"),
+        (batch(data=b"cnumpy\nload\n", fine_labels=TWO), "it asks for numpy.load"),
+        (batch(data=b"cnumpy\nndarray.tofile\n", fine_labels=TWO), "it asks for numpy.ndarray.tofile"),
+        (pickle.dumps(Path("x")), "it asks for pathlib"),
+        (batch(data=b"c_codecs\nencode\n(X\x01\0\0\0aX\x05\0\0\0rot13tR", fine_labels=TWO), "the encoding 'rot13'"),
+        (batch(data=array(pixels(2), dtype=b"O8"), fine_labels=TWO), "another type than uint8"),
+        (batch(data=array(pixels(2), dtype=b"f4"), fine_labels=TWO), "another type than uint8"),
+        (b"", "cannot be read: .*; download it again"),
+        (batch(data=array(pixels(2)), fine_labels=TWO)[:-5000], "cannot be read"),
+        (b"a page that says: not found", "cannot be read"),
+        (b"\x80\x02" + TWO + b".", "holds a list; expected: a dict"),
+        (batch(), r"holds nothing; expected: b'data' and b'fine_labels'"),
+        (batch(data=array(pixels(2)), labels=TWO), r"holds b'data', b'labels'; expected: b'data' and b'fine_labels'"),
+        (batch(data=TWO, fine_labels=TWO), r"b'data' has type list; expected: an array \[n, 3072\]"),
+        (batch(data=array(pixels(2)[:, :9]), fine_labels=TWO), r"b'data' has shape \[2, 9\]"),
+        (batch(data=array(pixels(2)[0]), fine_labels=TWO), r"b'data' has shape \[3072\]"),
+        (batch(data=array(np.empty((0, WIDTH), np.uint8)), fine_labels=labels([])), r"examples are torch.uint8 \[0, 3"),
+        (batch(data=array(pixels(3)), fine_labels=TWO), r"targets are torch.int64 \[2\]; expected: int64 \[3\]"),
+        (
+            batch(data=array(pixels(2)), fine_labels=integer(3)),
+            "b'fine_labels' has type int; expected: a list of integers",
+        ),
+        (batch(data=array(pixels(2)), fine_labels=labels([0, 100])), "label 100 in row 1; allowed: 0 to 99"),
+        (batch(data=array(pixels(2)), fine_labels=labels([-1, 0])), "label -1 in row 0; allowed: 0 to 99"),
+        (batch(data=array(pixels(2)), fine_labels=HUGE), "label 18446744073709551616 in row 0"),
+        (batch(data=array(pixels(2)), fine_labels=b"](" + string(b"x") * 2 + b"e"), "label b'x' in row 0"),
+    ],
+)
+def test_other_contents_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    write_cifar100(tmp_path)
+    path = tmp_path / "cifar-100-python" / "train"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        task("cifar100").load(tmp_path)
+    assert str(path) in str(caught.value)
