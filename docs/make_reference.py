@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fedcams
-import fedcams.downlink
+import fedcams.experiment
 from fedcams.compress import Compressor
+from fedcams.experiment import Experiment
 from fedcams.layout import Layout
 from fedcams.registry import Spec, params, registered, resolve
 from fedcams.registry.params import show
@@ -21,13 +22,19 @@ KINDS = {
     ),
     "compressor": ("Compressors", "How an update becomes bytes. The bound is on ‖C(x)-x‖²/‖x‖², for d = 1,000,000."),
     "downlink": ("Downlinks", "How the model reaches the clients."),
+    "local": ("Local training", "What a client does with the model it received."),
+    "engine": ("Engines", "How a cohort's local training is carried out; all give the same updates."),
+    "sampler": ("Samplers", "Which clients take part in a round."),
+    "partition": ("Partitions", "How a training set is split over clients."),
+    "task": ("Tasks", "Data, loss and metric."),
+    "model": ("Models", "Networks, made from the shape of an example and the number of classes."),
 }
 D = 1_000_000
 
 
 def reference() -> str:
     """The whole page."""
-    return "\n".join([*_head(), *(line for kind in KINDS for line in _kind(kind))]) + "\n"
+    return "\n".join([*_head(), *(line for kind in KINDS for line in _kind(kind)), *_experiment()]) + "\n"
 
 
 def _head() -> Iterator[str]:
@@ -42,6 +49,11 @@ def _kind(kind: str) -> Iterator[str]:
     yield from ("", f"## {title}", "", text)
     for name, cls in registered(kind).items():
         yield from ("", f"### `{name}`", "", *_docstring(cls), *_parameters(cls), *_examples(kind, cls))
+
+
+def _experiment() -> Iterator[str]:
+    yield from ("", "## Experiment", "", "The keys of an experiment's TOML file, all spec strings or plain values.")
+    yield from _parameters(Experiment)
 
 
 def _docstring(cls: type[Spec]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedcams.errors import SpecError
 from fedcams.partition import Partition, label_histogram, partition, take_fraction
-from fedcams.registry import params, registered
+from fedcams.registry import registered
 
 Ints = NDArray[np.int64]
 
@@ -34,19 +34,6 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def sizes(parts: list[Ints]) -> list[int]:
     return [len(part) for part in parts]
-
-
-@pytest.mark.parametrize("cls", registered("partition").values(), ids=lambda cls: cls.name)
-def test_everything_registered_documents_itself(cls: type[Partition]) -> None:
-    assert cls.__doc__
-    assert cls.reference
-    assert cls.examples
-    assert cls.refused
-    assert all(param.doc for param, _ in params(cls).values())
-    assert [str(partition(spec)) for spec in cls.examples] == list(cls.examples)
-    for spec, message in cls.refused:
-        with pytest.raises(SpecError, match=message):
-            partition(spec)
 
 
 @everyone

@@ -7,6 +7,7 @@ from fedcams.feedback import ErrorFeedback
 from fedcams.layout import Layout
 from fedcams.optimizers import server
 from fedcams.residuals import ResidualStore
+from fedcams.simulation import simulate
 from fedcams.wire import decode, encode, payload_size
 
 __version__ = "0.1.0"
@@ -25,4 +26,5 @@ __all__ = [
     "encode",
     "payload_size",
     "server",
+    "simulate",
 ]

@@ -12,6 +12,7 @@ from typing import Any
 
 import fedcams.compress
 import fedcams.downlink
+import fedcams.engines
 import fedcams.models
 import fedcams.optimizers
 import fedcams.partition
@@ -24,7 +25,7 @@ from fedcams.local import SGD
 from fedcams.models import Model
 from fedcams.optimizers import ServerOptimizer
 from fedcams.partition import Partition
-from fedcams.registry import Number, Spec, flag, format_number, integer, nested, number, params, text
+from fedcams.registry import Number, Spec, flag, format_number, integer, nested, number, params, resolve, text
 from fedcams.registry.params import nearest
 from fedcams.sampler import Sampler
 from fedcams.tasks import Task
@@ -49,12 +50,17 @@ class Experiment(Spec):
     weighting: str = text("uniform", choices=("uniform", "examples"), doc="what counts in the mean over the cohort")
     rounds: int = integer(100, low=1, doc="how many rounds")
     seed: int = integer(1, low=0, high=2**63 - 1, doc="the source of all randomness")
-    engine: str = text("auto", doc="how local training is carried out")
+    engine: str = text("auto", doc="how local training is carried out: auto, or an engine's spec")
     evaluate_every: int = integer(1, low=1, doc="rounds from one evaluation to the next")
     measure_gamma: bool = flag(False, doc="whether to record the dissimilarity of every round")
 
     kind = "experiment"
     name = "experiment"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.engine != "auto":
+            object.__setattr__(self, "engine", str(resolve("engine", self.engine)))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
