@@ -1,0 +1,95 @@
+"""Experiments: files that say everything, and the simulations they become."""
+
+from __future__ import annotations
+
+import tomllib
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedcams import SpecError
+from fedcams.experiment import Experiment, build
+
+SMALL = {"clients": 12, "rounds": 3, "sampler": "uniform(n=4)", "local": "sgd(lr=0.1)"}
+
+
+def test_a_file_says_everything_and_reads_back(tmp_path: Path) -> None:
+    experiment = Experiment.from_dict(
+        {
+            "label": 'FedCAMS "sign", α',
+            "partition": "dirichlet(alpha=0.1)",
+            "uplink": "sign",
+            "server": "fedams(lr=0.03, eps=1e-6)",
+            "train_fraction": 0.8,
+            "engine": "stacked",
+            "measure_gamma": True,
+        }
+    )
+    path = tmp_path / "experiment.toml"
+    path.write_text(experiment.to_toml())
+    assert Experiment.read(path) == experiment
+    assert Experiment.from_dict(experiment.to_dict()) == experiment
+    assert experiment.train_fraction == Fraction(4, 5)
+    assert set(tomllib.loads(experiment.to_toml())) == set(experiment.to_dict()), "defaults are written too"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"uplnk": "sign"}, r"experiment has no key 'uplnk' \(did you mean 'uplink'\?\)"),
+        ({"uplink": "sgn"}, "did you mean 'sign'"),
+        ({"uplink": "fedams"}, "no compressor is named 'fedams'"),
+        ({"rounds": 0}, r"experiment: rounds=0: out of range; allowed: an integer in \[1, inf\)"),
+        ({"rounds": "many"}, "not a number"),
+        ({"train_fraction": 0}, "allowed: a number in"),
+        ({"engine": "stackd"}, "no engine is named 'stackd'"),
+        ({"task": 3}, "task=3: not a spec"),
+        ({"weighting": "median"}, "allowed: uniform or examples"),
+        ({"feedback": "yes"}, "feedback=yes: not a boolean"),
+    ],
+)
+def test_bad_values_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Experiment.from_dict(values)
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text("rounds = = 3")
+    with pytest.raises(SpecError, match="not a TOML file"):
+        Experiment.read(path)
+
+
+def test_a_simulation_is_a_function_of_the_experiment() -> None:
+    experiment = Experiment.from_dict({**SMALL, "uplink": "topk(ratio=1/64)", "partition": "shards"})
+    states = []
+    for _ in range(2):
+        built = build(experiment)
+        state = built.state
+        for _ in range(experiment.rounds):
+            state, _ = built.simulation.advance(state)
+        states.append(state)
+    assert torch.equal(states[0].x, states[1].x)
+    other = build(Experiment.from_dict({**SMALL, "seed": 2}))
+    assert not torch.equal(other.state.x, build(Experiment.from_dict(SMALL)).state.x)
+
+
+def test_clients_hold_what_the_partition_gave_them() -> None:
+    whole = build(Experiment.from_dict({**SMALL, "partition": "dirichlet(alpha=0.2)"}))
+    part = build(Experiment.from_dict({**SMALL, "partition": "dirichlet(alpha=0.2)", "train_fraction": 0.5}))
+    for built in (whole, part):
+        sizes = [len(built.simulation.problem.clients[i][0]) for i in range(12)]
+        assert built.histogram.shape == (12, 10)
+        assert built.histogram.sum(1).tolist() == sizes
+    assert int(whole.histogram.sum()) == 1437
+    assert np.array_equal(part.histogram.sum(1), np.maximum(1, whole.histogram.sum(1) // 2))
+
+
+def test_weights_are_there_for_those_who_sample_by_them() -> None:
+    built = build(Experiment.from_dict({**SMALL, "sampler": "weighted(n=3)", "partition": "dirichlet"}))
+    assert built.simulation.sampling_weights == built.histogram.sum(1).tolist()
+    _, record = built.simulation.advance(built.state)
+    assert len(record.cohort) == 3
