@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,8 @@ from fedcams.errors import SpecError, UpdateError
 from fedcams.local import batches, local
 from fedcams.registry import registered
 
-FAST = [spec for cls in registered("engine").values() for spec in cls.examples if spec != "loop"]
+EAGER = [spec for cls in registered("engine").values() for spec in cls.examples if "compile" not in spec]
+FAST = [spec for spec in EAGER if spec != "loop"]
 UNEVEN = [20, 7, 33, 1, 45]
 
 
@@ -191,6 +194,16 @@ def test_steps_cover_every_plan(padded: bool) -> None:
             drawn[row] += draw[weight > 0].tolist()
     assert seen == [np.concatenate(plan).tolist() for plan in plans]
     assert np.concatenate(drawn).tolist() == list(range(sum(map(len, drawn))))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_a_compiled_step_is_the_same() -> None:
+    """In one shape for all steps: clients of uneven size, some done before the others."""
+    spec = "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=2, batch=8)"
+    assert_close(train("stacked(compile=true)", problem("mlp", spec)), train("loop", problem("mlp", spec)), 1e-9)
+    with pytest.raises(SpecError, match="only models without buffers"):
+        train("stacked(compile=true)", problem("batch-norm"))
 
 
 # -- every registered model --------------------------------------------------------------------------------------------

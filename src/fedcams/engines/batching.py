@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedcams.local.schedule import Batch
 
@@ -28,11 +29,20 @@ class Step(NamedTuple):
     """`[G, B]`, what each example counts in its batch's mean: 1/size, and zero for padding."""
     sizes: Tensor
     """`[G]`, real examples of each batch."""
+    active: int
+    """How many rows, the first ones, really take this step; fewer than G only in steps of a fixed shape."""
 
     @property
     def numbers(self) -> list[int]:
         """The numbers of the rows."""
         return self.rows.tolist() if isinstance(self.rows, Tensor) else list(range(self.rows.stop))
+
+    def filled(self, rows: int, width: int) -> Step:
+        """The same with that many rows and examples; what is added weighs nothing."""
+        count, used = self.weight.shape
+        grown = (0, width - used, 0, rows - count)
+        example, draw, weight = (pad(grid, grown) for grid in (self.example, self.draw, self.weight))
+        return Step(slice(0, rows), example, draw, weight, pad(self.sizes, (0, rows - count)), self.active)
 
     def to(self, device: torch.device) -> Step:
         """The same on a device."""
@@ -40,11 +50,14 @@ class Step(NamedTuple):
         return Step(*moved)  # type: ignore[arg-type]
 
 
-def steps(plans: Sequence[Sequence[Batch]], examples: Sequence[int], padded: bool) -> Iterator[Step]:
+def steps(
+    plans: Sequence[Sequence[Batch]], examples: Sequence[int], padded: bool, fixed: int | None = None
+) -> Iterator[Step]:
     """The steps of clients with these plans, the longest plan first.
 
     With `padded` all rows that are still active make one step, short batches filled up with examples of weight zero;
-    otherwise there is one step for each size of batch.
+    otherwise there is one step for each size of batch. With `fixed` every step has all rows and that many examples a
+    row, so that its shape is always the same, which compiled code wants.
     """
     first_example = np.cumsum([0, *examples[:-1]])
     first_draw = np.cumsum([0, *(sum(map(len, plan)) for plan in plans[:-1])])
@@ -54,7 +67,8 @@ def steps(plans: Sequence[Sequence[Batch]], examples: Sequence[int], padded: boo
         sizes = np.array([len(batch) for batch in active])
         for chosen in [np.arange(len(active))] if padded else _by_size(sizes):
             batches = [active[i] for i in chosen]
-            yield _step(chosen, batches, first_example[chosen], first_draw[chosen] + seen[chosen])
+            step = _step(chosen, batches, first_example[chosen], first_draw[chosen] + seen[chosen])
+            yield step if fixed is None else step.filled(len(plans), fixed)
 
 
 def _by_size(sizes: Integers) -> list[Integers]:
@@ -74,4 +88,5 @@ def _step(chosen: Integers, batches: list[Batch], first_example: Integers, first
         torch.from_numpy(draw),
         torch.from_numpy(real / sizes[:, None]),
         torch.from_numpy(sizes),
+        len(chosen),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,11 @@ from torch.func import functional_call, vmap
 
 from fedcams.engines.base import Engine, rows
 from fedcams.engines.batching import Step, steps
+from fedcams.engines.compiled import compiled_gradients
 from fedcams.engines.problem import Problem, Update, naming
 from fedcams.errors import SpecError
 from fedcams.local import SGD, batches
-from fedcams.registry import register
+from fedcams.registry import flag, register
 
 MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
 """Layers in which the examples of a batch see each other, so that padding would show."""
@@ -32,7 +33,10 @@ class Stacked(Engine):
     batch instead. Clients with more steps go on when the others are done.
     """
 
-    examples = ("stacked",)
+    compile: bool = flag(False, doc="compile a step with torch.compile: takes a C++ compiler and half a minute once")
+
+    examples = ("stacked", "stacked(compile=true)")
+    refused = (("stacked(compile=1)", "allowed: true or false"),)
 
     def train(
         self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int
@@ -46,9 +50,11 @@ class Stacked(Engine):
         draws = [problem.draws(sum(map(len, plans[i])), seed, round, cohort[i]) for i in order]
         examples = _Examples(problem, [data[i] for i in order], draws)
         sizes = [len(data[i][0]) for i in order]
-        for step in steps([plans[i] for i in order], sizes, padded=examples.may_pad):
+        fixed = self._fixed_width(problem, examples)
+        gradients = _gradients if fixed is None else compiled_gradients(problem)
+        for step in steps([plans[i] for i in order], sizes, padded=examples.may_pad, fixed=fixed):
             with naming([cohort[order[row]] for row in step.numbers]):
-                stack.descend(examples, step.to(received.device))
+                stack.descend(examples, step.to(received.device), gradients)
         back = np.argsort(order)
         after = stack.joined_buffers()
         return Update(
@@ -58,6 +64,14 @@ class Stacked(Engine):
             [len(x) for x, _ in data],
             [len(plan) for plan in plans],
         )
+
+    def _fixed_width(self, problem: Problem, examples: _Examples) -> int | None:
+        """The examples of every compiled step; None where nothing is compiled."""
+        if not self.compile:
+            return None
+        if not examples.may_pad or any(True for _ in problem.model.buffers()):
+            raise SpecError(f"{self}: only models without buffers and losses of each example compile; use stacked")
+        return problem.local.batch
 
 
 def check_supported(model: nn.Module) -> None:
@@ -91,6 +105,9 @@ class _Examples:
         return inputs.unflatten(0, shape), self.y[flat].unflatten(0, shape)
 
 
+Gradients = Callable[[Problem, Tensor, dict[str, Tensor], Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
 @dataclass
 class _Stack:
     """The state of all clients while they train; row i is one client's."""
@@ -119,13 +136,14 @@ class _Stack:
             return None
         return layout.join(self.buffers, out=self.received.new_empty(len(self.received), layout.d))
 
-    def descend(self, examples: _Examples, step: Step) -> None:
+    def descend(self, examples: _Examples, step: Step, gradients: Gradients) -> None:
         """One step of some rows, in place."""
         at = step.rows
         parameters, direction = self.parameters[at], self.direction[at]
         buffers = {name: held[at] for name, held in self.buffers.items()}
-        loss, gradient = _loss_and_gradient(self.problem, parameters, buffers, *examples.of(step), step.weight)
-        _sgd(self.problem.local, parameters, direction, gradient, self.received[at])
+        loss, gradient = gradients(self.problem, parameters, buffers, *examples.of(step), step.weight)
+        taking = slice(0, step.active)
+        _sgd(self.problem.local, parameters[taking], direction[taking], gradient[taking], self.received[at][taking])
         if isinstance(at, Tensor):  # what was taken out by index is a copy
             self.parameters[at], self.direction[at] = parameters, direction
             for name, held in self.buffers.items():
@@ -134,7 +152,7 @@ class _Stack:
         self.seen[at] += step.sizes
 
 
-def _loss_and_gradient(
+def _gradients(
     problem: Problem, parameters: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Each client's loss `[G]` and gradient `[G, d]`; buffers change in place.
