@@ -31,6 +31,7 @@ LEVELS: list[set[str]] = [
     {"runs"},
     {"report", "trackers"},
     {"cli"},
+    {"__main__"},
 ]
 """A module imports from its own level or from lower ones; `fedcams` itself (its __init__) stands above them all."""
 

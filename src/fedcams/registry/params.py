@@ -12,7 +12,7 @@ from fedcams.errors import SpecError
 from fedcams.registry.grammar import Word, quote
 from fedcams.registry.numbers import Number, exact, format_number
 
-MAX_MAGNITUDE = 10**300  # every number must have a float64
+MAX_MAGNITUDE = 10**38  # every real hyperparameter must have a float32
 Kind = Literal["number", "integer", "flag", "text", "spec"]
 
 
@@ -109,7 +109,7 @@ def _numeric(param: Param, value: Any) -> Fraction | int:
     result = exact(value)
     if param.kind == "integer" and result.denominator != 1:
         raise SpecError("not a whole number")
-    if not param.holds(result) or abs(result) > MAX_MAGNITUDE:
+    if not param.holds(result) or (param.kind == "number" and abs(result) > MAX_MAGNITUDE):
         raise SpecError("out of range")
     return int(result) if param.kind == "integer" else result
 

@@ -1,0 +1,5 @@
+"""The command line: `fedcams run demo`."""
+
+from fedcams.cli.app import app
+
+__all__ = ["app"]

@@ -1,0 +1,85 @@
+"""Carrying out experiments: start, go on or leave alone, with someone watching."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from fedcams import runs
+from fedcams.cli.progress import progress, title
+from fedcams.errors import SpecError
+from fedcams.experiment import Experiment
+from fedcams.runs import Run, RunError, Watch, is_run, read_run
+from fedcams.simulation import RoundRecord
+from fedcams.trackers import Tracker
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where data lie, on which device to train, and who is told."""
+
+    data: Path | None = None
+    device: str = "cpu"
+    quiet: bool = False
+    trackers: Sequence[Tracker] = ()
+    console: Console = field(default_factory=Console)
+
+    def __post_init__(self) -> None:
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:  # a CPU-only torch asserts that there is CUDA
+            reason = str(error).partition("\n")[0]
+            raise SpecError(f"--device {self.device}: {reason}; this machine always has cpu") from None
+
+    def say(self, text: str) -> None:
+        """One line, unless quiet."""
+        if not self.quiet:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def carry_out(self, experiment: Experiment, folder: Path) -> Run:
+        """Runs an experiment in its folder, or what is left of it."""
+        if not is_run(folder):
+            with self.watching(Run(folder, experiment, [], [], {}, [])) as watch:
+                return runs.run(experiment, folder, data=self.data, device=self.device, watch=watch)
+        found = read_run(folder)
+        if found.experiment != experiment:
+            raise RunError(_other(found, experiment))
+        return self.go_on(found)
+
+    def go_on(self, found: Run) -> Run:
+        """Carries out what is left of a run."""
+        if found.finished:
+            self.say(f"{title(found.experiment)}: finished already, in {found.path}")
+            return found
+        self.say(f"{title(found.experiment)}: going on in {found.path}")
+        with self.watching(found) as watch:
+            return runs.resume(found.path, data=self.data, device=self.device, watch=watch)
+
+    @contextlib.contextmanager
+    def watching(self, run: Run) -> Iterator[Watch]:
+        """Tells the console and every tracker about the rounds of a run."""
+        with contextlib.ExitStack() as stack:
+            show = stack.enter_context(progress(run.experiment, self.console, self.quiet))
+            for tracker in self.trackers:
+                stack.callback(tracker.finish)
+                tracker.start(run)
+
+            def watch(record: RoundRecord, timing: dict[str, Any]) -> None:
+                show(record, timing)
+                for tracker in self.trackers:
+                    tracker.log(record, timing)
+
+            yield watch
+
+
+def _other(found: Run, experiment: Experiment) -> str:
+    """How the run that lies there differs."""
+    there, here = found.experiment.to_dict(), experiment.to_dict()
+    differences = ", ".join(f"{key}={there[key]} there, {here[key]} here" for key in here if there[key] != here[key])
+    return f"{found.path} holds another run ({differences}); choose another folder by --out, or delete that one"

@@ -1,0 +1,196 @@
+"""Sweeps: a preset whose runs leave places open, and grids of what to try there.
+
+[[run]]
+label = "FedAMS"
+server = "fedams(lr={lr}, eps={eps})"
+grid = { lr = [0.01, 0.1, 1], eps = [1e-4, 1e-3] }      # six settings, each with every seed
+
+A key of a grid names a `{place}` in the run's values or a key of the experiment, as in `uplink = ["sign", "identity"]`.
+A grid at the top level holds for the runs without one of their own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fedcams.errors import SpecError, UpdateError
+from fedcams.experiment.experiment import Experiment
+from fedcams.experiment.preset import KEYS, Table, folder_name, folders, read_file
+from fedcams.registry.numbers import exact
+from fedcams.registry.params import nearest, show
+from fedcams.simulation import RoundRecord
+
+PLACE = re.compile(r"\{(\w+)\}")
+OPEN_KEYS = tuple(key for key in KEYS if key not in ("label", "seed"))
+Runner = Callable[[Experiment, Path], Sequence[RoundRecord]]
+"""Carries out an experiment in a folder, or what is left of it, and returns its rounds."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of one run, to be tried with every seed."""
+
+    label: str
+    setting: str
+    experiments: list[Experiment]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a trial went."""
+
+    label: str
+    setting: str
+    scores: list[float]
+    """One for each seed whose updates stayed finite."""
+    diverged: int = 0
+    """How many seeds' did not."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over the seeds; None when one of them diverged, or none was tested."""
+        return fmean(self.scores) if self.scores and not self.diverged else None
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation over the seeds, where there are several."""
+        return stdev(self.scores) if len(self.scores) > 1 and not self.diverged else None
+
+    @property
+    def verdict(self) -> str:
+        """The accuracy, or why there is none."""
+        if self.accuracy is None:
+            return f"diverged (seeds: {self.diverged})" if self.diverged else "not tested"
+        return f"{self.accuracy:.4f}" + ("" if self.spread is None else f" ± {self.spread:.4f}")
+
+
+def load_sweep(path: Path) -> list[Trial]:
+    """Every setting of every run of a file."""
+    file = read_file(path, also=("grid",))
+    trials = [trial for run in file.runs for trial in _trials(run, file.seeds)]
+    folders([experiment for trial in trials for experiment in trial.experiments], path.name)
+    return trials
+
+
+def sweep(path: Path, folder: Path, runner: Runner) -> list[Result]:
+    """Tries every setting and keeps the leaderboard in `folder` up to date; `runner` is asked for every experiment.
+
+    Who carries out experiments stands above this module, therefore it is handed in; one that skips what is finished
+    makes the sweep resumable.
+    """
+    results: list[Result] = []
+    for trial in load_sweep(path):
+        results.append(_result(trial, folder, runner))
+        write_leaderboard(results, folder)
+    return results
+
+
+def score(records: Sequence[RoundRecord]) -> float | None:
+    """The mean test accuracy of the last fifth of the rounds; where none of them was tested, of the last that was."""
+    tested = [(record.round, record.test_accuracy) for record in records if record.test_accuracy is not None]
+    before = len(records) - max(1, len(records) // 5)
+    last = [accuracy for number, accuracy in tested if number > before] or [accuracy for _, accuracy in tested[-1:]]
+    return fmean(last) if last else None
+
+
+# -- from a file to trials -----------------------------------------------------------------------------------------
+
+
+def _trials(run: Table, seeds: list[dict[str, Any]]) -> Iterator[Trial]:
+    grid = run.values.get("grid", {})
+    fixed = {key: value for key, value in run.values.items() if key != "grid"}
+    places = {place for value in fixed.values() if isinstance(value, str) for place in PLACE.findall(value)}
+    _check_grid(grid, places, run.where)
+    label = str(fixed.get("label", "run"))
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        words = {key: _spell(value) for key, value in chosen.items()}
+        setting = ", ".join(f"{key}={word}" for key, word in words.items())
+        filled = {key: _fill(value, words) for key, value in fixed.items()}
+        filled |= {key: value for key, value in chosen.items() if key not in places}
+        table = Table(run.where, filled | {"label": f"{label}, {setting}" if setting else label})
+        yield Trial(label, setting, [table.experiment(**seed) for seed in seeds])
+
+
+def _fill(value: Any, words: Mapping[str, str]) -> Any:
+    return PLACE.sub(lambda place: words[place[1]], value) if isinstance(value, str) else value
+
+
+def _check_grid(grid: Any, places: set[str], where: str) -> None:
+    if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
+        raise SpecError(f"{where}: grid={grid!r}; give a list of values for each key, as in grid = {{ lr = [0.1, 1] }}")
+    for key in grid:
+        if key not in places and key not in OPEN_KEYS:
+            close = nearest(key, [*places, *OPEN_KEYS])
+            raise SpecError(f"{where}: no value has a place {{{key}}} for the grid, nor is it a key to set{close}")
+    for place in sorted(places - grid.keys()):
+        raise SpecError(f"{where}: the grid has nothing for {{{place}}}{nearest(place, grid)}; give {place} = [...]")
+
+
+def _spell(value: Any) -> str:
+    """A value as it stands in a spec string."""
+    if isinstance(value, str):
+        return value
+    return show(exact(value) if isinstance(value, float) else value)
+
+
+# -- the leaderboard -----------------------------------------------------------------------------------------------
+
+
+def _result(trial: Trial, folder: Path, runner: Runner) -> Result:
+    scores, diverged = [], 0
+    for experiment in trial.experiments:
+        try:
+            scores.append(score(runner(experiment, folder / folder_name(experiment))))
+        except UpdateError:  # too large a step is what a sweep is there to find out
+            diverged += 1
+    return Result(trial.label, trial.setting, [value for value in scores if value is not None], diverged)
+
+
+def ranking(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each label, the best setting first; labels keep the order of the file."""
+    ranked: dict[str, list[Result]] = {result.label: [] for result in results}
+    for result in sorted(results, key=_place):
+        ranked[result.label].append(result)
+    return ranked
+
+
+def write_leaderboard(results: Sequence[Result], folder: Path) -> None:
+    """`leaderboard.md` and `leaderboard.csv` of what is known so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ranked = ranking(results)
+    (folder / "leaderboard.md").write_text(_markdown(ranked), "utf-8")
+    (folder / "leaderboard.csv").write_text(_csv(ranked), "utf-8")
+
+
+def _place(result: Result) -> float:
+    return float("inf") if result.accuracy is None else -result.accuracy
+
+
+def _markdown(ranked: Mapping[str, Sequence[Result]]) -> str:
+    best = sorted((results[0] for results in ranked.values()), key=_place)
+    lines = ["# Leaderboard", "", "Test accuracy, mean over the last fifth of the rounds and over seeds."]
+    lines += ["", "## The best of each", "", "| run | setting | accuracy |", "|---|---|---|"]
+    lines += [f"| {result.label} | {result.setting} | {result.verdict} |" for result in best]
+    for label, results in ranked.items():
+        lines += ["", f"## {label}", "", "| setting | accuracy |", "|---|---|"]
+        lines += [f"| {result.setting} | {result.verdict} |" for result in results]
+    return "\n".join(lines) + "\n"
+
+
+def _csv(ranked: Mapping[str, Sequence[Result]]) -> str:
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(["label", "setting", "accuracy", "std", "seeds", "diverged"])
+    for result in itertools.chain.from_iterable(ranked.values()):
+        seeds = len(result.scores) + result.diverged
+        rows.writerow([result.label, result.setting, result.accuracy, result.spread, seeds, result.diverged])
+    return out.getvalue()

@@ -1,0 +1,301 @@
+"""The command line, as one types it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedcams import runs
+from fedcams.cli import app, reporting
+from fedcams.cli.progress import progress
+from fedcams.experiment import Experiment
+from fedcams.experiment.preset import presets
+from fedcams.registry import kinds, params, registered
+from fedcams.runs import read_run
+from fedcams.simulation import RoundRecord
+from test_presets import write_cifar
+
+FILE = """
+task = "logistic(size=40)"
+model = "linear"
+clients = 4
+sampler = "uniform(n=2)"
+rounds = 12
+
+[[run]]
+label = "FedAvg"
+server = "fedavg"
+
+[[run]]
+label = "FedCAMS sign"
+uplink = "sign"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the file of a preset."""
+    (tmp_path / "mini.toml").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def fedcams(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def say(*arguments: str) -> str:
+    result = fedcams(*arguments)
+    assert result.exit_code == 0, result.output
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(result.stdout))
+
+
+def refused(*arguments: str) -> str:
+    result = fedcams(*arguments)
+    assert result.exit_code == 2, result.output
+    assert not result.stdout
+    assert result.stderr.count("\n") == 1, "one line"
+    return str(result.stderr)
+
+
+# -- run -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_preset_runs_and_tells_how_it_goes(folder: Path) -> None:
+    output = say("run", "mini.toml", "--no-report")
+    lines = [line for line in output.splitlines() if line.startswith("FedCAMS sign, seed 1: round")]
+    assert [line.partition("round ")[2].partition(",")[0] for line in lines] == ["10/12", "12/12"]
+    assert re.search(
+        r"loss \d\.\d{4}, accuracy \d\.\d{4}, \d+ bytes up, \d+ bytes down, \d+\.\d\d s a round, 0:00", lines[0]
+    )
+    found = sorted((folder / "runs" / "mini").iterdir())
+    assert [path.name for path in found] == ["fedavg-s1", "fedcams-sign-s1"]
+    assert all(read_run(path).finished for path in found)
+
+
+def test_settings_labels_and_folder_can_be_chosen(folder: Path) -> None:
+    say("run", "mini.toml", "-s", "rounds=2", "-s", "seeds=[3, 4]", "--only", "FedAvg", "--out", "x/y", "--no-report")
+    found = sorted((folder / "x" / "y").iterdir())
+    assert [path.name for path in found] == ["fedavg-s3", "fedavg-s4"]
+    assert len(read_run(found[0]).records) == 2
+
+
+def test_quiet_says_nothing(folder: Path) -> None:
+    assert say("run", "mini.toml", "--quiet", "--no-report") == ""
+
+
+def test_what_is_finished_is_left_alone_and_what_broke_off_goes_on(folder: Path) -> None:
+    say("run", "mini.toml", "--no-report")
+    whole = (folder / "runs/mini/fedavg-s1/rounds.jsonl").read_bytes()
+    (folder / "runs/mini/fedavg-s1/rounds.jsonl").write_bytes(whole[: len(whole) // 2])
+    (folder / "runs/mini/fedavg-s1/checkpoint/state.json").unlink()
+    output = say("run", "mini.toml", "--no-report")
+    assert f"FedAvg, seed 1: going on in {Path('runs/mini/fedavg-s1')}" in output
+    assert "FedCAMS sign, seed 1: finished already" in output
+    assert (folder / "runs/mini/fedavg-s1/rounds.jsonl").read_bytes() == whole
+
+
+def test_another_run_in_the_folder_is_not_touched(folder: Path) -> None:
+    say("run", "mini.toml", "--no-report")
+    message = refused("run", "mini.toml", "-s", "rounds=13")
+    assert "fedavg-s1 holds another run (rounds=12 there, 13 here); choose another folder by --out" in message
+
+
+def test_a_report_follows_and_its_lack_is_no_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[Path], Path]] = []
+
+    def write_report(runs: list[Path], out: Path) -> Path:
+        asked.append((runs, out))
+        return out / "index.html"
+
+    monkeypatch.setattr("fedcams.cli.running.write_report", write_report)
+    assert f"report: {Path('runs/mini/report/index.html')}" in say("run", "mini.toml")
+    assert asked == [([Path("runs/mini/fedavg-s1"), Path("runs/mini/fedcams-sign-s1")], Path("runs/mini/report"))]
+
+    def lacking(runs: list[Path], out: Path) -> Path:
+        raise ImportError("install it")
+
+    monkeypatch.setattr("fedcams.cli.running.write_report", lacking)
+    assert "no report: install it" in say("run", "mini.toml")
+
+
+def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
+    """The one test that trains the whole network."""
+    sizes = {f"cifar-10-batches-py/data_batch_{i}": 2 for i in range(1, 6)} | {"cifar-10-batches-py/test_batch": 2}
+    write_cifar(folder, sizes, b"labels", 10)
+    small = ["-s", "clients=2", "-s", "sampler=full", "-s", "local=sgd(steps=1, batch=2)", "-s", "rounds=2"]
+    say("run", "compression-resnet18", "--data", ".", *small, "--only", "FedCAMS top-k 1/64", "--no-report")
+    record = read_run(folder / "runs/compression-resnet18/fedcams-top-k-1-64-s1").records[-1]
+    assert record.paper_bits_up == 64 * (11_173_962 // 64)
+    assert record.paper_bits_down == 32 * 11_173_962
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "dmeo"], "error: no preset is named 'dmeo' (did you mean 'demo'?)"),
+        (["run", "mini.toml", "-s", "ronds=5"], "-s: no key 'ronds' (did you mean 'rounds'?)"),
+        (["run", "mini.toml", "-s", "rounds"], "-s rounds: give a key and its value, as in -s rounds=5"),
+        (
+            ["run", "mini.toml", "--only", "FedAgv"],
+            "no run has this label (did you mean 'FedAvg'?); known: 'FedAvg', 'F",
+        ),
+        (["run", "mini.toml", "--track", "board"], "no tracker is named 'board'"),
+        (["run", "mini.toml", "--device", "abacus"], "--device abacus: "),
+        (["run", "fig1-resnet18", "--data", "here"], "unpack the Python version from https://www.cs.toronto.edu"),
+        (["run", "mini.toml", "-s", "uplink=randk(k=1, scaled=true)"], "has no contraction"),
+        (["resume", "nothing"], "nothing holds no run"),
+        (["report", "nothing"], "nothing is not a folder"),
+        (["sweep", "none.toml"], "none.toml: cannot be read"),
+        (["list", "servers"], "nothing of the kind 'servers' (did you mean 'server'?); known: presets, compressor"),
+    ],
+)
+def test_errors_are_one_line(folder: Path, arguments: list[str], message: str) -> None:
+    assert message in refused(*arguments)
+
+
+def test_stopping_by_hand_says_how_to_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "run", interrupted)
+    result = fedcams("run", "mini.toml")
+    assert result.exit_code == 130
+    assert result.stderr == "stopped; give the same command again to go on from the last checkpoint\n"
+
+
+# -- resume, report, sweep, list -------------------------------------------------------------------------------------
+
+
+def test_resume_completes_a_run(folder: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(record: RoundRecord, timing: dict[str, Any]) -> None:
+        if record.round == 7:
+            raise Stop
+
+    with pytest.raises(Stop):
+        runs.run(Experiment(rounds=9, clients=20), folder / "r", checkpoint_every=5, watch=stop)
+    output = say("resume", "r")
+    assert "run, seed 1: going on in r" in output
+    assert "round 9/9" in output
+    assert read_run(folder / "r").finished
+    assert "finished already, in r" in say("resume", "r")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["a"], (["a"], Path("a/report"), None)),
+        (["a", "b"], (["a", "b"], Path("report"), None)),
+        (["a", "b", "--out", "o", "--target", "0.9"], (["a", "b"], Path("o"), 0.9)),
+    ],
+)
+def test_where_a_report_goes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: tuple[Any, ...]
+) -> None:
+    def write_report(runs: list[Path], out: Path, target: float | None) -> Path:
+        assert ([str(run) for run in runs], out, target) == expected
+        return out / "index.html"
+
+    monkeypatch.setattr(reporting, "write_report", write_report)
+    assert say("report", *arguments) == f"report: {expected[1] / 'index.html'}\n"
+
+
+def test_a_sweep_ranks_and_can_be_given_again(folder: Path) -> None:
+    grid = 'task = "logistic(size=40)"\nmodel = "mlp"\nclients = 4\nsampler = "full"\nrounds = 3\n'
+    (folder / "grid.toml").write_text(grid + 'server = "fedavg(lr={lr})"\ngrid = { lr = [1, 3e38] }')
+    first, second = say("sweep", "grid.toml"), say("sweep", "grid.toml")
+    assert "run, lr=3e38, seed 1: diverged, " in first
+    assert "run: the best of 2 is lr=1: 0." in first
+    assert f"leaderboard: {Path('runs/grid/leaderboard.md')}" in first
+    assert "run, lr=1, seed 1: finished already" in second
+    assert first.splitlines()[-2:] == second.splitlines()[-2:]
+
+
+def test_everything_there_is_can_be_listed(folder: Path) -> None:
+    overview = say("list")
+    assert all(name in overview for name in [*presets(), *kinds(), *registered("server")])
+    assert all(name in say("list", "presets") for name in presets())
+    for kind in kinds():
+        shown = say("list", kind)
+        for name, cls in registered(kind).items():
+            assert name in shown
+            assert all(f"{key}=" in shown for key in params(cls))
+    assert "eps=1e-3" in say("list", "server")
+
+
+@pytest.mark.parametrize("command", ["run", "resume", "report", "sweep", "list"])
+def test_every_command_explains_itself(folder: Path, command: str) -> None:
+    assert re.search(rf"Usage: .*{command} \[OPTIONS\]", say(command, "--help"))
+    assert re.search(rf"{command} +[A-Z]", say("--help"))
+
+
+def test_the_version() -> None:
+    assert re.fullmatch(r"fedcams \d+\.\d+\.\d+\n", say("--version"))
+
+
+# -- progress, and a process of its own ------------------------------------------------------------------------------
+
+
+def records(count: int) -> list[RoundRecord]:
+    rest: dict[str, Any] = dict.fromkeys(RoundRecord.__dataclass_fields__, 0)
+    return [RoundRecord(**rest | {"round": t, "train_loss": None, "wire_up": 1500}) for t in range(1, count + 1)]
+
+
+def shown(rounds: int, terminal: bool) -> str:
+    out = StringIO()
+    console = Console(file=out, force_terminal=terminal, width=150, color_system=None)
+    with progress(Experiment(label="a [b]", rounds=rounds), console) as watch:
+        for record in records(rounds):
+            watch(record, {"seconds": 2.0})
+    return out.getvalue()
+
+
+def test_a_terminal_sees_a_bar() -> None:
+    output = shown(rounds=25, terminal=True)
+    assert "a [b], seed 1 ━" in output
+    assert "25/25 accuracy 0.0000, 1.5 kB up, 0 bytes down, 2.00 s a round, 0:00:00 left" in output
+
+
+def test_others_see_a_line_now_and_then() -> None:
+    lines = shown(rounds=25, terminal=False).splitlines()
+    assert [line.partition(",")[0] + line.partition(":")[2][:14] for line in lines] == [
+        "a [b] round 10/25, ",
+        "a [b] round 20/25, ",
+        "a [b] round 25/25, ",
+    ]
+    assert lines[0].endswith("accuracy 0.0000, 1.5 kB up, 0 bytes down, 2.00 s a round, 0:00:30 left")
+
+
+def test_as_a_process(folder: Path) -> None:
+    """The whole way once: a module that runs, the true report, and an error without a traceback."""
+
+    def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fedcams", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, cwd=folder)
+
+    good = process("run", "mini.toml", "-s", "rounds=3")
+    assert good.returncode == 0, good.stderr
+    assert f"report: {Path('runs/mini/report/index.html')}" in good.stdout
+    assert (folder / "runs/mini/report/index.html").stat().st_size > 1000
+    bad = process("run", "mini.tmol")
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("error: no preset is named 'mini.tmol'")
+    assert "Traceback" not in bad.stderr
+
+
+def test_importing_the_package_does_not_load_the_command_line() -> None:
+    probe = "import sys, fedcams; sys.exit('typer' in sys.modules or 'rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0

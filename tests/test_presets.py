@@ -1,0 +1,228 @@
+"""Presets: every one that is shipped is whole and runs; files of one's own are read or refused with the fix."""
+
+from __future__ import annotations
+
+import pickle
+import tomllib
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcams.errors import SpecError
+from fedcams.experiment import Experiment, build
+from fedcams.experiment.preset import folder_name, load_preset, overridden, presets
+from fedcams.registry import exact, resolve
+from fedcams.simulation import History
+
+SMALL = {"resnet18": "resnet18(width=1)", "convmixer": "convmixer(dim=4, depth=1)", "mlp": "mlp(hidden=8)"}
+PAPER = [name for name in presets() if name != "demo"]
+everyone = pytest.mark.parametrize("name", presets())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CIFAR of 100 images to train and 20 to test on, in the official layout."""
+    folder = tmp_path_factory.mktemp("data")
+    batches = [f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)]
+    write_cifar(folder, {**dict.fromkeys(batches, 20), "cifar-10-batches-py/test_batch": 20}, b"labels", 10)
+    write_cifar(folder, {"cifar-100-python/train": 100, "cifar-100-python/test": 20}, b"fine_labels", 100)
+    return folder
+
+
+def write_cifar(folder: Path, sizes: dict[str, int], key: bytes, classes: int) -> None:
+    rng = np.random.default_rng(0)
+    for name, size in sizes.items():
+        images = rng.integers(0, 256, (size, 3 * 32 * 32), dtype=np.uint8)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(pickle.dumps({b"data": images, key: [i % classes for i in range(size)]}))
+
+
+# -- those that are shipped ------------------------------------------------------------------------------------------
+
+
+@everyone
+def test_it_is_described_and_its_runs_have_folders_of_their_own(name: str) -> None:
+    preset = load_preset(name)
+    assert (preset.name, preset.description) == (name, presets()[name])
+    assert preset.description
+    assert list(preset.folders.values()) == preset.experiments
+    assert len({experiment.label for experiment in preset.experiments}) > 1, "a figure compares"
+
+
+@everyone
+def test_its_experiments_read_back_from_what_they_print(name: str) -> None:
+    for experiment in load_preset(name).experiments:
+        assert Experiment.from_dict(tomllib.loads(experiment.to_toml())) == experiment
+
+
+@everyone
+def test_its_experiments_run_in_miniature(name: str, data: Path) -> None:
+    """Everything but the number of clients, local work, rounds and the size of the model is as it is shipped."""
+    model = str(load_preset(name).experiments[0].model)
+    tiny = {"clients": "20", "rounds": "2", "local": "sgd(steps=1, batch=2)", "model": SMALL[model], "seed": "1"}
+    for experiment in overridden(load_preset(name), tiny).experiments:
+        built = build(experiment, data)
+        records = History(built.simulation, built.state, experiment.rounds).run().records
+        assert [record.round for record in records] == [1, 2]
+        assert len(records[0].cohort) == getattr(experiment.sampler, "n", None)
+        assert (records[0].gamma is not None) == experiment.measure_gamma
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_common_setting(name: str) -> None:
+    for experiment in load_preset(name).experiments:
+        assert (experiment.clients, experiment.rounds, experiment.seed) == (100, 500, 1)
+        assert experiment.train_fraction == Fraction(4, 5)
+        assert (experiment.local.lr, experiment.local.batch) == (Fraction(1, 100), 20)
+        assert experiment.local.momentum == 0
+        assert str(experiment.partition) == ("shards" if name.startswith("noniid") else "iid")
+        assert (experiment.uplink.name != "identity") == experiment.label.startswith("FedCAMS")
+        assert str(experiment.task) == ("cifar100" if name.endswith("cifar100") else "cifar10")
+        if not name.startswith("cohort"):
+            assert str(experiment.sampler) == "uniform"
+        if not name.startswith(("epochs", "communication")):
+            assert experiment.local.epochs == 3
+
+
+RATES = {
+    "resnet18": {"FedAvg": "1", "FedAdam": "0.1", "FedYogi": "1", "FedAMSGrad": "0.1", "FedAMS": "1"},
+    "convmixer": {"FedAvg": "1", "FedAdam": "1", "FedYogi": "1", "FedAMSGrad": "1", "FedAMS": "1"},
+}
+
+
+@pytest.mark.parametrize("suffix", ["", "-cifar100"])
+@pytest.mark.parametrize("model", RATES)
+def test_the_papers_table_of_hyperparameters(model: str, suffix: str) -> None:
+    servers = {experiment.label: experiment.server for experiment in load_preset(f"fig1-{model}{suffix}").experiments}
+    assert str(servers.pop("FedAMS without bias correction")) == "fedams"
+    assert servers.keys() == RATES[model].keys()
+    for label, lr in RATES[model].items():
+        eps = {"FedAvg": "", "FedAMS": ", eps=1e-3, bias_correction=true"}.get(label, ", eps=0.1, bias_correction=true")
+        assert servers[label] == resolve("server", f"{label.lower()}(lr={lr}{eps})")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "values"),
+    [
+        ("epsilon", "server.eps", [0.1, 0.01, 1e-3, 1e-4, 1e-6, 1e-8]),
+        ("cohort-resnet18", "sampler.n", [5, 10, 20] * 2),
+        ("cohort-convmixer", "sampler.n", [5, 10, 20] * 2),
+        ("epochs-resnet18", "local.epochs", [3, 10, 30, 100] * 2),
+        ("compression-resnet18", "uplink.name", ["identity", "sign", *["topk"] * 3]),
+        ("gamma-convmixer", "uplink.name", ["sign", "topk"]),
+    ],
+)
+def test_what_the_papers_studies_vary(name: str, key: str, values: list[object]) -> None:
+    piece, _, field = key.partition(".")
+    found = [getattr(getattr(experiment, piece), field) for experiment in load_preset(name).experiments]
+    assert found == [exact(value) if isinstance(value, float) else value for value in values]
+
+
+# -- files of one's own ----------------------------------------------------------------------------------------------
+
+OWN = """
+description = "mine"
+seeds = [1, 2]
+rounds = 7
+
+[[run]]
+label = "A"
+
+[[run]]
+label = "B"
+rounds = 8
+uplink = "sign"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "own.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_run_wins_over_the_base_and_meets_every_seed(tmp_path: Path) -> None:
+    preset = load_preset(written(tmp_path, OWN))
+    assert (preset.name, preset.description) == ("own", "mine")
+    assert list(preset.folders) == ["a-s1", "a-s2", "b-s1", "b-s2"]
+    assert [experiment.rounds for experiment in preset.experiments] == [7, 7, 8, 8]
+    assert str(preset.experiments[3].uplink) == "sign"
+
+
+def test_the_file_of_one_experiment_is_a_preset_too(tmp_path: Path) -> None:
+    experiment = Experiment(label="alone", rounds=3, seed=9)
+    assert load_preset(written(tmp_path, experiment.to_toml())).experiments == [experiment]
+
+
+@pytest.mark.parametrize(
+    ("label", "folder"),
+    [("FedCAMS top-k 1/64", "fedcams-top-k-1-64-s1"), ("eps=0.01", "eps-0.01-s1"), ("../γ", "run-s1")],
+)
+def test_folders_are_named_after_labels(label: str, folder: str) -> None:
+    assert folder_name(Experiment(label=label)) == folder
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ronds = 3", r"own.toml, top level: no key 'ronds' \(did you mean 'rounds'\?\); known: label"),
+        ("[[run]]\nlabel = 'A'\nuplnk = 'sign'", r"own.toml, \[\[run\]\] 1 \(A\): no key 'uplnk' \(did you mean 'upl"),
+        ("[[run]]\n[[run]]\nrounds = 0", r"own.toml, \[\[run\]\] 2: experiment: rounds=0: out of range"),
+        ("[[run]]\nseeds = [1]", r"\[\[run\]\] 1: no key 'seeds'"),
+        ("[run]\nlabel = 'A'", r"runs are written as \[\[run\]\] tables"),
+        ("description = 3", "description must be a string"),
+        ("seeds = []", "own.toml: seeds=.*; give a list"),
+        ("seeds = ['x']", "seed=x: 'x' is not a number"),
+        ("seeds = [1]\nseed = 2", "own.toml: seed=2 beside the seeds of all runs; give one"),
+        ("seeds = [1]\n[[run]]\nseed = 2", r"\[\[run\]\] 1: seed=2 beside the seeds of all runs"),
+        (
+            "[[run]]\nlabel = 'A b'\n[[run]]\nlabel = 'a-b'",
+            "'a-b' with seed 1 would share the folder 'a-b-s1'",
+        ),
+        ("server = 'fedasm'", r"no server is named 'fedasm' \(did you mean 'fedams'\?\)"),
+        ("rounds = ", "own.toml: not a TOML file"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        load_preset(written(tmp_path, text))
+
+
+def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"no preset is named 'dmeo' \(did you mean 'demo'\?\); known: cohort-"):
+        load_preset("dmeo")
+    with pytest.raises(SpecError, match=r"none.toml: cannot be read \(No such file"):
+        load_preset(tmp_path / "none.toml")
+
+
+# -- overrides -------------------------------------------------------------------------------------------------------
+
+
+def test_overrides_hold_for_every_run(tmp_path: Path) -> None:
+    settings = {"rounds": "5", "uplink": "topk(ratio=1/64)", "feedback": "false", "train_fraction": "1/3"}
+    for experiment in overridden(load_preset(written(tmp_path, OWN)), settings).experiments:
+        assert (experiment.rounds, str(experiment.uplink), experiment.feedback) == (5, "topk(ratio=1/64)", False)
+        assert experiment.train_fraction == Fraction(1, 3)
+
+
+def test_seeds_can_be_set_and_equal_runs_are_kept_once(tmp_path: Path) -> None:
+    preset = load_preset(written(tmp_path, OWN))
+    assert list(overridden(preset, {"seed": "5"}).folders) == ["a-s5", "b-s5"]
+    assert list(overridden(preset, {"seeds": "[3, 4]"}).folders) == ["a-s3", "a-s4", "b-s3", "b-s4"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ronds": "5"}, r"-s: no key 'ronds' \(did you mean 'rounds'\?\)"),
+        ({"label": "x"}, "label cannot be set for all runs at once"),
+        ({"rounds": "many"}, "rounds=many: 'many' is not a number"),
+        ({"rounds": "5\nseed = 3"}, "is not a number"),
+        ({"seed": "1", "seeds": "[1]"}, "give one of them"),
+    ],
+)
+def test_bad_overrides_are_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        overridden(load_preset("demo"), settings)

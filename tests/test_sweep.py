@@ -1,0 +1,134 @@
+"""Sweeps: grids fill what runs leave open, and the leaderboard ranks what came of it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcams.errors import SpecError, UpdateError
+from fedcams.experiment import Experiment
+from fedcams.experiment.sweep import load_sweep, score, sweep
+from fedcams.simulation import RoundRecord
+
+FILE = """
+seeds = [1, 2]
+rounds = 10
+grid = { lr = [0.1, 1] }
+
+[[run]]
+label = "avg"
+server = "fedavg(lr={lr})"
+
+[[run]]
+label = "ams"
+server = "fedams(lr={lr}, eps={eps})"
+grid = { eps = [1e-3], lr = ["1/3", 10], uplink = ["identity", "sign"] }
+
+[[run]]
+label = "plain"
+grid = {}
+"""
+
+
+def written(folder: Path, text: str = FILE) -> Path:
+    path = folder / "grid.toml"
+    path.write_text(text)
+    return path
+
+
+def rounds(*accuracies: float | None) -> list[RoundRecord]:
+    rest: dict[str, Any] = dict.fromkeys(RoundRecord.__dataclass_fields__, 0)
+    return [RoundRecord(**rest | {"round": t, "test_accuracy": a}) for t, a in enumerate(accuracies, start=1)]
+
+
+def test_every_combination_is_tried_with_every_seed(tmp_path: Path) -> None:
+    trials = load_sweep(written(tmp_path))
+    assert [(trial.label, trial.setting) for trial in trials] == [
+        ("avg", "lr=0.1"),
+        ("avg", "lr=1"),
+        ("ams", "eps=1e-3, lr=1/3, uplink=identity"),
+        ("ams", "eps=1e-3, lr=1/3, uplink=sign"),
+        ("ams", "eps=1e-3, lr=10, uplink=identity"),
+        ("ams", "eps=1e-3, lr=10, uplink=sign"),
+        ("plain", ""),
+    ]
+    assert all([experiment.seed for experiment in trial.experiments] == [1, 2] for trial in trials)
+    last = trials[5].experiments[0]
+    assert (str(last.server), str(last.uplink)) == ("fedams(lr=10)", "sign")
+    assert last.label == "ams, eps=1e-3, lr=10, uplink=sign"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grid = { lr = [1] }\nserver = 'fedavg(lr={rl})'", r"no value has a place \{lr\}.*did you mean 'rl'"),
+        ("server = 'fedavg(lr={lr})'", r"the grid has nothing for \{lr\}; give lr = \[...\]"),
+        ("server = 'fedavg(lr={lr})'\ngrid = { lr = 1 }", "give a list of values for each key"),
+        ("server = 'fedavg(lr={lr})'\ngrid = { lr = [] }", "give a list of values for each key"),
+        ("server = 'fedavg(lr={lr})'\ngrid = { lr = [0] }", r"grid.toml, \[\[run\]\] 1: fedavg: lr=0: out of range"),
+        ("grid = { seed = [1, 2] }", "no value has a place"),
+        ("grid = { lr = [1] }\ngird = 3", r"no key 'gird' \(did you mean 'grid'\?\)"),
+        ("grid = { rounds = [1, 1] }", "would share the folder 'run-rounds-1-s1'"),
+    ],
+)
+def test_bad_grids_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        load_sweep(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        ([0.0] * 8 + [0.5, 1.0], 0.75),
+        ([0.25, 0.5], 0.5),
+        ([0.0] * 8 + [None, 1.0], 1.0),
+        ([0.0, 0.75, None, None, None], 0.75),
+        ([None], None),
+        ([], None),
+    ],
+)
+def test_the_score_is_the_mean_of_the_last_fifth(accuracies: Sequence[float | None], expected: float | None) -> None:
+    assert score(rounds(*accuracies)) == expected
+
+
+def test_the_best_setting_of_a_label_comes_first(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def runner(experiment: Experiment, folder: Path) -> list[RoundRecord]:
+        asked.append(folder.name)
+        if "lr=10" in experiment.label and experiment.seed == 2:
+            raise UpdateError("not finite")
+        return rounds(0.5 + 0.125 * experiment.seed + (0.125 if experiment.uplink.name == "sign" else 0))
+
+    results = sweep(written(tmp_path), tmp_path / "out", runner)
+    assert len(results) == 7
+    assert asked[:2] == ["avg-lr-0.1-s1", "avg-lr-0.1-s2"]
+    with (tmp_path / "out" / "leaderboard.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    ams = [row for row in rows if row["label"] == "ams"]
+    assert [(row["setting"], row["accuracy"], row["diverged"]) for row in ams] == [
+        ("eps=1e-3, lr=1/3, uplink=sign", "0.8125", "0"),
+        ("eps=1e-3, lr=1/3, uplink=identity", "0.6875", "0"),
+        ("eps=1e-3, lr=10, uplink=identity", "", "1"),
+        ("eps=1e-3, lr=10, uplink=sign", "", "1"),
+    ]
+    text = (tmp_path / "out" / "leaderboard.md").read_text("utf-8")
+    best = [line for line in text.partition("## avg")[0].splitlines() if "±" in line]
+    assert best[0] == "| ams | eps=1e-3, lr=1/3, uplink=sign | 0.8125 ± 0.0884 |"
+    assert best[1] == "| avg | lr=0.1 | 0.6875 ± 0.0884 |"
+    assert "| eps=1e-3, lr=10, uplink=sign | diverged (seeds: 1) |" in text
+
+
+def test_other_errors_end_the_sweep_and_keep_the_leaderboard(tmp_path: Path) -> None:
+    def runner(experiment: Experiment, folder: Path) -> list[RoundRecord]:
+        if "lr=1" in experiment.label.split(", "):
+            raise SpecError("no data")
+        return rounds(0.5)
+
+    with pytest.raises(SpecError, match="no data"):
+        sweep(written(tmp_path), tmp_path, runner)
+    assert "| avg | lr=0.1 | 0.5000 ± 0.0000 |" in (tmp_path / "leaderboard.md").read_text("utf-8")

@@ -1,0 +1,95 @@
+"""Trackers: started, told and finished, also when a run breaks off."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedcams.cli.session import Session
+from fedcams.errors import SpecError
+from fedcams.experiment import Experiment
+from fedcams.runs import Run
+from fedcams.simulation import RoundRecord
+from fedcams.trackers import Tracker, tracker
+from fedcams.trackers.tensorboard import scalars
+
+TINY = Experiment(task="logistic(size=20)", model="linear", clients=2, sampler="full", rounds=3)  # type: ignore[arg-type]
+
+
+class Fake:
+    """Notes what it is told; fails in a round if asked to."""
+
+    def __init__(self, fails_in: int = 0) -> None:
+        self.notes: list[Any] = []
+        self.fails_in = fails_in
+
+    def start(self, run: Run) -> None:
+        self.notes.append(("start", run.path.name, len(run.records)))
+
+    def log(self, record: RoundRecord, timing: Mapping[str, Any]) -> None:
+        assert timing["seconds"] >= 0
+        if record.round == self.fails_in:
+            raise RuntimeError("connection lost")
+        self.notes.append(record.round)
+
+    def finish(self) -> None:
+        self.notes.append("finish")
+
+
+def session(*trackers: Tracker) -> Session:
+    return Session(trackers=trackers, quiet=True, console=Console(file=StringIO()))
+
+
+def test_a_tracker_follows_a_run(tmp_path: Path) -> None:
+    fakes = [Fake(), Fake()]
+    session(*fakes).carry_out(TINY, tmp_path / "r")
+    assert fakes[0].notes == fakes[1].notes == [("start", "r", 0), 1, 2, 3, "finish"]
+
+
+def test_it_is_finished_when_the_run_breaks_off_and_told_what_is_there_when_it_goes_on(tmp_path: Path) -> None:
+    broken, next_one = Fake(fails_in=2), Fake()
+    with pytest.raises(RuntimeError, match="connection lost"):
+        session(broken).carry_out(TINY, tmp_path / "r")
+    assert broken.notes == [("start", "r", 0), 1, "finish"]
+    session(next_one).carry_out(TINY, tmp_path / "r")
+    assert next_one.notes == [("start", "r", 2), 1, 2, 3, "finish"]
+
+
+def test_a_finished_run_is_not_tracked_again(tmp_path: Path) -> None:
+    fake = Fake()
+    session().carry_out(TINY, tmp_path / "r")
+    session(fake).carry_out(TINY, tmp_path / "r")
+    assert fake.notes == []
+
+
+def test_only_numbers_become_curves(tmp_path: Path) -> None:
+    record = session().carry_out(TINY, tmp_path / "r").records[0]
+    drawn = dict(scalars(record, {"seconds": 0.5, "phases": {}}))
+    assert drawn["test_accuracy"] == record.test_accuracy
+    assert drawn["seconds"] == 0.5
+    assert not {"round", "cohort", "gamma"} & drawn.keys()
+
+
+def test_an_unknown_tracker_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"no tracker is named 'tensorbord' \(did you mean 'tensorboard'\?\)"):
+        tracker("tensorbord")
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(SpecError, match=r"pip install 'fedcams\[tensorboard\]'"):
+        tracker("tensorboard")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+@pytest.mark.filterwarnings("default")
+def test_tensorboard_writes_its_files(tmp_path: Path) -> None:
+    session(tracker("tensorboard")).carry_out(TINY, tmp_path / "r")
+    assert list((tmp_path / "r" / "tensorboard").glob("events.*"))
