@@ -12,6 +12,7 @@ Data = Annotated[
     typer.Option(help="Folder of downloaded data; by default $FEDCAMS_DATA, else 'data'.", show_default=False),
 ]
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, ...")]
+CheckpointEvery = Annotated[int, typer.Option(min=1, help="Rounds from one checkpoint to the next.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Track = Annotated[
     list[str] | None,

@@ -11,7 +11,7 @@ import typer
 from rich.filesize import decimal
 from rich.table import Table
 
-from fedcams.cli.options import Data, Device, Quiet, Track
+from fedcams.cli.options import CheckpointEvery, Data, Device, Quiet, Track
 from fedcams.cli.reporting import write_report
 from fedcams.cli.session import Session
 from fedcams.errors import SpecError
@@ -37,6 +37,7 @@ def run(
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
+    checkpoint_every: CheckpointEvery = 25,
     report: Annotated[bool, typer.Option(help="Write a report when all runs are finished.")] = True,
     quiet: Quiet = False,
 ) -> None:
@@ -45,7 +46,7 @@ def run(
     What is finished is left alone and what was interrupted goes on, so the same command given again completes it.
     """
     chosen = _only(overridden(load_preset(preset), _settings(settings or [])), only or [])
-    session = Session(data, device, quiet, [tracker(name) for name in track or []])
+    session = Session(data, device, quiet, [tracker(name) for name in track or []], checkpoint_every)
     folder = Path("runs") / chosen.name if out is None else out
     done = [session.carry_out(experiment, folder / name) for name, experiment in chosen.folders.items()]
     _summarize(session, done)
@@ -58,10 +59,11 @@ def resume(
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
+    checkpoint_every: CheckpointEvery = 25,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
-    session = Session(data, device, quiet, [tracker(name) for name in track or []])
+    session = Session(data, device, quiet, [tracker(name) for name in track or []], checkpoint_every)
     _summarize(session, [session.go_on(read_run(folder))])
 
 

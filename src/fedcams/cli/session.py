@@ -28,6 +28,7 @@ class Session:
     device: str = "cpu"
     quiet: bool = False
     trackers: Sequence[Tracker] = ()
+    checkpoint_every: int = 25
     console: Console = field(default_factory=Console)
 
     def __post_init__(self) -> None:
@@ -46,7 +47,14 @@ class Session:
         """Runs an experiment in its folder, or what is left of it."""
         if not is_run(folder):
             with self.watching(Run(folder, experiment, [], [], {}, [])) as watch:
-                return runs.run(experiment, folder, data=self.data, device=self.device, watch=watch)
+                return runs.run(
+                    experiment,
+                    folder,
+                    data=self.data,
+                    device=self.device,
+                    checkpoint_every=self.checkpoint_every,
+                    watch=watch,
+                )
         found = read_run(folder)
         if found.experiment != experiment:
             raise RunError(_other(found, experiment))
@@ -54,12 +62,16 @@ class Session:
 
     def go_on(self, found: Run) -> Run:
         """Carries out what is left of a run."""
-        if found.finished:
-            self.say(f"{title(found.experiment)}: finished already, in {found.path}")
-            return found
-        self.say(f"{title(found.experiment)}: going on in {found.path}")
-        with self.watching(found) as watch:
-            return runs.resume(found.path, data=self.data, device=self.device, watch=watch)
+        state = "finished already," if found.finished else "going on"
+        self.say(f"{title(found.experiment)}: {state} in {found.path}")
+        with self.watching(found) as watch:  # a finished one too: its last checkpoint may be missing
+            return runs.resume(
+                found.path,
+                data=self.data,
+                device=self.device,
+                checkpoint_every=self.checkpoint_every,
+                watch=watch,
+            )
 
     @contextlib.contextmanager
     def watching(self, run: Run) -> Iterator[Watch]:

@@ -109,8 +109,10 @@ def _numeric(param: Param, value: Any) -> Fraction | int:
     result = exact(value)
     if param.kind == "integer" and result.denominator != 1:
         raise SpecError("not a whole number")
-    if not param.holds(result) or (param.kind == "number" and abs(result) > MAX_MAGNITUDE):
+    if not param.holds(result):
         raise SpecError("out of range")
+    if param.kind == "number" and abs(result) > MAX_MAGNITUDE:
+        raise SpecError("beyond what a float32 can hold")
     return int(result) if param.kind == "integer" else result
 
 

@@ -17,14 +17,14 @@ Every file is written under its name + `.tmp`, synced, renamed, and its folder s
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import operator
 import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import final
 
@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcams.durable import os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
 from fedcams.layout import Layout
 from fedcams.residuals.base import ResidualStore
@@ -43,7 +44,7 @@ _STORE = "store.json"
 _FIELDS = ("magic", "format version", "layout id", "client", "round", "d")
 _RESTORE = "restore the file, or delete it and reopen to go on without it"
 _ANEW = "give an empty folder"
-_REPAIR = "free space or make the folder writable; what was stored before is intact"
+_os_errors = functools.partial(os_errors, ResidualError)
 
 
 @final
@@ -128,16 +129,21 @@ class DiskStore(ResidualStore):
     def _put(self, client: int, round: int, row: Tensor, freed: int | None) -> None:
         data = row.cpu().contiguous().numpy().astype("<f4", copy=False)
         header = _HEADER.pack(_MAGIC, _VERSION, self.layout.id, client, round, self.layout.d, zlib.crc32(data.data))
-        _write(self.folder / _name(client, round), header, data.data)
+        path = self.folder / _name(client, round)
+        with _os_errors("write", path):
+            write_whole(path, header, data.data)
         if freed is not None:
             self._remove([_name(client, freed)])  # not synced: should it come back, the next opening removes it
 
     def _drop(self, versions: Iterable[tuple[int, int]]) -> None:
         self._remove(_name(*version) for version in versions)
-        _sync_folder(self.folder)  # a rolled-back row that came back would pass for the newest
+        with _os_errors("sync", self.folder):
+            sync_folder(self.folder)  # a rolled-back row that came back would pass for the newest
 
     def _mark(self, t: int | None) -> None:
-        _write(self.folder / _STORE, json.dumps({**self._identity, "snapshot": t}).encode())
+        path = self.folder / _STORE
+        with _os_errors("write", path):
+            write_whole(path, json.dumps({**self._identity, "snapshot": t}).encode())
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -158,36 +164,3 @@ def _versions(folder: Path, names: Iterable[str]) -> dict[int, list[int]]:
             raise ResidualError(f"{folder / name}: not named <client>-<round>.row; move it out of the folder")
         versions.setdefault(int(match[1]), []).append(int(match[2]))
     return versions
-
-
-def _write(path: Path, *parts: bytes | memoryview) -> None:
-    """Writes a whole file at once: a kill at any moment leaves what was there before or the new file."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with _os_errors("write", path):
-        try:
-            with temporary.open("wb") as file:
-                file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)  # still there only where something failed
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes renames and removals in a folder last; fsync of a file alone does not."""
-    with _os_errors("sync", folder):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _os_errors(what: str, path: Path, fix: str = _REPAIR) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ResidualError(f"cannot {what} {path}: {error.strerror}; {fix}") from error

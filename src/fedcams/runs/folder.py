@@ -1,11 +1,11 @@
 """A run's folder: what it holds, and how it is read back.
 
-experiment.toml   everything that defines the run
+experiment.toml   everything that defines the run; written last when a run is made, so its presence makes the run
 rounds.jsonl      one RoundRecord a line, no clock in it: two runs can be compared byte for byte
-timings.jsonl     one object a line: round, seconds, seconds by phase, peak memory
-environment.json  versions, device, commit
+timings.jsonl     one object a line: round, seconds, phases (seconds each), peak_memory, peak_device_memory (bytes)
+environment.json  versions, machine, device, commit; under "resumed" those of later sittings where they differ
 partition.json    {"histogram": [[examples of client i with label j]]}
-checkpoint/       where the run can go on
+checkpoint/       where the run can go on; may be deleted once the run is finished
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class Run:
     environment: dict[str, Any]
     histogram: list[list[int]]
 
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are there."""
+        return len(self.records) == self.experiment.rounds
+
 
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run."""
@@ -46,33 +51,49 @@ def is_run(path: Path) -> bool:
 
 def read_run(path: Path) -> Run:
     """Everything about a run; what a run that was not finished lacks is empty."""
-    if not is_run(path):
-        raise RunError(f"{path} holds no run: {EXPERIMENT} is missing; name the folder that a run was written to")
     return Run(
         path,
-        Experiment.read(path / EXPERIMENT),
-        [RoundRecord(**line) for line in _lines(path / ROUNDS)],
+        read_experiment(path),
+        _records(path / ROUNDS),
         _lines(path / TIMINGS),
-        _object(path / ENVIRONMENT),
-        _object(path / PARTITION).get("histogram", []),
+        read_object(path / ENVIRONMENT),
+        read_object(path / PARTITION).get("histogram", []),
     )
+
+
+def read_experiment(path: Path) -> Experiment:
+    """What defines the run in a folder."""
+    if not is_run(path):
+        raise RunError(f"{path} holds no run: {EXPERIMENT} is missing; name the folder that a run was written to")
+    return Experiment.read(path / EXPERIMENT)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{path}: damaged ({error}); delete it") from None
+
+
+def _records(path: Path) -> list[RoundRecord]:
+    try:
+        return [RoundRecord(**line) for line in _lines(path)]
+    except TypeError as error:
+        raise _damaged(path, error) from None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file; one that was cut short by a kill ends it."""
     if not path.exists():
         return []
-    whole = path.read_text().split("\n")[:-1]
     try:
-        return [json.loads(line) for line in whole]
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path}: damaged ({error}); resume the run, or delete its folder and start it anew") from None
+        return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    except ValueError as error:
+        raise _damaged(path, error) from None
 
 
-def _object(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        return dict(json.loads(path.read_text()))
-    except (json.JSONDecodeError, TypeError, ValueError) as error:
-        raise RunError(f"{path}: damaged ({error}); delete it") from None
+def _damaged(path: Path, error: Exception) -> RunError:
+    return RunError(f"{path}: damaged ({error}); resume the run, or delete its folder and start it anew")

@@ -1,0 +1,359 @@
+"""Runs in folders: what they leave, what they refuse, and that a resumed one is the one that was never stopped."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import safetensors.torch
+import torch
+
+from fedcams import FedcamsError, models
+from fedcams.engines import Engine, engine
+from fedcams.errors import SpecError, UpdateError
+from fedcams.experiment import Experiment, build
+from fedcams.rounds.messages import Accepted
+from fedcams.runs import Run, RunError, read_run, resume, run
+from fedcams.runs.files import held
+from fedcams.runs.state import pack, unpack
+from fedcams.simulation import RoundRecord
+from fedcams.simulation.evaluate import evaluate
+from fedcams.tasks import TaskData, task
+
+NAMES = ["checkpoint", "environment.json", "experiment.toml", "partition.json", "rounds.jsonl", "timings.jsonl"]
+MIXER = {"model": "convmixer(dim=4, depth=1, kernel=3, patch=2)", "local": "sgd(lr=0.1, steps=1)"}
+KINDS: list[dict[str, Any]] = [
+    {"uplink": "sign"},
+    {"uplink": "topk(ratio=1/16)", "server": "fedavgm", "measure_gamma": True},
+    {"uplink": "randk(ratio=1/4)", "server": "fedyogi", "weighting": "examples"},
+    {"uplink": "topk(ratio=1/16)", "server": "fedavg", "feedback": False},
+    {"uplink": "identity", "sampler": "bernoulli(p=0.2)", "evaluate_every": 2},  # some cohorts are empty
+    {"uplink": "sign", **MIXER},  # batch-norm, so buffers
+]
+
+
+def small(**changes: Any) -> Experiment:
+    values = {"model": "mlp(hidden=8)", "clients": 6, "sampler": "uniform(n=2)", "local": "sgd(lr=0.1, steps=2)"}
+    return Experiment.from_dict({**values, "uplink": "sign", "rounds": 7, **changes})
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(round: int) -> Callable[[RoundRecord, dict[str, Any]], None]:
+    def watch(record: RoundRecord, timing: dict[str, Any]) -> None:
+        if record.round == round:
+            raise Stop
+
+    return watch
+
+
+def stopped(folder: Path, at: int, experiment: Experiment | None = None, every: int = 3) -> Path:
+    """The folder of a run that came to an end after round `at`."""
+    with pytest.raises(Stop):
+        run(experiment or small(), folder, checkpoint_every=every, watch=stop_at(at))
+    return folder
+
+
+def lasting(folder: Path) -> dict[str, bytes]:
+    """The files that must not depend on how often a run was stopped."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "timings.jsonl"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def everything(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
+
+
+@functools.cache
+def digits() -> TaskData:
+    return task("digits").load()
+
+
+@pytest.fixture(autouse=True)
+def _digits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the data is most of the time of so short a run."""
+    monkeypatch.setattr(type(task("digits")), "load", lambda self, folder=None, data=digits(): data)  # noqa: B008
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+# -- a run and its folder ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_run_is_the_simulation_and_its_folder_tells_all(folder: Path, kind: dict[str, Any]) -> None:
+    experiment, seen = small(**kind), []
+    made = run(experiment, folder, watch=lambda record, timing: seen.append((record, timing)))
+    built = build(experiment)
+    state, records = built.state, []
+    for _ in range(experiment.rounds):
+        state, record = built.simulation.advance(state)
+        records.append(record)
+    assert made == read_run(folder) == Run(folder, experiment, records, *_rest(made))
+    assert seen == list(zip(made.records, made.timings, strict=True))
+    assert made.finished
+    assert sorted(path.name for path in folder.iterdir()) == NAMES
+    assert made.histogram == built.histogram.tolist()
+    assert (folder / "rounds.jsonl").read_text() == "".join(f"{record.to_json()}\n" for record in records)
+
+
+def _rest(made: Run) -> tuple[list[dict[str, Any]], dict[str, Any], list[list[int]]]:
+    return made.timings, made.environment, made.histogram
+
+
+def test_timings_and_environment_say_where_the_time_went_and_on_what(folder: Path) -> None:
+    made = run(small(rounds=2), folder)
+    for round, timing in enumerate(made.timings, start=1):
+        assert timing["round"] == round
+        assert 0 < sum(timing["phases"].values()) <= timing["seconds"]
+        assert timing["peak_memory"] > 50e6
+        assert timing["peak_device_memory"] is None
+    assert made.environment["torch"] == torch.__version__
+    assert {"fedcams", "numpy", "numba", "python", "platform", "cpu", "cores", "threads"} < made.environment.keys()
+    assert made.environment["device"] == "cpu"
+    commit = made.environment["commit"]
+    assert commit is None or len(commit.removesuffix("-dirty")) == 40
+
+
+@pytest.mark.parametrize("kind", [{}, MIXER], ids=str)
+def test_the_last_checkpoint_is_a_model_that_anybody_can_load(folder: Path, kind: dict[str, Any]) -> None:
+    experiment = small(**kind)
+    made = run(experiment, folder)
+    tensors = safetensors.torch.load_file(folder / "checkpoint" / "7.safetensors")
+    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    data = experiment.task.load()
+    model = models.build(experiment.model, data.shape, data.classes, seed=0)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected
+    assert all(name.endswith("num_batches_tracked") for name in missing)
+    problem = build(experiment).simulation.problem
+    x, buffers = problem.layout.read(model), problem.buffer_layout and problem.buffer_layout.read(model)
+    found = evaluate(problem, x, buffers, (data.test_x, data.test_y), data.metric)
+    assert found == (made.records[-1].test_loss, made.records[-1].test_accuracy)
+    assert sorted(p.name for p in (folder / "checkpoint").iterdir()) == ["7.safetensors", "state.json"]  # no residuals
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_stopped_anywhere_and_resumed_is_never_stopped(tmp_path: Path, kind: dict[str, Any]) -> None:
+    experiment = small(**kind)
+    run(experiment, tmp_path / "whole")
+    for at in (1, 3, 5, 6, 7):
+        folder = stopped(tmp_path / str(at), at, experiment)
+        assert [record.round for record in read_run(folder).records] == list(range(1, at + 1))
+        seen: list[int] = []
+        made = resume(folder, watch=lambda record, timing, seen=seen: seen.append(record.round))  # type: ignore[misc]
+        assert seen == ([] if at == 7 else list(range(at - at % 3 + 1, 8)))
+        assert [timing["round"] for timing in made.timings] == list(range(1, 8))
+        assert lasting(folder) == lasting(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", [{"uplink": "sign"}, {"uplink": "topk(ratio=1/16)", **MIXER}], ids=str)
+def test_resumed_on_a_gpu_is_never_stopped(tmp_path: Path, kind: dict[str, Any]) -> None:
+    run(small(**kind), tmp_path / "whole", device="cuda")
+    with pytest.raises(Stop):
+        run(small(**kind), tmp_path / "run", device="cuda", checkpoint_every=3, watch=stop_at(5))
+    made = resume(tmp_path / "run", device="cuda")
+    assert made.timings[-1]["peak_device_memory"] > 0
+    assert lasting(tmp_path / "run") == lasting(tmp_path / "whole")
+
+
+def test_stopped_many_times_is_never_stopped(tmp_path: Path) -> None:
+    experiment = small(rounds=12)
+    run(experiment, tmp_path / "whole", checkpoint_every=5)
+    folder = stopped(tmp_path / "run", 3, experiment, every=2)
+    for at in (4, 8, 9):
+        with pytest.raises(Stop):
+            resume(folder, checkpoint_every=at - 1, watch=stop_at(at))
+    resume(folder)
+    assert lasting(folder) == lasting(tmp_path / "whole")
+
+
+def test_what_follows_the_checkpoint_in_the_lines_may_be_anything(tmp_path: Path) -> None:
+    run(small(), tmp_path / "whole")
+    folder = stopped(tmp_path / "run", 5)
+    with (folder / "rounds.jsonl").open("ab") as rounds, (folder / "timings.jsonl").open("ab") as timings:
+        rounds.write(b'{"round": 6, "coh')
+        timings.write(b"\0" * 100 + b"\n")  # so do some file systems end a file after a power failure
+    resume(folder)
+    assert lasting(folder) == lasting(tmp_path / "whole")
+
+
+def test_a_line_cut_short_does_not_count(folder: Path) -> None:
+    stopped(folder, 5)
+    with (folder / "rounds.jsonl").open("ab") as rounds:
+        rounds.write(b'{"round": 6, "coh')
+    made = read_run(folder)
+    assert len(made.records) == 5
+    assert not made.finished
+
+
+def test_only_rows_that_changed_are_written(folder: Path) -> None:
+    seen: dict[str, int] = {}
+    kept = 0
+
+    def watch(record: RoundRecord, timing: dict[str, Any]) -> None:
+        nonlocal kept
+        rows = {p.name: p.stat().st_mtime_ns for p in (folder / "checkpoint" / "residuals").glob("*.row")}
+        assert {name for name in rows if name not in seen} == {f"{i}-{record.round}.row" for i in record.cohort}
+        kept += sum(seen[name] == rows[name] for name in rows.keys() & seen.keys())
+        seen.update(rows)
+        if record.round == 6:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(small(), folder, checkpoint_every=1, watch=watch)
+    assert kept > 5
+
+
+def test_a_finished_run_is_returned_as_it_is(folder: Path) -> None:
+    made = run(small(), folder)
+    before = everything(folder)
+    assert resume(folder, watch=stop_at(7)) == made
+    assert everything(folder) == before
+    shutil.rmtree(folder / "checkpoint")  # to save space
+    assert resume(folder, watch=stop_at(7)) == made
+
+
+def test_another_machine_is_noted(folder: Path) -> None:
+    environment = stopped(folder, 5) / "environment.json"
+    here = json.loads(environment.read_text())
+    environment.write_text(json.dumps({**here, "cpu": "another"}))
+    assert resume(folder).environment == {**here, "cpu": "another", "resumed": [{"round": 3, **here}]}
+
+
+class Held(NamedTuple):
+    """What a downlink may come to remember."""
+
+    model: torch.Tensor
+    versions: dict[int, Any]
+    last: Accepted | None
+    note: str
+
+
+@pytest.mark.parametrize("kind", [{}, MIXER], ids=str)
+def test_every_part_of_a_servers_state_comes_back(kind: dict[str, Any]) -> None:
+    built = build(small(**kind))
+    server, start = built.simulation.server, built.state
+    memory = Held(start.x, {3: torch.arange(4), 2**40: 1.5}, None, "é")
+    state = start._replace(round=4, downlink=memory, accepted={7: Accepted(3, bytes(range(16)))})
+    saved, tensors = pack(state, server)
+    found = unpack(4, json.loads(json.dumps(saved)), tensors, server, start._replace(downlink=memory))
+    assert pack(found, server)[0] == saved
+    assert found.accepted == state.accepted
+    assert type(found.downlink) is Held
+    assert {*found.downlink.versions} == {3, 2**40}
+    for name, tensor in pack(found, server)[1].items():
+        assert torch.equal(tensor, tensors[name])
+        assert tensor.data_ptr() != tensors[name].data_ptr()
+
+
+def test_state_that_a_checkpoint_cannot_hold_is_refused() -> None:
+    built = build(small())
+    with pytest.raises(RunError, match=r"downlink\.a is a set, which a checkpoint cannot hold; make state of tensors"):
+        pack(built.state._replace(downlink={"a": {1}}), built.simulation.server)
+
+
+# -- failures of the run -----------------------------------------------------------------------------------------------
+
+
+def test_an_update_that_is_not_finite_leaves_a_run_that_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(small(engine="loop"), tmp_path / "whole")
+    folder, cls = tmp_path / "run", type(engine("loop"))
+    train = cls.train
+
+    def spoilt(self: Engine, problem: Any, start: Any, buffers: Any, cohort: Any, round: int, seed: int) -> Any:
+        update = train(self, problem, start, buffers, cohort, round, seed)
+        if round == 5:
+            update.delta[1, 2] = torch.nan
+        return update
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cls, "train", spoilt)
+        for start in (lambda: run(small(engine="loop"), folder, checkpoint_every=3), lambda: resume(folder)):
+            with pytest.raises(UpdateError, match=r"round 5, clients \[\d\]: .*not finite"):
+                start()
+            assert len(read_run(folder).records) == 4
+            assert json.loads((folder / "checkpoint" / "state.json").read_text())["round"] == 3
+    resume(folder)
+    assert lasting(folder) == lasting(tmp_path / "whole")
+
+
+def test_a_loss_without_end_is_refused_by_name(folder: Path) -> None:
+    with pytest.raises(UpdateError, match=r"round 1: test_loss is (inf|nan); lower the learning rates"):
+        run(small(server="fedavg(lr=1e30)", uplink="identity"), folder)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["experiment.toml", "rounds.jsonl", "checkpoint"])
+def test_a_folder_that_holds_a_run_is_refused_untouched(folder: Path, name: str) -> None:
+    folder.mkdir()
+    (folder / name).touch()
+    with pytest.raises(RunError, match=rf"already holds a run \({name} is there\); resume it, or name another folder"):
+        run(small(), folder)
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_what_cannot_be_built_leaves_no_folder(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FedcamsError, match="cifar"):
+        run(small(task="cifar10", model="cnn"), folder, data=tmp_path)
+    assert not folder.exists()
+
+
+def test_a_folder_without_a_run_cannot_be_resumed(folder: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no run: experiment\.toml is missing; name the folder"):
+        resume(folder)
+
+
+@pytest.mark.parametrize(
+    "start", [lambda f: run(small(), f, checkpoint_every=0), lambda f: resume(f, checkpoint_every=0)]
+)
+def test_an_impossible_interval_is_refused(folder: Path, start: Callable[[Path], Run]) -> None:
+    with pytest.raises(SpecError, match="checkpoint_every=0; allowed: 1 or more"):
+        start(folder)
+
+
+def test_two_processes_cannot_be_at_one_run(folder: Path) -> None:
+    stopped(folder, 4)
+    with held(folder), pytest.raises(RunError, match="another process is at this run; let it finish, or end it first"):
+        resume(folder)
+    assert resume(folder).finished
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_refused(folder: Path) -> None:
+    folder.mkdir(mode=0o500)
+    with pytest.raises(RunError, match=r"cannot write .*environment\.json: Permission denied; free space or make"):
+        run(small(), folder)
+
+
+def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"cannot make .*/file/run: Not a directory; free space or make the folder"):
+        run(small(), tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b'{"round": 1, "extra": 2}\n', b"\xff\n", b"{\n"])
+def test_lines_that_are_no_rounds_are_refused(folder: Path, line: bytes) -> None:
+    stopped(folder, 1)
+    (folder / "rounds.jsonl").write_bytes(line)
+    with pytest.raises(RunError, match=r"rounds\.jsonl: damaged .*; resume the run"):
+        read_run(folder)

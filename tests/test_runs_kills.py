@@ -1,0 +1,337 @@
+"""Runs that die: at every step of a checkpoint, by kill -9, on a full disk; and checkpoints that were damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedcams.experiment import Experiment
+from fedcams.runs import Run, RunError, is_run, read_run, resume, run
+from test_runs import Stop, _digits_once, everything, lasting, small, stop_at, stopped  # noqa: F401  (a fixture)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+# -- death at every moment ---------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing the run does may follow."""
+
+
+CALLS = ("fsync", "replace", "unlink", "ftruncate", "mkdir", "rmdir", "write")
+
+
+def die_at(patch: pytest.MonkeyPatch, moment: int) -> Callable[[], bool]:
+    """The process is dead before its moment-th change of the disk and in every one after; tells whether it died."""
+    calls, dead = iter(range(moment)), False
+
+    def mortal(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            nonlocal dead
+            if next(calls, None) is not None:
+                return call(*args, **kwargs)
+            if name == "write" and not dead:
+                call(args[0], args[1][: len(args[1]) // 2])  # the line is half there
+            dead = True
+            raise Killed
+
+        return called
+
+    for name in CALLS:
+        patch.setattr(os, name, mortal(name, getattr(os, name)))
+    return lambda: dead
+
+
+def go_on(experiment: Experiment, folder: Path) -> Run:
+    return resume(folder, checkpoint_every=2) if is_run(folder) else run(experiment, folder, checkpoint_every=2)
+
+
+def dies(experiment: Experiment, folder: Path, moment: int) -> bool:
+    """Goes on until that moment; tells whether it came before the end of the run."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        has_died = die_at(patch, moment)
+        go_on(experiment, folder)
+    return has_died()
+
+
+def test_death_at_every_step_and_again_while_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # it is the process that dies here, not the machine
+    experiment = small(rounds=5, clients=3)
+    run(experiment, tmp_path / "whole")
+    folder, whole, moment = tmp_path / "run", lasting(tmp_path / "whole"), 0
+    while dies(experiment, folder, moment):
+        dies(experiment, folder, 7 * moment % 31)
+        go_on(experiment, folder)
+        assert lasting(folder) == whole, f"died at moment {moment}"
+        shutil.rmtree(folder)
+        moment += 1
+    assert moment > 100  # the run makes about this many changes to the disk
+
+
+# -- kill -9 -----------------------------------------------------------------------------------------------------------
+
+# Runs once undisturbed, then once more for each line it reads, every time in a new process made by fork: kills cost no
+# imports. Torch is safe in a forked child only with one thread.
+RUNNERS = """
+import os, sys, torch
+from pathlib import Path
+from fedcams.experiment import Experiment
+from fedcams.runs import is_run, resume, run
+
+torch.set_num_threads(1)
+experiment = Experiment.read(Path(sys.argv[1]))
+run(experiment, Path(sys.argv[2]), checkpoint_every=2)
+folder = Path(sys.argv[3])
+print("ready", flush=True)
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        if is_run(folder):
+            resume(folder, checkpoint_every=2)
+        else:
+            run(experiment, folder, checkpoint_every=2)
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+def python(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process of its own; the script finds its arguments in sys.argv."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    pipe, environment = subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+class Runners:
+    """The process that makes runners."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert self._answer() == "ready\n", process.stderr and process.stderr.read()
+
+    def start(self) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return int(self._answer())
+
+    def status(self) -> int:
+        """How the runner ended: what the system says of it."""
+        return int(self._answer())
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+
+@pytest.fixture
+def runners(tmp_path: Path) -> Iterator[Runners]:
+    (tmp_path / "experiment.toml").write_text(small(rounds=80, model="mlp(hidden=32)").to_toml())
+    with python(RUNNERS, tmp_path / "experiment.toml", tmp_path / "whole", tmp_path / "run") as process:
+        yield Runners(process)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=10) == 0
+
+
+def wait_for_lines(path: Path, count: int) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline, f"{path} never came to {count} lines"
+        time.sleep(0.001)
+
+
+def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, runners: Runners) -> None:
+    for lines in (0, 1, 20, 45, 65):
+        child = runners.start()
+        wait_for_lines(tmp_path / "run" / "rounds.jsonl", lines)
+        time.sleep(random.uniform(0, 0.03))
+        os.kill(child, 9)
+        assert runners.status() == 9
+    runners.start()
+    assert runners.status() == 0
+    assert lasting(tmp_path / "run") == lasting(tmp_path / "whole")  # rounds.jsonl, the model, the optimizer's state
+    assert (tmp_path / "run" / "checkpoint" / "80.safetensors").exists()
+    assert read_run(tmp_path / "run").finished
+
+
+# -- a full disk -------------------------------------------------------------------------------------------------------
+
+# A row has 10 kB, the tensors of a checkpoint 40 kB, a line 0.4 kB. All in one process, which saves imports of torch.
+LIMITS = {8_000: (r"residuals/\d-\d.row", 6), 30_000: (r"6\.safetensors", 6), 1_500: (r"(rounds|timings)\.jsonl", 4)}
+LIMITED = """
+import resource, signal, sys, torch
+from pathlib import Path
+from fedcams.experiment import Experiment
+from fedcams.runs import RunError, run
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+torch.set_num_threads(int(sys.argv[2]))
+
+def limit_at_round_4(limit):
+    def watch(record, timing):
+        if record.round == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
+    return watch
+
+for limit in sys.argv[3:]:
+    try:
+        folder = Path(sys.argv[1], limit)
+        run(Experiment.read(folder.with_suffix(".toml")), folder, checkpoint_every=3, watch=limit_at_round_4(limit))
+    except RunError as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        print(error)
+"""
+
+
+def test_a_write_cut_short_by_the_system_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    experiment = small(model="mlp(hidden=32)")
+    for limit in LIMITS:
+        (tmp_path / f"{limit}.toml").write_text(experiment.to_toml())
+    output, errors = python(LIMITED, tmp_path, torch.get_num_threads(), *LIMITS).communicate(timeout=60)
+    run(experiment, tmp_path / "whole")
+    for (limit, (name, lines)), message in zip(LIMITS.items(), output.splitlines(), strict=True):
+        folder = tmp_path / str(limit)
+        assert re.search(rf"cannot write .*{name}: File too large; free space or make the folder", message), errors
+        assert len(read_run(folder).records) == lines
+        resume(folder)  # there is space again
+        assert lasting(folder) == lasting(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("name", ["6.safetensors.tmp", "state.json.tmp", "residuals/store.json.tmp"])
+def test_no_space_leaves_the_last_checkpoint(tmp_path: Path, name: str) -> None:
+    run(small(), tmp_path / "whole")
+    folder = stopped(tmp_path / "run", 4)
+
+    def fill(record: Any, timing: Any) -> None:
+        if record.round == 5:
+            (folder / "checkpoint" / name).symlink_to("/dev/full")
+
+    written = name.removesuffix(".tmp").replace(".", r"\.")
+    with pytest.raises(RunError, match=rf"cannot write .*/{written}: No space left on device; free space"):
+        resume(folder, checkpoint_every=3, watch=fill)
+    resume(folder)
+    assert lasting(folder) == lasting(tmp_path / "whole")
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path, by: int) -> None:
+    path.write_bytes(path.read_bytes()[:-by])
+
+
+def other_experiment(folder: Path) -> None:
+    (folder / "experiment.toml").write_text(small(seed=2, rounds=9).to_toml())
+
+
+def end_at_the_checkpoint(folder: Path) -> None:
+    (folder / "experiment.toml").write_text(small(rounds=3).to_toml())
+
+
+def other_checkpoint(folder: Path) -> None:
+    other = stopped(folder.with_name("other"), 5, small(model="mlp(hidden=9)"))
+    shutil.rmtree(folder / "checkpoint")
+    shutil.copytree(other / "checkpoint", folder / "checkpoint")
+
+
+def a_row(folder: Path) -> Path:
+    return min((folder / "checkpoint" / "residuals").glob("*.row"))
+
+
+ANEW = r"restore it, or delete .*/run/checkpoint and resume to run from the first round"
+DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
+    (r"state\.json: damaged", lambda f: flip(f / "checkpoint" / "state.json", 30)),
+    (r"state\.json: damaged", lambda f: cut(f / "checkpoint" / "state.json", 1)),
+    (r"state\.json: damaged", lambda f: (f / "checkpoint" / "state.json").write_text("")),
+    (r"state\.json: damaged", lambda f: (f / "checkpoint" / "state.json").write_text("[1]")),
+    (r"3\.safetensors: damaged", lambda f: flip(f / "checkpoint" / "3.safetensors", -1)),
+    (r"3\.safetensors: damaged", lambda f: flip(f / "checkpoint" / "3.safetensors", 20)),
+    (r"3\.safetensors: damaged", lambda f: cut(f / "checkpoint" / "3.safetensors", 4)),
+    (r"cannot read .*/3\.safetensors: No such file", lambda f: (f / "checkpoint" / "3.safetensors").unlink()),
+    (r"residuals: damaged \(.*checksum", lambda f: flip(a_row(f), -1)),
+    (r"residuals: damaged \(.*truncated", lambda f: cut(a_row(f), 4)),
+    (r"residuals: damaged \(\d rows were saved, and not all", lambda f: a_row(f).unlink()),
+    (r"residuals: damaged \(\d rows were saved, and not all", lambda f: shutil.rmtree(f / "checkpoint" / "residuals")),
+    (r"another experiment: rounds is 7 there and 9 here, seed is 1 there and 2 here", other_experiment),
+    (r"another experiment: rounds is 7 there and 3 here", end_at_the_checkpoint),
+    (r"another experiment: model is 'mlp\(hidden=9\)' there and 'mlp\(hidden=8\)' here", other_checkpoint),
+]
+
+
+@pytest.mark.parametrize(("message", "spoil"), DAMAGE, ids=[message for message, _ in DAMAGE])
+def test_a_damaged_or_foreign_checkpoint_is_refused(
+    folder: Path,
+    message: str,
+    spoil: Callable[[Path], object],
+) -> None:
+    spoil(stopped(folder, 5))
+    lines = everything(folder)
+    with pytest.raises(RunError, match=f"{message}.*; ({ANEW}|.*{ANEW})"):
+        resume(folder)
+    changed = {path for path, held in everything(folder).items() if lines.get(path) != held}
+    assert all("residuals" in path for path in changed)  # opening a store may tidy up in it
+    experiment = Experiment.read(folder / "experiment.toml")
+    shutil.rmtree(folder / "checkpoint")  # as the message says
+    assert len(resume(folder).records) == experiment.rounds
+
+
+def test_a_model_that_has_changed_under_its_experiment_is_refused(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped(folder, 5)
+    other = small(model="mlp(hidden=9)").model
+    build = type(other).build
+    monkeypatch.setattr(type(other), "build", lambda self, *args: build(other, *args))
+    with pytest.raises(RunError, match=rf"another model: layouts are \['.*there and \['.* here; {ANEW}"):
+        resume(folder)
+
+
+def test_a_snapshot_newer_than_the_checkpoint_is_refused(folder: Path) -> None:
+    """As if an old state.json had been restored over a new one."""
+    stopped(folder, 4)
+    old = shutil.copytree(folder / "checkpoint", folder.with_name("old"))
+    with pytest.raises(Stop):
+        resume(folder, checkpoint_every=1, watch=stop_at(5))
+    for name in ("state.json", "3.safetensors"):
+        shutil.copy(old / name, folder / "checkpoint" / name)
+    with pytest.raises(RunError, match=rf"residuals: damaged \(t=3: client . has a row of round 5.*{ANEW}"):
+        resume(folder)
+
+
+def test_lines_short_of_the_checkpoint_are_refused(folder: Path) -> None:
+    rounds = stopped(folder, 5) / "rounds.jsonl"
+    lines = rounds.read_bytes().splitlines(keepends=True)
+    for kept, wrong in ((lines[:2], 3), ([lines[0], lines[2], lines[1]], 2), ([b"x\n", *lines[1:]], 1)):
+        rounds.write_bytes(b"".join(kept))
+        with pytest.raises(
+            RunError, match=f"line {wrong} is not that of round {wrong} but the checkpoint is of round 3"
+        ):
+            resume(folder)
+    rounds.write_bytes(b"".join(lines))
+    assert resume(folder).finished
