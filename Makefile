@@ -20,8 +20,8 @@ help: ## Print this list
 	@echo
 	@echo '  ARGS="..." is passed on (make test ARGS="-k wire -x"), PYTHON=python3.12 chooses the interpreter of a new $(VENV).'
 
-demo: $(READY) ## Compare server optimizers and compressors on a small problem
-	$(PY) examples/quadratic_demo.py $(ARGS)
+demo: $(READY) ## Compare seven methods on digits, three seeds each, and write a report
+	$(PY) -m fedcams run demo $(ARGS)
 
 test: $(READY) ## Run the tests
 	$(PY) -m pytest -n 2 $(ARGS)

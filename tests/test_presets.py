@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import pickle
 import tomllib
 from fractions import Fraction
@@ -13,6 +14,7 @@ import pytest
 from fedcams.errors import SpecError
 from fedcams.experiment import Experiment, build
 from fedcams.experiment.preset import folder_name, load_preset, overridden, presets
+from fedcams.experiment.sweep import load_sweep
 from fedcams.registry import exact, resolve
 from fedcams.simulation import History
 
@@ -226,3 +228,16 @@ def test_seeds_can_be_set_and_equal_runs_are_kept_once(tmp_path: Path) -> None:
 def test_bad_overrides_are_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         overridden(load_preset("demo"), settings)
+
+
+def test_the_demos_hyperparameters_are_those_that_its_sweep_found_best() -> None:
+    folder = Path(__file__).resolve().parents[1] / "sweeps" / "demo"
+    with (folder / "leaderboard.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    best = {row["label"]: row["setting"] for row in reversed(rows)}  # the best of each label stands first
+    tried = load_sweep(folder / "sweep.toml")
+    servers = {trial.label: trial.experiments[0].server for trial in tried if trial.setting == best[trial.label]}
+    assert {experiment.label: experiment.server for experiment in load_preset("demo").experiments} == servers
+    assert not {e.seed for trial in tried for e in trial.experiments} & {
+        e.seed for e in load_preset("demo").experiments
+    }
