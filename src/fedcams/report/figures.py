@@ -1,0 +1,131 @@
+"""The same charts for papers: PNG and SVG by matplotlib, one chart a file, equal input giving equal files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcams.report.axes import ACCURACY, AXES, COMPRESSION, CURVES, ROUNDS, Axis, Metric
+from fedcams.report.collect import Collection
+from fedcams.report.extra import load
+from fedcams.report.palette import look
+from fedcams.report.partitions import Histogram, histograms
+from fedcams.report.profiles import PROFILES, time_to
+from fedcams.report.series import curve
+from fedcams.report.summary import Summary
+from fedcams.report.units import score
+
+SIZE = (4.8, 3.2)
+"""Inches; two of them fill the width of a page."""
+STYLE = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so figures are the same everywhere
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "savefig.dpi": 200,
+    "svg.hashsalt": "fedcams",  # ids in SVG are random otherwise
+}
+LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+HATCHES = {"": "", "/": "///", "x": "xxx", ".": "..."}
+
+
+def write_figures(folder: Path, collection: Collection, summary: Summary) -> list[Path]:
+    """Every chart as PNG and SVG; returns the files."""
+    matplotlib = load("matplotlib")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with matplotlib.rc_context(STYLE):
+        for name, figure in _figures(collection, summary):
+            for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+                path = folder / f"{name}.{kind}"
+                figure.savefig(path, bbox_inches="tight", metadata=metadata)
+                written.append(path)
+    return written
+
+
+def _figures(collection: Collection, summary: Summary) -> Iterator[tuple[str, Any]]:
+    pairs = [(metric, axis) for metric in CURVES for axis in AXES] + [(metric, ROUNDS) for metric in COMPRESSION]
+    for metric, axis in pairs:
+        if figure := _lines(collection, metric, axis, summary.percent):
+            yield f"{metric.key}-{axis.key}", figure
+    for index, histogram in enumerate(histograms(collection)):
+        yield f"partition-{index + 1}", _heat_map(histogram)
+    if summary.target is not None:
+        yield "time-to-accuracy", _bars(collection, summary, summary.target)
+
+
+def _figure() -> tuple[Any, Any]:
+    """A figure of its own: no pyplot, no global state."""
+    figure = load("matplotlib.figure").Figure(SIZE, layout="constrained")
+    return figure, figure.subplots()
+
+
+def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) -> Any:
+    figure, axes = _figure()
+    for index, method in enumerate(collection.methods):
+        drawn, style = curve(method, metric), look(index)
+        if drawn and (metric not in COMPRESSION or drawn.high.any()):
+            x = drawn.x[axis.key]
+            axes.plot(x, drawn.mean, color=style.colour, linestyle=LINES[style.dash], label=_text(method.label))
+            if drawn.seeds > 1:
+                axes.fill_between(x, drawn.low, drawn.high, color=style.colour, alpha=0.16, linewidth=0)
+    if not axes.lines:
+        return None
+    ticker = load("matplotlib.ticker")
+    if axis.log:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(ticker.EngFormatter(unit=axis.unit))
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    if percent and metric == ACCURACY:
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+    axes.set(xlabel=axis.title, ylabel=metric.title)
+    _legend(figure)
+    return figure
+
+
+def _heat_map(histogram: Histogram) -> Any:
+    figure, axes = _figure()
+    image = axes.imshow(histogram.counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest")
+    figure.colorbar(image, label="examples")
+    axes.grid(False)
+    axes.set(xlabel="Client", ylabel="Label")
+    axes.set_title(_text(histogram.title), fontsize=9)
+    return figure
+
+
+def _bars(collection: Collection, summary: Summary, target: float) -> Any:
+    figure, axes = _figure()
+    methods = collection.methods
+    width, places = 0.8 / len(methods), np.arange(len(PROFILES))
+    for index, method in enumerate(methods):
+        times = [time_to(method, profile, target) for profile in PROFILES]
+        heights = [np.nan if time is None else time for time in times]
+        left, style = places - 0.4 + (index + 0.5) * width, look(index)
+        label = _text(method.label) + ("" if times[0] is not None else " (not reached)")
+        axes.bar(left, heights, width * 0.9, color=style.colour, hatch=HATCHES[style.pattern], label=label)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(load("matplotlib.ticker").StrMethodFormatter("{x:g}"))
+    axes.grid(False, axis="x")
+    axes.set_xticks(places, [f"{p.name}\n{p.down:g}/{p.up:g} Mbit/s\n{p.latency:g} ms" for p in PROFILES], fontsize=7.5)
+    axes.set_ylabel(f"Seconds to {score(target, summary.percent)} accuracy")
+    _legend(figure)
+    return figure
+
+
+def _legend(figure: Any) -> None:
+    """Under the chart, where it covers nothing."""
+    figure.legend(loc="outside lower center", ncols=2)
+
+
+def _text(label: str) -> str:
+    """As it is: matplotlib takes dollars for mathematics, and hides what starts with an underscore."""
+    return (f" {label}" if label.startswith("_") else label).replace("$", r"\$")

@@ -1,0 +1,160 @@
+"use strict";
+// The page's own script: draws the charts in the colours of the theme, changes axes, sorts, and recomputes times.
+const report = JSON.parse(document.getElementById("data").textContent);
+// Plotly offers to share charts through its cloud unless told not to: data stay where the page is.
+const config = {
+  responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
+  showSendToCloud: false, plotlyServerURL: "", topojsonURL: "",
+};
+const $ = (selector, root = document) => [...root.querySelectorAll(selector)];
+const place = key => document.getElementById("chart-" + key);
+
+// -- theme -----------------------------------------------------------------------------------------------------------
+
+function themed(layout) {
+  const css = getComputedStyle(document.documentElement), colour = name => css.getPropertyValue(name).trim();
+  const axis = { gridcolor: colour("--grid"), linecolor: colour("--line"), tickcolor: colour("--line"), automargin: true,
+    showspikes: layout.hovermode === "x unified", spikecolor: colour("--soft"), spikedash: "solid",
+    spikethickness: -2, // Plotly adds 2 for a white border around the line; this leaves the line alone
+  };
+  const title = t => ({ ...t, font: { size: 12.5, color: colour("--soft") }, standoff: 12 });
+  const dressed = a => ({ ...axis, ...a, title: title(a.title) });
+  return {
+    margin: { l: 56, r: 12, t: 12, b: 48 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", tracegroupgap: 0, font: { size: 12.5 } },
+    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink"), size: 12.5 } },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--line"), activecolor: colour("--accent") },
+    ...layout, font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("--ink") },
+    xaxis: dressed(layout.xaxis), yaxis: { ...dressed(layout.yaxis), showspikes: false },
+  };
+}
+
+// A chart grows with its legend, whose entries stand in columns as wide as the widest.
+function show(key, data, layout) {
+  const element = place(key), names = data.filter(t => t.name && t.showlegend !== false).map(t => t.name.length);
+  const columns = Math.max(1, Math.floor((element.clientWidth - 70) / (Math.max(0, ...names) * 6.5 + 45)));
+  const least = parseFloat(getComputedStyle(element).minHeight), rows = Math.ceil(names.length / columns);
+  const height = least + 20 * Math.max(0, rows - 2);
+  element.style.height = height + "px";
+  return Plotly.react(element, data, themed({ ...layout, height }), config);
+}
+
+// -- curves ----------------------------------------------------------------------------------------------------------
+
+let axis = report.axes[0];
+
+// Ticks of a logarithmic axis: 1, 2, 5, 10, … where there are few decades, powers of ten where there are many.
+function decades(values, unit) {
+  const some = values.filter(v => v > 0), ticks = [];
+  const low = some.reduce((a, b) => Math.min(a, b), Infinity), high = some.reduce((a, b) => Math.max(a, b), 0);
+  const steps = high / low > 1e3 ? [1] : [1, 2, 5];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    ticks.push(...steps.map(step => step * 10 ** power));
+  }
+  const text = v => { const i = Math.max(0, Math.floor(Math.log10(v * 1.001) / 3)); return +(v / 1e3 ** i).toPrecision(3) + " " + ["", "k", "M", "G", "T", "P", "E"][i] + unit; };
+  return { type: "log", tickmode: "array", tickvals: ticks, ticktext: ticks.map(text) };
+}
+
+function draw(chart) {
+  const moves = Object.keys(chart.x).length > 0, layout = structuredClone(chart.layout);
+  // Plotly keeps what the reader hid in `visible` of the traces it was given, so they are given again.
+  const groups = [...new Set(chart.data.map(trace => trace.legendgroup))];
+  if (moves) chart.data.forEach(trace => { trace.x = chart.x[axis.key][groups.indexOf(trace.legendgroup)]; });
+  if (moves) {
+    Object.assign(layout.xaxis, { title: { text: axis.title } });
+    if (axis.unit) Object.assign(layout.xaxis, decades(chart.x[axis.key].flat(), axis.unit));
+    layout.hovermode = axis.unit ? "closest" : "x unified";
+    const far = axis.unit ? `<br>at %{x:.4~s}${axis.unit}<extra></extra>` : "";
+    chart.data.filter(t => t.name).forEach(t => { t.hovertemplate = (far ? "%{fullData.name}<br>" : "") + t.meta + far; });
+  }
+  return show(chart.key, chart.data, layout);
+}
+
+function choose(button) {
+  axis = report.axes.find(a => a.key === button.dataset.axis);
+  $("#axes button").forEach(b => b.setAttribute("aria-pressed", b === button));
+  report.charts.forEach(draw);
+}
+
+// -- times on networks -----------------------------------------------------------------------------------------------
+
+const sum = values => values.reduce((a, b) => a + b, 0);
+
+// Seconds of one run until it reached the target; null when it did not. The same sum as Profile.seconds in Python.
+function seconds(run, link, target, factor) {
+  const last = run.accuracy.findIndex(a => a !== null && a >= target);
+  if (last < 0) return null;
+  let total = 0;
+  for (let i = 0; i <= last; i++) {
+    total += (run.down[i] > 0 ? link.latency / 1e3 : 0) + (run.down[i] / link.down + run.up[i] / link.up) * 8e-6;
+    total += factor * run.compute[i];
+  }
+  return total;
+}
+
+function mean(method, link, target, factor) {
+  const all = report.runs.filter(r => r.method === method).map(r => seconds(r, link, target, factor));
+  return all.includes(null) ? null : sum(all) / all.length;
+}
+
+function human(s) {
+  if (s === null) return "not reached";
+  if (s < 0.9995) return +(s * 1e3).toPrecision(3) + " ms";
+  if (s < 59.95) return +s.toPrecision(3) + " s";
+  const parts = s < 3600 ? [60, 1, "min", "s"] : s < 86400 ? [3600, 60, "h", "min"] : [86400, 3600, "d", "h"];
+  const small = Math.round(s / parts[1]), ratio = parts[0] / parts[1];
+  return `${Math.floor(small / ratio)} ${parts[2]}` + (small % ratio ? ` ${small % ratio} ${parts[3]}` : "");
+}
+
+const clock = [1e-3, 1e-2, 0.1, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 43200, 86400, 172800, 432000, 864000, 2592000, 8640000, 31536000];
+
+function times() {
+  if (!place("network")) return;
+  const inputs = $(".network input");
+  if (!inputs.every(i => i.checkValidity() && i.value !== "")) return; // an entry half typed changes nothing
+  const read = id => Number(document.getElementById(id).value);
+  const links = report.profiles.map((p, i) => ({ name: p.name, down: read(`down-${i}`), up: read(`up-${i}`), latency: read(`latency-${i}`) }));
+  const target = read("target") / (report.percent ? 100 : 1), factor = read("factor");
+  const table = report.methods.map((_, m) => links.map(link => mean(m, link, target, factor)));
+  $("#times tbody tr").forEach((row, m) => table[m].forEach((s, i) => {
+    Object.assign(row.cells[i + 1], { textContent: human(s) }).dataset.seconds = s ?? "";
+  }));
+  const bars = report.methods.map((method, m) => ({
+    type: "bar", name: method.name + (table[m].every(s => s === null) ? " (not reached)" : ""), x: links.map(l => l.name), y: table[m], hovertext: table[m].map(human), hoverinfo: "text+name",
+    hoverlabel: { namelength: -1 }, marker: { color: method.colour, pattern: { shape: method.pattern } },
+    visible: place("network").data?.[m].visible,
+  }));
+  const layout = {
+    barmode: "group", bargap: 0.25, xaxis: { title: { text: "" } },
+    yaxis: { type: "log", title: { text: "Time to the target" }, tickmode: "array", tickvals: clock, ticktext: clock.map(human) },
+  };
+  show("network", bars, layout);
+}
+
+// -- tables ----------------------------------------------------------------------------------------------------------
+
+function sort(head) {
+  const body = head.closest("table").tBodies[0], column = head.cellIndex;
+  const up = head.getAttribute("aria-sort") !== "ascending", sign = up ? 1 : -1;
+  const value = row => row.cells[column].dataset.order ?? "";
+  const compare = (a, b) => {
+    if (a === "" || b === "") return (a === "") - (b === ""); // what is missing stays at the end
+    return sign * (head.classList.contains("text") ? a.localeCompare(b) : a - b);
+  };
+  body.append(...[...body.rows].sort((a, b) => compare(value(a), value(b))));
+  $("th", head.closest("tr")).forEach(th => th.removeAttribute("aria-sort"));
+  head.setAttribute("aria-sort", up ? "ascending" : "descending");
+}
+
+// -- start -----------------------------------------------------------------------------------------------------------
+
+function all() { report.charts.forEach(draw); times(); }
+document.getElementById("theme").onclick = () => {
+  const root = document.documentElement.dataset;
+  root.theme = root.theme === "dark" ? "light" : "dark";
+  all();
+};
+$("#axes button").forEach(button => { button.onclick = () => choose(button); });
+$("#summary th").forEach(head => { head.firstElementChild.onclick = () => sort(head); });
+$(".network input").forEach(input => { input.oninput = times; });
+all();

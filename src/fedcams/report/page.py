@@ -1,0 +1,113 @@
+"""The page: one HTML file that holds its style, its script, Plotly and the data, and fetches nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from fedcams.report import charts
+from fedcams.report.axes import AXES
+from fedcams.report.charts import Chart
+from fedcams.report.collect import Collection
+from fedcams.report.extra import load
+from fedcams.report.palette import look
+from fedcams.report.partitions import histograms
+from fedcams.report.profiles import PROFILES, link
+from fedcams.report.sections import facts, network, notes, segments, summary_table, tiles, versions
+from fedcams.report.series import BAND
+from fedcams.report.summary import Summary
+from fedcams.report.tables import explained
+from fedcams.runs import Run
+
+
+def page(collection: Collection, summary: Summary) -> str:
+    """The whole file."""
+    curves = charts.curves(collection, summary.percent)
+    compression = charts.compression(collection)
+    partitions = [charts.partition(histogram, index) for index, histogram in enumerate(histograms(collection))]
+    return Template(_part("page.html")).substitute(
+        title=_title(collection),
+        css=_part("page.css"),
+        facts=facts(collection),
+        notes=notes(collection),
+        tiles=tiles(summary),
+        table=summary_table(summary),
+        explained=escape(explained(summary)),
+        axes=segments(),
+        curves=_cards(curves, wide=1),
+        band=BAND[0].upper() + BAND[1:],
+        compression=_section("Compression", compression, COMPRESSION_NOTE),
+        network=network(collection, summary),
+        partitions=_section("Partitions", partitions, PARTITION_NOTE),
+        environment=versions(collection),
+        plotly=load("plotly.offline").get_plotlyjs(),
+        data=_data(collection, summary, [*curves, *compression, *partitions]),
+        script=_part("page.js"),
+    )
+
+
+COMPRESSION_NOTE = (
+    "q is the relative error ‖C(h) − h‖/‖h‖, mean over the cohort; γ is ‖C(mean h) − mean C(h)‖/‖mean Δ‖, where it was "
+    "measured. Methods that lose nothing are left out."
+)
+PARTITION_NOTE = "How many examples of each label every client trains on."
+
+
+def _title(collection: Collection) -> str:
+    experiments = [method.experiment for method in collection.methods]
+    parts = [sorted({str(getattr(e, key)) for e in experiments}) for key in ("task", "model")]
+    return escape(" · ".join(", ".join(part) for part in parts))
+
+
+def _section(title: str, shown: list[Chart], note: str) -> str:
+    if not shown:
+        return ""
+    cards = _cards(shown, wide=len(shown) % 2)
+    return f'<section><h2>{title}</h2><div class="grid">{cards}</div><p class="small">{note}</p></section>'
+
+
+def _cards(shown: list[Chart], wide: int) -> str:
+    """One card a chart; the first `wide` of them take the whole width."""
+    return "".join(
+        f'<div class="card{" wide" if i < wide else ""}"><h3>{escape(c.title)}</h3>'
+        f'<div class="chart" id="chart-{c.key}"></div></div>'
+        for i, c in enumerate(shown)
+    )
+
+
+def _data(collection: Collection, summary: Summary, shown: Iterable[Chart]) -> str:
+    """What the script works with. Nothing in it can end the element that holds it."""
+    data = {
+        "charts": [{"key": chart.key, **chart.figure, "x": chart.x} for chart in shown],
+        "axes": [{"key": axis.key, "title": axis.title, "unit": axis.unit} for axis in AXES],
+        "methods": [_method(method.label, index) for index, method in enumerate(collection.methods)],
+        "profiles": [vars(profile) for profile in PROFILES],
+        "percent": summary.percent,
+        "runs": [_run(index, run) for index, method in enumerate(collection.methods) for run in method.runs],
+    }
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _method(label: str, index: int) -> dict[str, str]:
+    style = look(index)
+    return {"name": escape(label, quote=False), "colour": style.colour, "pattern": style.pattern}
+
+
+def _run(method: int, run: Run) -> dict[str, Any]:
+    """One client's link, round by round."""
+    carried = link(run)
+    return {
+        "method": method,
+        "accuracy": [None if value != value else value for value in carried.accuracy.tolist()],
+        "down": [round(value, 1) for value in carried.down.tolist()],
+        "up": [round(value, 1) for value in carried.up.tolist()],
+        "compute": [round(value, 6) for value in carried.compute.tolist()],
+    }
+
+
+def _part(name: str) -> str:
+    return files("fedcams.report").joinpath(name).read_text("utf-8")

@@ -1,0 +1,178 @@
+"""The parts of the page that are text and tables; every label and spec passes through `escape`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from fedcams.report.axes import AXES
+from fedcams.report.collect import Collection
+from fedcams.report.palette import look
+from fedcams.report.profiles import PROFILES, compute
+from fedcams.report.summary import Summary
+from fedcams.report.tables import Cell, cells, columns
+from fedcams.report.units import human_bytes, score
+
+FACTS = {
+    "Task": "task", "Model": "model", "Partition": "partition", "Clients": "clients", "Cohort": "sampler",
+    "Local training": "local", "Downlink": "downlink", "Rounds": "rounds", "Seeds": "seed",
+}  # fmt: skip
+TEXT_COLUMNS = 3
+"""The first ones of the table hold words, the others numbers."""
+
+
+def facts(collection: Collection) -> str:
+    """What was run; where runs differ, all values."""
+    described = [run.experiment for run in collection.runs]
+    shown = {name: _distinct(getattr(e, key) for e in described) for name, key in FACTS.items()}
+    sizes = _distinct(f"{fmean(len(record.cohort) for record in run.records):.4g}" for run in collection.runs)
+    shown["Cohort"] += f", {sizes} clients"
+    return "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in shown.items())
+
+
+def versions(collection: Collection) -> str:
+    """What it was run with, from the environments of the runs."""
+    found: dict[str, list[Any]] = {}
+    for run in collection.runs:
+        for sitting in (run.environment, *run.environment.get("resumed", [])):
+            for key, value in sitting.items():
+                if key not in ("resumed", "round") and value is not None:
+                    found.setdefault(key, []).append(value)
+    return " · ".join(escape(f"{key} {_distinct(values)}") for key, values in found.items())
+
+
+def notes(collection: Collection) -> str:
+    """What a reader must know before believing the numbers."""
+    said = [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
+    said += [f"Left out, no round recorded yet: {path}" for path in collection.empty]
+    said += [
+        f"No timings: {method.label}; its times on networks count transfers alone"
+        for method in collection.methods
+        if any(np.isnan(compute(run)).all() for run in method.runs)
+    ]
+    listed = "".join(f"<li>{escape(line)}</li>" for line in said)
+    return f'<ul class="notes">{listed}</ul>' if said else ""
+
+
+def tiles(summary: Summary) -> str:
+    """The three numbers that people ask for first."""
+    if summary.target is None:
+        return ""
+    best = max((row for row in summary.rows if row.final), key=lambda row: row.final.mean if row.final else 0.0)
+    shown = [
+        ("Best final accuracy", score(best.final.mean if best.final else None, summary.percent), best.label),
+        ("Target accuracy", score(summary.target, summary.percent), "as given" if summary.given else "95% of the best"),
+    ]
+    for name, key in (
+        ("Fewest bytes to target", "bytes_to_target"),
+        ("Fewest uplink bytes to target", "bytes_up_to_target"),
+    ):
+        if there := [row for row in summary.rows if getattr(row, key) is not None]:
+            least = min(there, key=lambda row: getattr(row, key))
+            shown.append((name, human_bytes(getattr(least, key)), least.label))
+    return "".join(
+        f'<div class="card"><div class="name">{name}</div><div class="value">{escape(value)}</div>'
+        f'<div class="name">{escape(note)}</div></div>'
+        for name, value, note in shown
+    )
+
+
+def summary_table(summary: Summary) -> str:
+    """Head and body; a cell carries the number it is sorted by."""
+    heads = "".join(
+        f'<th class="{_kind(i)}" title="{escape(doc)}"><button type="button">{escape(name)}</button></th>'
+        for i, (name, doc) in enumerate(columns(summary).items())
+    )
+    rows = "".join(
+        f"<tr>{''.join(_cell(cell, i, index) for i, cell in enumerate(cells(row, summary)))}</tr>"
+        for index, row in enumerate(summary.rows)
+    )
+    return f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>"
+
+
+def segments() -> str:
+    """The buttons that choose the horizontal axis."""
+    return "".join(
+        f'<button type="button" data-axis="{axis.key}" aria-pressed="{str(not i).lower()}">{axis.short}</button>'
+        for i, axis in enumerate(AXES)
+    )
+
+
+def network(collection: Collection, summary: Summary) -> str:
+    """Rates to edit, and what follows from them; the script fills chart and table."""
+    if summary.target is None:
+        return ""
+    heads = "".join(f"<th>{profile.name}</th>" for profile in PROFILES)
+    rows = "".join(
+        f'<tr><td class="text method">{_dot(index)}{escape(method.label)}</td>{"<td></td>" * len(PROFILES)}</tr>'
+        for index, method in enumerate(collection.methods)
+    )
+    shown = 100 * summary.target if summary.percent else summary.target
+    return NETWORK.format(
+        rates="".join(_rates(i) for i in range(len(PROFILES))),
+        target=_input("target", shown, None),
+        unit=", %" if summary.percent else "",
+        factor=_input("factor", 1, 0),
+        table=f'<thead><tr><th class="text">Method</th>{heads}</tr></thead><tbody>{rows}</tbody>',
+    )
+
+
+NETWORK = """<section><h2>Time to accuracy on a network</h2>
+<div class="network">
+<div class="card"><h3>Links</h3>
+<table class="rates"><thead><tr><th class="text"></th><th>Down<br>Mbit/s</th><th>Up<br>Mbit/s</th>
+<th>Latency<br>ms</th></tr></thead><tbody>{rates}</tbody></table>
+<label class="row">Target accuracy{unit}{target}</label>
+<label class="row">Computation ×{factor}</label></div>
+<div class="card"><div class="chart" id="chart-network"></div></div>
+<div class="card scroll wide"><table id="times">{table}</table></div>
+</div>
+<p class="small">Clients of a cohort work side by side, so a round takes one client’s share of the bytes over its link
+(model down, update up, one latency there and back) and the seconds measured here for the whole cohort, evaluation
+apart, times a factor: 0 leaves them out. Mean over seeds, if all of them reach the target. Every number can be
+edited.</p></section>
+"""
+
+
+def _rates(index: int) -> str:
+    profile = PROFILES[index]
+    given = {"down": profile.down, "up": profile.up, "latency": profile.latency}
+    inputs = "".join(
+        f"<td>{_input(f'{key}-{index}', value, 0 if key == 'latency' else 0.001, f'{profile.name}: {key}')}</td>"
+        for key, value in given.items()
+    )
+    return f'<tr><td class="text">{profile.name}</td>{inputs}</tr>'
+
+
+def _input(key: str, value: float, least: float | None, name: str = "") -> str:
+    low = "" if least is None else f' min="{least}"'
+    named = f' aria-label="{name}"' if name else ""
+    return f'<input id="{key}" type="number" step="any" required value="{value:.10g}"{low}{named}>'
+
+
+def _cell(cell: Cell, column: int, row: int) -> str:
+    order = "" if cell.order is None else f' data-order="{escape(str(cell.order))}"'
+    note = f"<small>{escape(cell.note)}</small>" if cell.note else ""
+    text = escape(cell.text)
+    if column == 0:
+        text = _dot(row) + text
+    elif column < TEXT_COLUMNS:
+        text = f"<code>{', '.join(f'<span>{part}</span>' for part in text.split(', '))}</code>"
+    return f'<td class="{_kind(column)}"{order}>{text}{note}</td>'
+
+
+def _kind(column: int) -> str:
+    return "" if column >= TEXT_COLUMNS else "text" if column else "text method"
+
+
+def _dot(index: int) -> str:
+    return f'<span class="dot" style="--c:{look(index).colour}"></span>'
+
+
+def _distinct(values: Iterable[Any]) -> str:
+    """Each value once, in the order in which they are met."""
+    return ", ".join(dict.fromkeys(map(str, values)))

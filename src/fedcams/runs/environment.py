@@ -1,0 +1,75 @@
+"""What a run ran on: versions, machine, device, commit."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import resource
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("fedcams", "torch", "numpy", "numba")
+
+
+def environment(device: str | torch.device) -> dict[str, Any]:
+    """Everything besides the experiment that its numbers and seconds may depend on."""
+    return {
+        **{package: version(package) for package in PACKAGES},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": _device(torch.device(device)),
+        "commit": _commit(Path(__file__).resolve().parents[1] / "__init__.py"),
+    }
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held in memory."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, others KiB
+
+
+def peak_device_memory(device: str | torch.device) -> int | None:
+    """The most bytes that torch has held on this GPU; None on the CPU."""
+    device = torch.device(device)
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def _cpu() -> str:
+    """The name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+@functools.cache
+def _commit(source: Path) -> str | None:
+    """The commit of the checkout that the package runs from, with `-dirty` where files differ; None outside of one."""
+    # Installed into an environment inside of some repository, the package lies there without being part of it.
+    if _git(source.parent, "ls-files", "--error-unmatch", source.name) is None:
+        return None
+    return _git(source.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git answers; None where it is missing or refuses."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,394 @@
+"""Reports of runs that were written by hand, so that every number in them is known."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcams.experiment import Experiment
+from fedcams.report import PROFILES, Method, Profile, collect, report, summarize
+from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, PAPER_BITS, ROUNDS, TRAIN_LOSS, Q
+from fedcams.report.extra import ExtraMissing, load
+from fedcams.report.page import page
+from fedcams.report.palette import COLOURS, look
+from fedcams.report.partitions import histograms
+from fedcams.report.profiles import compute, time_to
+from fedcams.report.series import curve, position
+from fedcams.report.tables import markdown, write_rounds_csv, write_summary_csv
+from fedcams.report.units import human_bytes, human_seconds, score
+from fedcams.report.write import ReportError
+from fedcams.runs import RunError
+from fedcams.simulation import RoundRecord
+
+
+def write_run(
+    folder: Path,
+    accuracy: list[float | None],
+    *,
+    up: int = 1000,
+    down: int = 4000,
+    seconds: float | None = 0.5,
+    histogram: list[list[int]] | None = None,
+    q: float | None = None,
+    gamma: float | None = None,
+    **keys: Any,
+) -> Path:
+    """A run of as many rounds as there are accuracies; two clients a round, the bytes given being those of both."""
+    experiment = Experiment.from_dict({"clients": 4, "sampler": "uniform(n=2)", "rounds": len(accuracy), **keys})
+    folder.mkdir(parents=True)
+    (folder / "experiment.toml").write_text(experiment.to_toml(), "utf-8")
+    records = [
+        RoundRecord(t, [0, 1], 1 / t, None if a is None else 2 - a, a, up, down, 0, 0, 80, 320, q, gamma, 1.0)
+        for t, a in enumerate(accuracy, 1)
+    ]
+    (folder / "rounds.jsonl").write_text("".join(f"{record.to_json()}\n" for record in records))
+    if seconds is not None:
+        lines = [
+            {"round": r.round, "seconds": seconds + 1.0, "phases": {"train": seconds, "evaluate": 1.0}} for r in records
+        ]
+        (folder / "timings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (folder / "environment.json").write_text(json.dumps({"torch": "2.13.0", "device": "cpu", "commit": None}))
+    (folder / "partition.json").write_text(json.dumps({"histogram": histogram or [[5, 0], [0, 5], [2, 3], [3, 2]]}))
+    return folder
+
+
+def rising(top: float, rounds: int = 10) -> list[float | None]:
+    return [top * t / rounds for t in range(1, rounds + 1)]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two methods; the first with two seeds, which end at 0.8 and 1.0."""
+    root = tmp_path / "runs"
+    dense = {"label": "dense", "server": "fedavg"}
+    write_run(root / "a" / "1", rising(0.8), up=4000, seed=1, **dense)
+    write_run(root / "a" / "2", rising(1.0), up=4000, seed=2, histogram=[[1, 1]] * 4, **dense)
+    write_run(root / "b", rising(0.5), up=100, label="sparse", uplink="topk(ratio=1/64)", q=0.9, gamma=0.3)
+    return root
+
+
+def methods(root: Path) -> list[Method]:
+    return collect([root]).methods
+
+
+# -- collecting --------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_of_one_experiment_are_one_method(runs: Path) -> None:
+    dense, sparse = methods(runs)
+    assert (dense.label, sparse.label) == ("dense", "sparse")
+    assert [run.experiment.seed for run in dense.runs] == [1, 2]
+    assert len(sparse.runs) == 1
+
+
+def test_a_run_named_twice_counts_once(runs: Path) -> None:
+    assert [len(method.runs) for method in collect([runs / "a" / "2", runs, runs / "a"]).methods] == [2, 1]
+
+
+def test_methods_with_one_label_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    write_run(tmp_path / "1", rising(0.5), label="x", uplink="sign", seed=1)
+    write_run(tmp_path / "2", rising(0.5), label="x", uplink="sign", feedback=False, seed=2)
+    assert [method.label for method in methods(tmp_path)] == ["x (feedback=True)", "x (feedback=False)"]
+
+
+def test_equal_partitions_are_shown_once(runs: Path) -> None:
+    found = histograms(collect([runs]))
+    assert [histogram.title for histogram in found] == ["digits, iid, seed 1", "digits, iid, seed 2"]
+    assert found[0].counts.shape == (4, 2)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_positions_are_cumulative_sums(runs: Path) -> None:
+    run = methods(runs)[1].runs[0]
+    steps = np.arange(1, 11)
+    for axis, each in ((ROUNDS, 1), (BYTES, 4100), (BYTES_UP, 100), (PAPER_BITS, 400)):
+        assert position(run, axis).tolist() == (each * steps).tolist()
+
+
+def test_seeds_become_a_mean_and_a_band(runs: Path) -> None:
+    drawn = curve(methods(runs)[0], ACCURACY)
+    assert drawn.seeds == 2
+    np.testing.assert_allclose(drawn.low, rising(0.8))
+    np.testing.assert_allclose(drawn.high, rising(1.0))
+    np.testing.assert_allclose(drawn.mean, rising(0.9))
+
+
+def test_rounds_without_an_evaluation_are_not_drawn(tmp_path: Path) -> None:
+    (method,) = methods(write_run(tmp_path / "run", [None, 0.5, None, 0.7], q=0.25))
+    drawn = curve(method, ACCURACY)
+    assert drawn.x["rounds"].tolist() == [2, 4]
+    assert drawn.x["bytes_up"].tolist() == [2000, 4000]
+    assert len(curve(method, TRAIN_LOSS).mean) == 4
+    assert curve(method, Q).mean.tolist() == [0.25] * 4
+
+
+def test_a_seed_that_stopped_early_leaves_the_mean_to_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path / "1", [0.2, 0.4], rounds=3, seed=1)
+    write_run(tmp_path / "2", [0.4, 0.6, 0.8], rounds=3, seed=2)
+    (method,) = methods(tmp_path)
+    np.testing.assert_allclose(curve(method, ACCURACY).mean, [0.3, 0.5, 0.8])
+    assert method.unfinished == ["run, seed 1: 2 of 3 rounds"]
+
+
+def test_summary_numbers(runs: Path) -> None:
+    summary = summarize(collect([runs]))
+    dense, sparse = summary.rows
+    assert dense.final is not None
+    assert dense.last is not None
+    # The last 20% of ten rounds are two: 0.72 and 0.8 for the first seed, 0.9 and 1.0 for the second.
+    assert (dense.final.low, dense.final.high) == pytest.approx((0.76, 0.95))
+    assert dense.final.mean == pytest.approx(0.855)
+    assert dense.last.mean == pytest.approx(0.9)
+    assert summary.target == pytest.approx(0.95 * 0.855, abs=1e-4)
+    assert (dense.bytes_up, dense.bytes_down, sparse.bytes_up) == (40000, 40000, 1000)
+    assert dense.seconds_per_round == pytest.approx(0.5)  # evaluation, one second, is not part of a round
+    assert summary.percent
+    assert not summary.given
+
+
+def test_bytes_to_a_target_are_those_of_every_seed(runs: Path) -> None:
+    dense, sparse = summarize(collect([runs]), target=0.75).rows
+    # 0.08 t reaches 0.75 in round 10, 0.1 t in round 8.
+    assert (dense.rounds_to_target, dense.bytes_to_target, dense.bytes_up_to_target) == (9, 72000, 36000)
+    assert (sparse.reached, sparse.bytes_to_target) == (0, None)
+    dense, _ = summarize(collect([runs]), target=0.9).rows
+    assert (dense.reached, dense.bytes_to_target) == (1, None)
+
+
+def test_the_best_score_may_be_negative(tmp_path: Path) -> None:
+    summary = summarize(collect([write_run(tmp_path / "run", [-9.0, -4.0, -2.0])]))
+    assert summary.target == pytest.approx(-2.1)
+    assert not summary.percent
+
+
+def test_time_on_a_network(runs: Path) -> None:
+    dense, sparse = methods(runs)
+    profile = Profile("test", down=8, up=0.8, latency=100)
+    # A client's share is half of the bytes: 2000 down at 1 MB/s, 50 up at 100 kB/s; and half a second of computing.
+    each = 0.1 + 0.002 + 0.0005 + 0.5
+    assert time_to(sparse, profile, 0.45) == pytest.approx(9 * each)
+    assert time_to(dense, profile, 0.9) is None
+
+
+def test_a_round_without_clients_costs_no_latency(tmp_path: Path) -> None:
+    (method,) = methods(write_run(tmp_path / "run", [0.5], up=0, down=0, seconds=None))
+    assert time_to(method, PROFILES[0], 0.5) == 0
+
+
+def test_timings_may_be_missing(tmp_path: Path) -> None:
+    collection = collect([write_run(tmp_path / "run", rising(0.5), seconds=None)])
+    assert np.isnan(compute(collection.runs[0])).all()
+    summary = summarize(collection)
+    assert summary.rows[0].seconds_per_round is None
+    assert "No timings: run" in page(collection, summary)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(None, "–"), (0, "0 B"), (999, "999 B"), (999.7, "1.00 kB"), (1254, "1.25 kB"), (38.46e6, "38.5 MB"),
+     (999.96e6, "1.00 GB"), (2e18, "2000 PB")],
+)  # fmt: skip
+def test_bytes_for_people(number: float | None, text: str) -> None:
+    assert human_bytes(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(None, "–"), (0.0042, "4.20 ms"), (1.25, "1.25 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"),
+     (273600, "3 d 4 h")],
+)  # fmt: skip
+def test_seconds_for_people(number: float | None, text: str) -> None:
+    assert human_seconds(number) == text
+
+
+def test_scores_for_people() -> None:
+    assert (score(0.93421, True), score(-12.3456, False), score(None, True)) == ("93.42 %", "-12.35", "–")
+
+
+def test_looks_stay_distinct_when_colours_are_used_up() -> None:
+    looks = [look(i) for i in range(3 * len(COLOURS))]
+    assert len(set(looks)) == len(looks)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_report_is_complete(runs: Path, tmp_path: Path) -> None:
+    index = report([runs], tmp_path / "out", target=0.75)
+    assert index == tmp_path / "out" / "index.html"
+    names = {path.relative_to(index.parent).as_posix() for path in index.parent.rglob("*") if path.is_file()}
+    axes = ("rounds", "bytes", "bytes_up", "paper_bits")
+    charts = {f"{metric}-{axis}" for metric in ("test_accuracy", "test_loss", "train_loss") for axis in axes}
+    charts |= {"q-rounds", "gamma-rounds", "partition-1", "partition-2", "time-to-accuracy"}
+    figures = {f"figures/{chart}.{kind}" for chart in charts for kind in ("png", "svg")}
+    assert names == {"index.html", "summary.csv", "rounds.csv", "summary.md"} | figures
+    text = index.read_text("utf-8")
+    assert text.count("plotly.js v") >= 1
+    assert "2.13.0" in text
+    assert (index.parent / "figures" / "q-rounds.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_summary_csv_is_exact(runs: Path, tmp_path: Path) -> None:
+    write_summary_csv(tmp_path / "summary.csv", summarize(collect([runs]), 0.75))
+    dense, sparse = read_csv(tmp_path / "summary.csv")
+    assert (dense["label"], dense["server"], dense["seeds"]) == ("dense", "fedavg", "1 2")
+    assert float(dense["final_accuracy"]) == pytest.approx(0.855)
+    assert float(dense["final_accuracy_low"]) == pytest.approx(0.76)
+    assert (float(dense["bytes_to_target"]), dense["target"]) == (72000, "0.75")
+    assert (sparse["uplink"], sparse["bytes_to_target"], sparse["seeds_reached"]) == ("topk(ratio=1/64)", "", "0")
+
+
+def test_rounds_csv_has_every_round(runs: Path, tmp_path: Path) -> None:
+    write_rounds_csv(tmp_path / "rounds.csv", collect([runs]))
+    rows = read_csv(tmp_path / "rounds.csv")
+    assert len(rows) == 30
+    last = rows[-1]
+    assert (last["label"], last["round"], last["cohort"], last["q"], last["seconds"]) == (
+        "sparse", "10", "2", "0.9", "0.5",
+    )  # fmt: skip
+    assert (last["cumulative_bytes"], last["cumulative_bytes_up"], last["cumulative_paper_bits"]) == (
+        "41000", "1000", "4000",
+    )  # fmt: skip
+
+
+def test_markdown_is_one_table(runs: Path) -> None:
+    collection = collect([runs])
+    lines = markdown(collection, summarize(collection, 0.75)).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 4
+    assert len({line.count("|") for line in table}) == 1
+    assert "| dense | fedavg | identity | 2 | 85.50 % (76.00 … 95.00) |" in table[2]
+    assert "72.0 kB (round 9)" in table[2]
+    assert "not reached" in table[3]
+    assert "Target: 75.00 % (as given)." in "\n".join(lines)
+
+
+def test_labels_are_text_and_never_code(tmp_path: Path) -> None:
+    label = '</script><img src=x onerror=alert(1)> | $x$ & "q"'
+    collection = collect([write_run(tmp_path / "run", rising(0.5), label=label)])
+    summary = summarize(collection)
+    text = page(collection, summary)
+    assert "<img" not in text.replace(load("plotly.offline").get_plotlyjs(), "")
+    assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt; | $x$ &amp; &quot;q&quot;" in text
+    row = markdown(collection, summary).splitlines()[4]
+    assert '&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt; \\| $x$ &amp; "q"' in row
+
+
+@pytest.mark.parametrize("label", ["_hidden", "$half", "a$b$c", "naïve ε"])
+def test_any_label_can_be_printed(label: str, tmp_path: Path) -> None:
+    from fedcams.report.figures import _figures
+
+    collection = collect([write_run(tmp_path / "run", rising(0.5), label=label)])
+    name, figure = next(_figures(collection, summarize(collection)))
+    assert name == "test_accuracy-rounds"
+    figure.savefig(tmp_path / "figure.svg")
+    assert [text.get_text().strip().replace("\\", "") for text in figure.legends[0].get_texts()] == [label]
+
+
+def test_equal_runs_make_equal_reports(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", rising(0.5, rounds=2))
+    made = [report([tmp_path / "run"], tmp_path / name).parent for name in ("one", "two")]
+    for path in sorted(made[0].rglob("*.*")):
+        assert path.read_bytes() == (made[1] / path.relative_to(made[0])).read_bytes(), path.name
+
+
+def test_runs_that_were_never_evaluated_still_render(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [None] * 3, rounds=9, seconds=None)
+    (run / "partition.json").unlink()
+    (run / "environment.json").unlink()
+    index = report([run], tmp_path / "out")
+    assert "Unfinished: run, seed 1: 3 of 9 rounds" in index.read_text("utf-8")
+    assert {path.stem.split("-")[0] for path in (tmp_path / "out" / "figures").iterdir()} == {"train_loss"}
+    assert "no accuracy to compare at" in (tmp_path / "out" / "summary.md").read_text("utf-8")
+
+
+def test_environments_of_later_sittings_are_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rising(0.5))
+    (run / "environment.json").write_text(json.dumps({"torch": "2.13.0", "resumed": [{"round": 5, "torch": "2.14.0"}]}))
+    collection = collect([run])
+    assert "torch 2.13.0, 2.14.0" in page(collection, summarize(collection))
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def refused(paths: list[Path]) -> str:
+    with pytest.raises(RunError) as caught:
+        collect(paths)
+    return str(caught.value)
+
+
+def test_paths_without_runs_are_refused(tmp_path: Path) -> None:
+    assert "no path was given" in refused([])
+    assert f"{tmp_path / 'nowhere'} is not a folder" in refused([tmp_path / "nowhere"])
+    assert f"no run under {tmp_path}" in refused([tmp_path])
+
+
+def test_a_run_without_rounds_is_refused_by_name_and_noted_among_others(runs: Path) -> None:
+    empty = write_run(runs / "c", [0.1], label="new")
+    (empty / "rounds.jsonl").unlink()
+    assert f"{empty}: no round is recorded" in refused([empty])
+    collection = collect([runs])
+    assert collection.empty == [empty]
+    assert f"Left out, no round recorded yet: {empty}" in page(collection, summarize(collection))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rounds.jsonl", "{\n", "rounds.jsonl: damaged"),
+        ("rounds.jsonl", '{"round": 1}\n', "damaged"),
+        ("rounds.jsonl", "3\n", "damaged"),
+        ("experiment.toml", "=", "damaged"),
+        ("experiment.toml", 'server = "nothing"', "damaged"),
+        ("timings.jsonl", "3\n", "a timing is not an object"),
+        ("partition.json", '{"histogram": [[1, 2], [3]]}', "damaged"),
+        ("partition.json", '{"histogram": [1, 2]}', "not a table"),
+        ("environment.json", "[", "environment.json: damaged"),
+    ],
+)
+def test_damage_is_named(name: str, content: str, message: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rising(0.5))
+    (run / name).write_text(content)
+    said = refused([run])
+    assert message in said
+    assert str(run) in said
+
+
+def test_records_must_be_numbers_in_order(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rising(0.5))
+    lines = (run / "rounds.jsonl").read_text()
+    (run / "rounds.jsonl").write_text(lines + lines)
+    assert "not in ascending order" in refused([run])
+    (run / "rounds.jsonl").write_text(lines.replace('"wire_up": 1000', '"wire_up": "x"'))
+    assert "something else than numbers and a cohort" in refused([run])
+
+
+def test_a_target_must_be_a_number(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="target=nan is not a finite number"):
+        report([runs], tmp_path / "out", target=float("nan"))
+
+
+def test_a_missing_library_is_named_with_the_extra() -> None:
+    with pytest.raises(ExtraMissing, match=r'reports need no_such_library .* pip install "fedcams\[report\]"'):
+        load("no_such_library")
+
+
+def test_importing_loads_neither_plotly_nor_matplotlib() -> None:
+    probe = "import sys, fedcams.report; print([m for m in ('plotly', 'matplotlib') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

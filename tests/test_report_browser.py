@@ -1,0 +1,204 @@
+"""The page in a real browser: it draws, it answers, and it asks nobody for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from fedcams.report import PROFILES, collect, report, summarize
+from fedcams.report.profiles import time_to
+from test_report import rising, write_run
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = Path("/usr/bin/chromium")
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed")
+
+ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
+HOSTILE = "<b>bold</b> & <img src='http://example.invalid/x.png'>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods: two seeds, compressed with q and γ, and one whose label is not harmless."""
+    root = tmp_path_factory.mktemp("report")
+    runs = root / "runs"
+    write_run(runs / "a" / "1", rising(0.8), up=4_000_000, down=4_000_000, seed=1, label="dense", server="fedavg")
+    write_run(runs / "a" / "2", rising(0.9), up=4_000_000, down=4_000_000, seed=2, label="dense", server="fedavg")
+    write_run(runs / "b", rising(0.85), up=60_000, down=4_000_000, label="sparse", uplink="sign", q=0.8, gamma=0.4)
+    write_run(
+        runs / "c",
+        rising(0.4),
+        up=90_000,
+        down=4_000_000,
+        label=HOSTILE,
+        uplink="randk(ratio=1/4)",
+        q=0.7,
+        seconds=None,
+    )
+    report([runs], root / "out", target=0.7)
+    return root
+
+
+@pytest.fixture
+def page(browser: Any, folder: Path) -> Iterator[Any]:
+    """The opened page; afterwards it must have been silent, and have fetched nothing."""
+    context = browser.new_context(viewport={"width": 1360, "height": 900})
+    page, asked, said = context.new_page(), [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto((folder / "out" / "index.html").as_uri())
+    page.locator("#chart-network .main-svg").first.wait_for()
+    yield page
+    page.wait_for_timeout(100)
+    context.close()
+    assert [url for url in asked if urlsplit(url).scheme not in ("file", "data", "blob")] == []
+    assert said == []
+
+
+def drawn(page: Any, chart: str, what: str = ".scatterlayer .trace .js-line") -> int:
+    return int(page.locator(f"#chart-{chart} {what}").count())
+
+
+def visible(page: Any, chart: str) -> list[Any]:
+    found: list[Any] = page.evaluate(f"document.getElementById('chart-{chart}').data.map(t => t.visible ?? true)")
+    return found
+
+
+def test_every_chart_is_drawn(page: Any) -> None:
+    assert page.locator(".chart").count() == 3 + 2 + 1 + 1
+    for chart in ("test_accuracy", "test_loss", "train_loss"):
+        assert len(visible(page, chart)) == 3 + 1 + 1  # two seeds: lowest, highest and mean
+        assert page.locator(f"#chart-{chart} .legend .traces").count() == 3
+        assert drawn(page, chart) >= 3
+    assert (drawn(page, "q"), drawn(page, "gamma")) == (2, 1)
+    assert drawn(page, "network", ".barlayer .trace") == 3
+    assert drawn(page, "partition-1", ".heatmaplayer image") == 1
+
+
+def test_charts_are_not_offered_to_a_cloud(page: Any) -> None:
+    titles = page.locator(".modebar-btn").evaluate_all("all => all.map(b => b.dataset.title)")
+    assert "Download plot as a PNG" in titles
+    assert not [title for title in titles if "hare" in title or "cloud" in title.lower()]
+    contexts = page.locator(".chart").evaluate_all(
+        "all => all.map(c => [c._context.showSendToCloud, c._context.plotlyServerURL])"
+    )
+    assert contexts == [[False, ""]] * len(contexts)
+
+
+def test_labels_are_shown_as_they_are(page: Any) -> None:
+    assert HOSTILE in page.locator("#summary td.method").all_inner_texts()
+    assert HOSTILE in page.locator("#chart-q .legendtext").all_text_contents()
+    assert page.locator("img").count() == 0
+
+
+def test_the_legend_hides_a_method_and_the_axis_leaves_it_hidden(page: Any) -> None:
+    page.locator("#chart-test_accuracy .legendtoggle").first.click()
+    page.wait_for_timeout(600)  # Plotly waits for the second half of a double click
+    hidden = ["legendonly"] * 3 + [True, True]  # the band goes with the mean
+    assert visible(page, "test_accuracy") == hidden
+    assert visible(page, "test_loss") == [True] * 5
+    page.locator("#axes").get_by_role("button", name="Bytes up", exact=True).click()
+    assert visible(page, "test_accuracy") == hidden
+
+
+AXES = {
+    "Bytes up + down": ("log", 40.6e6),
+    "Bytes up": ("log", 6e5),
+    "Paper bits": ("log", 4000),
+    "Rounds": ("linear", 10),
+}
+
+
+def test_curves_move_to_the_axis_that_is_chosen(page: Any) -> None:
+    chart = "document.getElementById('chart-test_accuracy')"
+    for button, (kind, last) in AXES.items():
+        page.locator("#axes").get_by_role("button", name=button, exact=True).click()
+        assert page.evaluate(f"{chart}._fullLayout.xaxis.type") == kind
+        assert page.evaluate(f"[...{chart}._fullData[3].x].at(-1)") == pytest.approx(last)
+        assert page.locator("#axes [aria-pressed=true]").inner_text() == button
+
+
+def times(page: Any, row: int) -> list[float | None]:
+    cells = page.locator("#times tbody tr").nth(row).locator("td[data-seconds]")
+    return [float(text) if text else None for text in cells.evaluate_all("c => c.map(x => x.dataset.seconds)")]
+
+
+def test_times_are_those_that_python_computes(page: Any, folder: Path) -> None:
+    collection = collect([folder / "runs"])
+    target = summarize(collection, 0.7).target
+    assert target is not None
+    for row, method in enumerate(collection.methods):
+        expected = [time_to(method, profile, target) for profile in PROFILES]
+        if None in expected:
+            assert times(page, row) == expected
+        else:
+            assert times(page, row) == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_edited_rate_changes_the_times(page: Any) -> None:
+    before, bars = times(page, 0), page.evaluate("document.getElementById('chart-network').data[0].y")
+    page.get_by_label("3G: up").fill("0.5")
+    after = times(page, 0)
+    assert after[2] is not None
+    assert before[2] is not None
+    # 2 MB of one client at 1 Mbit/s take 16 s; at half the rate, and in each of 8.5 rounds on average, 16 s more.
+    assert after[2] - before[2] == pytest.approx(8.5 * 16)
+    assert [after[i] for i in (0, 1, 3)] == [before[i] for i in (0, 1, 3)]
+    assert page.evaluate("document.getElementById('chart-network').data[0].y") == after != bars
+
+
+def test_an_entry_that_makes_no_sense_changes_nothing(page: Any) -> None:
+    before = times(page, 0)
+    page.get_by_label("3G: up").fill("-1")
+    page.get_by_label("4G: down").fill("")
+    assert times(page, 0) == before
+
+
+def test_target_and_computation_can_be_edited(page: Any) -> None:
+    page.get_by_label("Target accuracy").fill("85")
+    assert times(page, 0) == [None] * 4  # one of the two seeds ends at 80%
+    page.get_by_label("Target accuracy").fill("8")
+    computed = times(page, 1)
+    page.get_by_label("Computation").fill("0")
+    assert times(page, 1) == pytest.approx([t - 0.5 for t in computed if t is not None])
+
+
+def test_the_table_sorts(page: Any) -> None:
+    head = page.locator("#summary th button").filter(has_text="Bytes up")
+    labels = page.locator("#summary td.method")
+    head.click()
+    assert labels.all_inner_texts() == ["sparse", HOSTILE, "dense"]
+    head.click()
+    assert labels.all_inner_texts() == ["dense", HOSTILE, "sparse"]
+    page.locator("#summary th button").filter(has_text="Bytes to").click()
+    assert labels.all_inner_texts()[-1] == HOSTILE  # it never reached the target
+
+
+def test_light_and_dark(page: Any) -> None:
+    ink = "getComputedStyle(document.body).color"
+    text = "document.getElementById('chart-q')._fullLayout.font.color"
+    light = page.evaluate(ink), page.evaluate(text)
+    page.locator("#theme").click()
+    dark = page.evaluate(ink), page.evaluate(text)
+    assert light[0] != dark[0]
+    assert light[1] != dark[1]
+
+
+def test_nothing_sticks_out_sideways(page: Any) -> None:
+    for width in (1360, 900, 420):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
