@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedcams.errors import ResidualError
 from fedcams.durable import REPAIR, os_errors, sync_folder, write_whole
+from fedcams.errors import ResidualError
 from fedcams.runs.folder import RunError
 
 
