@@ -47,13 +47,9 @@ class Session:
         """Runs an experiment in its folder, or what is left of it."""
         if not is_run(folder):
             with self.watching(Run(folder, experiment, [], [], {}, [])) as watch:
+                every = self.checkpoint_every
                 return runs.run(
-                    experiment,
-                    folder,
-                    data=self.data,
-                    device=self.device,
-                    checkpoint_every=self.checkpoint_every,
-                    watch=watch,
+                    experiment, folder, data=self.data, device=self.device, checkpoint_every=every, watch=watch
                 )
         found = read_run(folder)
         if found.experiment != experiment:
@@ -62,16 +58,16 @@ class Session:
 
     def go_on(self, found: Run) -> Run:
         """Carries out what is left of a run."""
-        state = "finished already," if found.finished else "going on"
-        self.say(f"{title(found.experiment)}: {state} in {found.path}")
-        with self.watching(found) as watch:  # a finished one too: its last checkpoint may be missing
-            return runs.resume(
-                found.path,
-                data=self.data,
-                device=self.device,
-                checkpoint_every=self.checkpoint_every,
-                watch=watch,
-            )
+        if found.finished:
+            self.say(f"{title(found.experiment)}: finished already, in {found.path}")
+            return self._resume(found.path, None)  # all the same: a kill may have come before the last checkpoint
+        self.say(f"{title(found.experiment)}: going on in {found.path}")
+        with self.watching(found) as watch:
+            return self._resume(found.path, watch)
+
+    def _resume(self, path: Path, watch: Watch | None) -> Run:
+        every = self.checkpoint_every
+        return runs.resume(path, data=self.data, device=self.device, checkpoint_every=every, watch=watch)
 
     @contextlib.contextmanager
     def watching(self, run: Run) -> Iterator[Watch]:
