@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import os
 import re
@@ -61,6 +62,20 @@ def test_the_example_compressor_keeps_every_contract() -> None:
 
 def test_the_readme_shows_the_recorded_numbers() -> None:
     assert (ROOT / "benchmarks" / "records" / "core.md").read_text() in (ROOT / "README.md").read_text()
+
+
+def test_the_readmes_headline_is_that_of_the_demo() -> None:
+    readme = (ROOT / "README.md").read_text()
+    with (DOCS / "demo" / "summary.csv").open() as file:
+        for row in csv.DictReader(file):
+            assert f"| {row['label']} | `{row['uplink']}` | {100 * float(row['final_accuracy']):.1f} % |" in readme
+
+
+def test_the_demo_next_to_the_oracle_runs() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "quadratic_demo.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "oracle" in done.stdout
 
 
 def test_the_readmes_example_runs() -> None:

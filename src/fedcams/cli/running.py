@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from fedcams.cli.reporting import write_report
 from fedcams.cli.session import Session
 from fedcams.errors import SpecError
 from fedcams.experiment.preset import Preset, load_preset, overridden
+from fedcams.experiment.sweep import score
 from fedcams.registry.params import nearest
 from fedcams.runs import Run, read_run
 from fedcams.trackers import tracker
@@ -96,13 +98,24 @@ def _only(preset: Preset, labels: Sequence[str]) -> Preset:
 
 
 def _summarize(session: Session, done: Sequence[Run]) -> None:
-    """One row for each run: how it ended and what it sent."""
+    """One row for each label, the mean over its seeds: how it ended and what it sent."""
     if session.quiet:
         return
-    table = Table("run", "seed", "rounds", "loss", "accuracy", "up", "down")
-    for run in done:
-        last, sent = run.records[-1], [(record.wire_up, record.wire_down) for record in run.records]
-        up, down = (decimal(sum(column)) for column in zip(*sent, strict=True))
-        loss, accuracy = ("" if value is None else f"{value:.4f}" for value in (last.train_loss, last.test_accuracy))
-        table.add_row(run.experiment.label, str(run.experiment.seed), str(last.round), loss, accuracy, up, down)
+    table = Table("run", "seeds", "rounds", "accuracy", "up", "down")
+    for label in dict.fromkeys(run.experiment.label for run in done):
+        same = [run for run in done if run.experiment.label == label]
+        up, down = (decimal(round(fmean(_sent(run, key) for run in same))) for key in ("wire_up", "wire_down"))
+        rounds = ", ".join(sorted({str(len(run.records)) for run in same}))
+        table.add_row(label, str(len(same)), rounds, _accuracy(same), up, down)
     session.console.print(table)
+    session.say("accuracy: mean over the last fifth of the rounds, and over seeds; bytes: all clients, all rounds")
+
+
+def _sent(run: Run, key: str) -> int:
+    return sum(getattr(record, key) for record in run.records)
+
+
+def _accuracy(same: Sequence[Run]) -> str:
+    scores = [score(run.records) for run in same]
+    known = [value for value in scores if value is not None]
+    return f"{fmean(known):.4f}" if known else ""

@@ -19,6 +19,8 @@ from fedcams.tasks import Augmentation
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> the loss of each example `[B]`, or their mean."""
+MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
+"""Layers in which the examples of a batch see each other."""
 Examples = tuple[Tensor, Tensor]
 """Inputs `[n, ...]` and targets `[n, ...]`."""
 
@@ -71,6 +73,15 @@ class Problem:
     def buffer_layout(self) -> Layout | None:
         """The model's floating-point buffers."""
         return Layout.of_buffers(self.model)
+
+    @functools.cached_property
+    def may_pad(self) -> bool:
+        """Whether examples of weight zero leave training as it is: no layer mixes examples, the loss is of each."""
+        if any(isinstance(module, MIXES_EXAMPLES) for module in self.model.modules()):
+            return False
+        x, y = self.examples_of(next(iter(self.clients)))
+        with torch.no_grad():
+            return self.loss(self.model.eval()(self.prepare(x[:1])), y[:1]).dim() > 0
 
     @property
     def dtype(self) -> torch.dtype:

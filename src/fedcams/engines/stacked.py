@@ -18,8 +18,6 @@ from fedcams.errors import SpecError
 from fedcams.local import SGD, batches
 from fedcams.registry import flag, register
 
-MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
-"""Layers in which the examples of a batch see each other, so that padding would show."""
 DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 """Layers that draw from torch's generator, which a batched computation does in another order."""
 
@@ -50,9 +48,10 @@ class Stacked(Engine):
         draws = [problem.draws(sum(map(len, plans[i])), seed, round, cohort[i]) for i in order]
         examples = _Examples(problem, [data[i] for i in order], draws)
         sizes = [len(data[i][0]) for i in order]
-        fixed = self._fixed_width(problem, examples)
+        padded, fixed = problem.may_pad, self._fixed_width(problem)
         gradients = _gradients if fixed is None else compiled_gradients(problem)
-        for step in steps([plans[i] for i in order], sizes, padded=examples.may_pad, fixed=fixed):
+        problem.model.train()
+        for step in steps([plans[i] for i in order], sizes, padded=padded, fixed=fixed):
             with naming([cohort[order[row]] for row in step.numbers]):
                 stack.descend(examples, step.to(received.device), gradients)
         back = np.argsort(order)
@@ -65,11 +64,11 @@ class Stacked(Engine):
             [len(plan) for plan in plans],
         )
 
-    def _fixed_width(self, problem: Problem, examples: _Examples) -> int | None:
+    def _fixed_width(self, problem: Problem) -> int | None:
         """The examples of every compiled step; None where nothing is compiled."""
         if not self.compile:
             return None
-        if not examples.may_pad or any(True for _ in problem.model.buffers()):
+        if not problem.may_pad or any(True for _ in problem.model.buffers()):
             raise SpecError(f"{self}: only models without buffers and losses of each example compile; use stacked")
         return problem.local.batch
 
@@ -88,13 +87,6 @@ class _Examples:
         self.problem = problem
         self.x, self.y = (torch.cat(column) for column in zip(*data, strict=True))
         self.draws = None if problem.augment is None else torch.cat([d for d in draws if d is not None])
-        mixes = any(isinstance(module, MIXES_EXAMPLES) for module in problem.model.modules())
-        self.may_pad = not mixes and self._loss_is_per_example()
-
-    def _loss_is_per_example(self) -> bool:
-        with torch.no_grad():
-            outputs = self.problem.model.eval()(self.problem.prepare(self.x[:1]))
-            return self.problem.loss(outputs, self.y[:1]).dim() > 0
 
     def of(self, step: Step) -> tuple[Tensor, Tensor]:
         """Inputs and targets `[G, B, ...]`."""
@@ -159,7 +151,7 @@ def _gradients(
 
     Clients do not touch each other, so the gradient of the sum of their losses holds each one's own.
     """
-    model = problem.model.train()
+    model = problem.model
 
     def losses(p: dict[str, Tensor], b: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
         return problem.loss(functional_call(model, (p, b), (inputs,)), targets)
