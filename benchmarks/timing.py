@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numba
+import numpy as np
 import torch
+
+import fedcams
 
 SETTLE = 0.02
 """Seconds before each turn: OpenMP threads of what ran before spin for some milliseconds and take a core."""
@@ -55,7 +58,7 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "numpy", "numba", "fedcams")},
+        **{package.__name__: package.__version__ for package in (torch, np, numba, fedcams)},
     }
 
 

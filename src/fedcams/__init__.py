@@ -8,9 +8,8 @@ from fedcams.layout import Layout
 from fedcams.optimizers import server
 from fedcams.residuals import ResidualStore
 from fedcams.simulation import simulate
+from fedcams.version import __version__
 from fedcams.wire import decode, encode, payload_size
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Aggregator",
@@ -21,6 +20,7 @@ __all__ = [
     "ResidualStore",
     "SpecError",
     "WireError",
+    "__version__",
     "compressor",
     "decode",
     "encode",

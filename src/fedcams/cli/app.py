@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ from fedcams.cli.reporting import report
 from fedcams.cli.running import resume, run
 from fedcams.cli.sweeping import sweep
 from fedcams.errors import FedcamsError
+from fedcams.version import __version__
 
 STOPPED = "stopped; give the same command again to go on from the last checkpoint"
 
@@ -56,7 +56,7 @@ app.command("list")(list_)
 def show_version(asked: bool) -> None:
     """Prints the version and leaves."""
     if asked:
-        Console(highlight=False).print(f"fedcams {version('fedcams')}")
+        Console(highlight=False).print(f"fedcams {__version__}")
         raise typer.Exit
 
 

@@ -8,19 +8,23 @@ import platform
 import resource
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numba
+import numpy as np
 import torch
 
-PACKAGES = ("fedcams", "torch", "numpy", "numba")
+from fedcams.version import __version__
+
+PACKAGES = (torch, np, numba)
 
 
 def environment(device: str | torch.device) -> dict[str, Any]:
     """Everything besides the experiment that its numbers and seconds may depend on."""
     return {
-        **{package: version(package) for package in PACKAGES},
+        "fedcams": __version__,
+        **{package.__name__: package.__version__ for package in PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu(),
