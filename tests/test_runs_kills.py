@@ -158,6 +158,7 @@ def wait_for_lines(path: Path, count: int) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where torch has CUDA, a forked process cannot train")
 def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, runners: Runners) -> None:
     for lines in (0, 1, 20, 45, 65):
         child = runners.start()
