@@ -203,6 +203,12 @@ def test_feedback_refuses_what_it_cannot_use() -> None:
         uplink.prepare([3, 3], torch.ones(2, 10), 1)
     with pytest.raises(LayoutError, match=r"delta has shape \(10,\) for 1 clients; give \[1, d\]"):
         uplink.prepare([3], torch.ones(10), 1)
+    with pytest.raises(LayoutError, match=r"give delta\.contiguous\(\)"):
+        uplink.prepare([1, 2], torch.ones(10, 2).T, 1)
+    code = COMPRESSORS[0].encode(torch.ones(2, 10), layout)
+    with pytest.raises(LayoutError, match=r"give out\.detach\(\)\.contiguous\(\)"):
+        COMPRESSORS[0].add_to(torch.ones(10, 2).T, code, layout)
+    assert uplink.prepare([1], torch.ones(1, 10, requires_grad=True), 1).ids == (1,)
     with pytest.raises(SpecError, match="give a ResidualStore, or a layout"):
         ErrorFeedback(COMPRESSORS[0], None)
     with pytest.raises(SpecError, match="2 keys for 3 rows"):

@@ -93,10 +93,8 @@ def test_the_layout_must_be_the_readers() -> None:
 
 
 def test_a_tiny_payload_may_claim_a_large_d_only_as_far_as_allowed() -> None:
-    huge = encode("topk(k=1)", torch.ones(1))[:6] + struct.pack("<Q", 2**24)
     data = build("topk(k=1)", 2**24, encode("topk(k=1)", torch.eye(1, 2**24)[0])[22 + 9 : -4])
     assert len(data) < 60
-    assert huge[:6] == data[:6]
     assert decode(data).shape == (2**24,)
     with pytest.raises(TooLarge, match="allowed: 1 to 1000"):
         decode(data, max_d=1000)

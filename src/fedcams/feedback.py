@@ -58,6 +58,9 @@ class ErrorFeedback:
         """
         if delta.dim() != 2 or len(delta) != len(ids):
             raise LayoutError(f"delta has shape {tuple(delta.shape)} for {len(ids)} clients; give [{len(ids)}, d]")
+        delta = delta.detach()
+        if not delta.is_contiguous():
+            raise LayoutError("delta is not one block of memory, and h is formed in it; give delta.contiguous()")
         if len(set(ids)) != len(ids):
             raise UpdateError(f"ids={list(ids)}: a client stands twice; one update a client and round")
         if self.store is not None:

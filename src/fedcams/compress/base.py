@@ -99,6 +99,8 @@ class Compressor(Spec, ABC):
     def add_to(self, out: Tensor, code: Code, layout: Layout, weight: float = 1.0) -> Tensor:
         """`out [..., d] += weight * decode(code)`, in place; with weight -1 it turns h into its residual."""
         layout.check(out)
+        if not out.is_contiguous() or out.requires_grad:
+            raise LayoutError("out is not one block of plain memory; give out.detach().contiguous()")
         rows = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in code.items()}
         self.accumulate(out.view(-1, layout.d), rows, layout, weight)
         return out

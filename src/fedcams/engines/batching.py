@@ -46,8 +46,9 @@ class Step(NamedTuple):
 
     def to(self, device: torch.device) -> Step:
         """The same on a device."""
-        moved = (value.to(device) if isinstance(value, Tensor) else value for value in self)
-        return Step(*moved)  # type: ignore[arg-type]
+        rows = self.rows.to(device) if isinstance(self.rows, Tensor) else self.rows
+        grids = (self.example.to(device), self.draw.to(device), self.weight.to(device))
+        return Step(rows, *grids, self.sizes.to(device), self.active)
 
 
 def steps(
