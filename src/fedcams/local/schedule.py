@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,24 +13,42 @@ from fedcams.local.sgd import SGD
 Batch = NDArray[np.int64]
 
 
+class Plan(NamedTuple):
+    """A client's training in a round."""
+
+    order: Batch
+    """The example numbers in the order in which they are seen, batch after batch."""
+    sizes: list[int]
+    """How many of them make up each batch."""
+
+    def batches(self) -> list[Batch]:
+        """The example numbers of each step."""
+        return np.split(self.order, np.cumsum(self.sizes)[:-1])
+
+
+def plan(local: SGD, examples: int, seed: int, round: int, client: int) -> Plan:
+    """What a client with so many examples does in a round."""
+    rng = generator(seed, "shuffle", round, client)
+    each = _epoch(local, examples)
+    steps = step_count(local, examples)
+    epochs = -(-steps // len(each))
+    order = np.concatenate([rng.permutation(examples)[: sum(each)] for _ in range(epochs)])
+    sizes = (each * epochs)[:steps]
+    return Plan(order[: sum(sizes)], sizes)
+
+
 def batches(local: SGD, examples: int, seed: int, round: int, client: int) -> list[Batch]:
     """The example numbers of each step of a client's training in a round."""
-    rng = generator(seed, "shuffle", round, client)
-    endless = itertools.chain.from_iterable(_epoch(local, rng.permutation(examples)) for _ in itertools.count())
-    return list(itertools.islice(endless, step_count(local, examples)))
+    return plan(local, examples, seed, round, client).batches()
 
 
 def step_count(local: SGD, examples: int) -> int:
     """How many steps a client with so many examples takes in a round."""
-    if local.steps is not None:
-        return local.steps
+    return local.steps if local.steps is not None else (local.epochs or 1) * len(_epoch(local, examples))
+
+
+def _epoch(local: SGD, examples: int) -> list[int]:
+    """The sizes of the batches of one pass: full ones, and the last one where it is kept or the only one."""
     whole, rest = divmod(examples, local.batch)
-    return (local.epochs or 1) * max(1, whole + (rest > 0 and not local.drop_last))
-
-
-def _epoch(local: SGD, order: NDArray[np.int64]) -> Iterator[Batch]:
-    """One pass: full batches, and the last one where it is kept or the only one."""
-    for start in range(0, len(order), local.batch):
-        batch = order[start : start + local.batch].astype(np.int64)
-        if len(batch) == local.batch or start == 0 or not local.drop_last:
-            yield batch
+    keep = rest > 0 and (whole == 0 or not local.drop_last)
+    return [local.batch] * whole + [rest] * keep
