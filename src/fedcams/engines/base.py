@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, cast
 
 from torch import Tensor
@@ -17,12 +17,21 @@ class Engine(Spec, ABC):
 
     kind = "engine"
     reference: ClassVar[str] = ""
+    needs_cuda: ClassVar[bool] = False
 
     @abstractmethod
     def train(
         self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int
     ) -> Update:
         """Trains the clients of the cohort from `start [d]` or `[C, d]` and `buffers [b]` or `[C, b]`."""
+
+    def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """The model `x [d]` with these buffers as a function of raw inputs `[n, ...]`; holds until the next call."""
+        model = problem.model.eval()
+        problem.layout.write(x, model)
+        if buffers is not None and problem.buffer_layout is not None:
+            problem.buffer_layout.write(buffers, model)
+        return lambda inputs: model(problem.prepare(inputs))
 
 
 def engine(spec: str | Engine) -> Engine:

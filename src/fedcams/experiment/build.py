@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcams import models
 from fedcams.engines import Examples, Problem, choose
@@ -44,6 +45,15 @@ class Shards(Mapping[int, Examples]):
         part = self._parts[client]
         return self._data.train_x[part], self._data.train_y[part]
 
+    @property
+    def pool(self) -> Examples:
+        """All examples; an engine that holds them on its device takes clients' parts from there."""
+        return self._data.train_x, self._data.train_y
+
+    def part(self, client: int) -> Tensor:
+        """int64 `[n]`, where a client's examples stand in the pool."""
+        return self._parts[client]
+
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self._parts)))
 
@@ -57,7 +67,12 @@ class Shards(Mapping[int, Examples]):
 
 def build(experiment: Experiment, data: Path | None = None, device: str | torch.device = "cpu") -> Built:
     """Loads, splits and puts together; `data` is the folder of downloaded files."""
-    loaded = experiment.task.load(data).to(device)
+    return assemble(experiment, experiment.task.load(data), device)
+
+
+def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.device = "cpu") -> Built:
+    """The same with data that are loaded already, whatever the experiment's task."""
+    loaded = loaded.to(device)
     labels = loaded.train_y.cpu().numpy()
     parts = experiment.partition.split(labels, experiment.clients, generator(experiment.seed, "partition"))
     parts = take_fraction(parts, experiment.train_fraction)

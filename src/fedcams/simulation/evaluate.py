@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedcams.engines import Examples, Problem
+from fedcams.engines import Engine, Examples, Problem, engine
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> a score for each example `[B]`, or their mean."""
@@ -16,17 +16,19 @@ BATCH = 1000
 
 @torch.no_grad()
 def evaluate(
-    problem: Problem, x: Tensor, buffers: Tensor | None, test: Examples, metric: Metric
+    problem: Problem,
+    x: Tensor,
+    buffers: Tensor | None,
+    test: Examples,
+    metric: Metric,
+    by: str | Engine = "loop",
 ) -> tuple[float, float]:
-    """Mean loss and mean metric of the model `x [d]` with these buffers."""
-    model = problem.model.eval()
-    problem.layout.write(x, model)
-    if buffers is not None and problem.buffer_layout is not None:
-        problem.buffer_layout.write(buffers, model)
-    loss = score = torch.zeros((), dtype=torch.float64)
+    """Mean loss and mean metric of the model `x [d]` with these buffers, computed by an engine."""
+    predict = engine(by).predictor(problem, x, buffers)
+    loss = score = torch.zeros((), dtype=torch.float64, device=problem.device)
     for inputs, targets in zip(*(part.split(BATCH) for part in test), strict=True):
         inputs, targets = inputs.to(problem.device), targets.to(problem.device)
-        outputs = model(problem.prepare(inputs))
-        loss = loss + problem.loss(outputs, targets).double().mean().cpu() * len(inputs)
-        score = score + metric(outputs, targets).double().mean().cpu() * len(inputs)
+        outputs = predict(inputs)
+        loss = loss + problem.loss(outputs, targets).double().mean() * len(inputs)
+        score = score + metric(outputs, targets).double().mean() * len(inputs)
     return float(loss) / len(test[0]), float(score) / len(test[0])

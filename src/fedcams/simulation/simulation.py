@@ -118,7 +118,7 @@ class Simulation:
     def _evaluate(self, state: ServerState) -> tuple[float, float] | tuple[None, None]:
         if self.test is None or state.round % self.evaluate_every:
             return None, None
-        return evaluate(self.problem, state.x, state.buffers, self.test, self.metric)
+        return evaluate(self.problem, state.x, state.buffers, self.test, self.metric, self.engine)
 
 
 def _mean_rows(

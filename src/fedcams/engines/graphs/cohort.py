@@ -1,0 +1,146 @@
+"""One local step of a whole cohort, captured once as a CUDA graph and replayed for every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedcams.engines.graphs.block import Block
+from fedcams.engines.graphs.packing import Packing
+from fedcams.engines.graphs.plans import Batches
+from fedcams.engines.graphs.program import Program
+from fedcams.engines.graphs.run import Operations, run
+from fedcams.engines.problem import Loss, Problem
+from fedcams.errors import SpecError
+from fedcams.local import SGD
+
+COMPUTE = {"bf16": torch.bfloat16, "tf32": torch.float32, "float32": torch.float32}
+AHEAD = 2**30
+"""Bytes of inputs that are prepared at once."""
+
+
+def operations(block: Block, training: bool, precision: str) -> Operations:
+    """Fused kernels on a CUDA device, plain PyTorch elsewhere."""
+    if block.values.device.type == "cuda":
+        from fedcams.engines.graphs.fused import FusedOperations
+
+        return FusedOperations(block, training, precision)
+    from fedcams.engines.graphs.plain import PlainOperations
+
+    return PlainOperations(block, training)
+
+
+def compute_type(problem: Problem, precision: str) -> torch.dtype:
+    """What activations are computed in: as asked for on a CUDA device, as the model is elsewhere."""
+    return COMPUTE[precision] if problem.device.type == "cuda" else problem.dtype
+
+
+class Cohort:
+    """The memory of C clients and the graph of their step; used again in every round."""
+
+    def __init__(self, problem: Problem, program: Program, packing: Packing, clients: int, precision: str) -> None:
+        # Nothing here may hold the problem or its model: the engine keeps this as long as the model lives.
+        self.program, self.packing, self.local, self.loss = program, packing, problem.local, problem.loss
+        self.clients, self.device = clients, problem.device
+        self.compute = compute_type(problem, precision)
+        self.block = Block.empty(packing, problem.buffer_layout, clients, problem.device, problem.dtype, self.compute)
+        self.operations = operations(self.block, True, precision)
+        self.direction = torch.zeros_like(self.block.values) if problem.local.momentum else None
+        self.received = torch.zeros_like(self.block.values) if problem.local.prox else None
+        self.losses = torch.zeros(clients, device=problem.device, dtype=problem.dtype)
+        self.inputs: Tensor | None = None
+        self.replay: Callable[[], None] = self._step
+
+    @torch.no_grad()
+    def train(self, start: Tensor, buffers: Tensor | None, batches: Batches) -> tuple[Tensor, Tensor | None, Tensor]:
+        """From rows `[C, d]`: the changes `[C, d]`, the buffers `[C, b]` and the mean losses `[C]`."""
+        self._begin(start, buffers)
+        ahead = max(1, AHEAD // (4 * batches.example[0].numel() * batches.x[0].numel()))
+        for first in range(0, len(batches), ahead):
+            last = min(first + ahead, len(batches))
+            inputs = batches.inputs(first, last).to(self.compute).contiguous()
+            targets = batches.targets(first, last)
+            for i in range(last - first):
+                self._feed(inputs[i], targets[i], batches.weight[first + i], batches.sizes[first + i])
+                self.replay()
+        seen = torch.tensor(batches.seen, device=self.device, dtype=self.losses.dtype)
+        count = len(batches.seen)
+        delta = torch.empty(count, self.packing.layout.d, device=self.device, dtype=start.dtype)
+        self.packing.unpack(self.block.values[:count].detach(), delta)
+        left = None if self.block.buffers is None else self.block.buffers[:count].clone()
+        return delta.sub_(start[:count]), left, self.losses[:count] / seen
+
+    def _begin(self, start: Tensor, buffers: Tensor | None) -> None:
+        self.block.load(start, buffers)
+        self.losses.zero_()
+        if self.direction is not None:
+            self.direction.zero_()
+        if self.received is not None:
+            self.received.copy_(self.block.values)
+
+    def _feed(self, x: Tensor, y: Tensor, weight: Tensor, sizes: Tensor) -> None:
+        """Puts a step's examples where the graph reads them; the first ones decide the shapes and are captured."""
+        self.block.sizes.copy_(sizes)
+        if self.inputs is None:
+            self.inputs, self.targets = x.clone(), y.clone()
+            self.weight = weight.clone().to(self.losses.dtype)
+            if self.device.type == "cuda":
+                self.replay = self._captured()
+        else:
+            self.inputs.copy_(x)
+            self.targets.copy_(y)
+            self.weight.copy_(weight)
+
+    def _captured(self) -> Callable[[], None]:
+        """Captures the step. The rehearsal before it compiles the kernels; what both change is put back."""
+        state = [self.block.values, self.block.compute, self.losses]
+        state += [t for t in (self.block.buffers, self.direction) if t is not None]
+        kept = [tensor.clone() for tensor in state]
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            self._step()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step()
+        for tensor, before in zip(state, kept, strict=True):
+            tensor.copy_(before)
+        self.graph = graph
+        return graph.replay
+
+    def _step(self) -> None:
+        assert self.inputs is not None
+        with torch.enable_grad():
+            outputs = run(self.program, self.operations, self.inputs)
+            each = per_example(self.loss, outputs, self.targets)
+            losses = (each * self.weight).sum(1)
+            self.operations.backward(losses.sum())
+        with torch.no_grad():
+            self._direct(self.local)
+            self.operations.descend(float(self.local.lr))
+            self.losses += losses.detach() * self.block.sizes
+
+    def _direct(self, local: SGD) -> None:
+        """Turns the gradient into the direction of the step, as `SGD` says; nothing to do for plain descent."""
+        gradient, values = self.block.gradient, self.block.values
+        if self.received is not None:
+            gradient.add_(values - self.received, alpha=float(local.prox))
+        if local.clip is not None:
+            norms = gradient.norm(dim=-1, keepdim=True)
+            gradient.mul_((float(local.clip) / (norms + 1e-6)).clamp_(max=1.0))
+        if local.weight_decay:
+            gradient.add_(values, alpha=float(local.weight_decay))
+        if self.direction is not None:
+            gradient.copy_(self.direction.mul_(float(local.momentum)).add_(gradient))
+
+
+def per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """`[C, B]` in full precision; refuses a loss that is already a mean."""
+    wide = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+    each = loss(wide.flatten(0, 1), targets.flatten(0, 1))
+    if each.dim() != 1:
+        raise SpecError(f"engine=graphs needs the loss of each example, got shape {list(each.shape)}; use engine=loop")
+    return each.unflatten(0, outputs.shape[:2])

@@ -1,0 +1,62 @@
+"""The engine for CUDA devices: all clients in one block of memory, every step one replayed graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from fedcams.engines.base import Engine
+from fedcams.engines.graphs.prepared import prepared
+from fedcams.engines.graphs.program import translate
+from fedcams.engines.problem import Problem, Update
+from fedcams.errors import SpecError
+from fedcams.registry import integer, register, text
+
+
+@register("graphs")
+@dataclass(frozen=True)
+class Graphs(Engine):
+    """A step of the whole cohort as one CUDA graph: each layer one kernel over all clients, batch-norm fused.
+
+    Master weights are float32 whatever the precision. Cohorts of more than `clients` train in turns of equal size.
+    Takes models of convolutions (dense or depthwise), batch-norm after them, linear layers, ReLU, GELU, max-pooling and
+    averages, with a loss of each example; needs Triton. Sums are taken in a fixed order, so runs repeat bit for bit.
+    """
+
+    precision: str = text("bf16", choices=("bf16", "tf32", "float32"), doc="of activations and matrix products")
+    clients: int = integer(32, low=1, doc="how many clients train at once")
+
+    needs_cuda = True
+    examples = ("graphs", "graphs(precision=float32, clients=8)")
+    refused = (("graphs(precision=fp8)", "allowed: bf16 or tf32 or float32"), ("graphs(clients=0)", r"\[1, inf\)"))
+
+    def train(
+        self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int
+    ) -> Update:
+        check_device(problem.device, problem.dtype)
+        made = prepared(problem)
+        return made.train(problem, self.precision, self.clients, start, buffers, cohort, round, seed)
+
+    def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tensor], Tensor]:
+        check_device(problem.device, problem.dtype)
+        return prepared(problem).predictor(problem, self.precision).of(x, buffers, problem.prepare)
+
+
+def check_device(device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+    """Refuses what the kernels cannot run on."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        why = f"the model is on {device}" if device.type != "cuda" else "this torch has no Triton"
+        raise SpecError(f"engine=graphs: {why}; move it to a CUDA device, or use engine=stacked")
+    if dtype != torch.float32:
+        raise SpecError(f"engine=graphs: the model is {dtype}; make it float32, or use engine=loop")
+
+
+def check_supported(model: nn.Module) -> None:
+    """Refuses, by name, a device or layers that there is no kernel for."""
+    parameter = next(model.parameters())
+    check_device(parameter.device, parameter.dtype)
+    translate(model)

@@ -1,0 +1,132 @@
+"""The operations of a program as fused Triton kernels; gradients are written straight into the block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcams.engines.graphs import launch
+from fedcams.engines.graphs.block import Block
+from fedcams.engines.graphs.launch import Epilogue, Normalized, Statistics
+from fedcams.engines.graphs.program import Conv, ConvNorm, Norm
+
+
+class FusedOperations:
+    """As `PlainOperations`, on a CUDA device. Precision: `bf16`, `tf32` or `float32`."""
+
+    def __init__(self, block: Block, training: bool, precision: str) -> None:
+        self.block, self.training, self.precision = block, training, precision
+        self.token = torch.zeros((), device=block.values.device, requires_grad=training)
+        """An input of every operation, so that autograd goes through those whose other inputs need no gradient."""
+
+    def convolve(self, conv: Conv, x: Tensor) -> Tensor:
+        """`[C, B, h, w, k] -> [C, B, p, q, k']`."""
+        if not self.training:
+            return launch.convolve(conv, x, *self._weights(conv), self.precision)[0]
+        y: Tensor = _Convolution.apply(x, self.token, self, conv, None, [])  # type: ignore[no-untyped-call]
+        return y
+
+    def convolve_and_normalize(self, it: ConvNorm, x: Tensor, residual: Tensor | None, other: Tensor | None) -> Tensor:
+        """`post(norm(pre(conv(x))) + residual)`; `other` is the input of a residual that is itself normalised."""
+        second = it.residual if isinstance(it.residual, ConvNorm) else None
+        if not self.training:
+            if second is not None and other is not None:
+                residual = self._evaluate(second, other, None)
+            return self._evaluate(it, x, residual)
+        raw, moments = self._moments(it, x)
+        residual_moments = None
+        if second is not None and other is not None:
+            residual, residual_moments = self._moments(second, other)
+        y: Tensor = _Normalization.apply(raw, residual, self.token, self, it, moments, residual_moments)  # type: ignore[no-untyped-call]
+        return y
+
+    def backward(self, loss: Tensor) -> None:
+        """Fills the gradients of the block."""
+        torch.autograd.grad(loss, self.token, allow_unused=True)
+
+    def descend(self, lr: float) -> None:
+        """A step against the gradient for clients that have examples."""
+        block = self.block
+        copy = None if block.compute is block.values else block.compute
+        launch.descend(block.values, block.gradient, copy, block.sizes, lr)
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _weights(self, conv: Conv) -> tuple[Tensor, Tensor | None]:
+        return self.block.weight(conv.weight), None if conv.bias is None else self.block.weight(conv.bias)
+
+    def _moments(self, it: ConvNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+        found: list[Statistics] = []
+        raw: Tensor = _Convolution.apply(x, self.token, self, it.conv, it.pre, found)  # type: ignore[no-untyped-call]
+        master = self.block.master(f"{it.norm.name}.weight"), self.block.master(f"{it.norm.name}.bias")
+        pixels = raw.shape[2] * raw.shape[3]
+        return raw, launch.finalize(
+            found[0], self.block.sizes, master, self._running(it.norm), it.norm.momentum, it.norm.eps, pixels
+        )
+
+    def _running(self, norm: Norm) -> tuple[Tensor, Tensor]:
+        return self.block.buffer(f"{norm.name}.running_mean"), self.block.buffer(f"{norm.name}.running_var")
+
+    def _evaluate(self, it: ConvNorm, x: Tensor, residual: Tensor | None) -> Tensor:
+        """With the running statistics, which turns all that follows the convolution into its epilogue."""
+        mean, var = self._running(it.norm)
+        scale = self.block.master(f"{it.norm.name}.weight") * torch.rsqrt(var + it.norm.eps)
+        shift = self.block.master(f"{it.norm.name}.bias") - mean * scale
+        epilogue = Epilogue(scale, shift, it.pre, it.post, residual)
+        return launch.convolve(it.conv, x, *self._weights(it.conv), self.precision, epilogue=epilogue)[0]
+
+
+class _Convolution(torch.autograd.Function):
+    """`found` receives the statistics of the result where a normalisation follows (`pre` is then its activation)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, token: Tensor, ops: FusedOperations, conv: Conv, pre: str | None, found: list[Statistics]
+    ) -> Tensor:
+        weight, bias = ops._weights(conv)
+        sizes = None if pre is None else ops.block.sizes
+        y, stats = launch.convolve(conv, x, weight, bias, ops.precision, sizes, pre or "none")
+        if stats is not None:
+            found.append(stats)
+        ctx.save_for_backward(x)
+        ctx.ops, ctx.conv, ctx.normalized = ops, conv, pre is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        ops, conv, (x,) = ctx.ops, ctx.conv, ctx.saved_tensors
+        dy = dy.contiguous()
+        launch.gradient_weight(conv, dy, x, ops.block.slot(conv.weight), ops.precision)
+        if conv.bias is not None and not ctx.normalized:  # a normalisation adds it up as it goes
+            ops.block.slot(conv.bias).copy_(dy.sum((1, 2, 3), dtype=torch.float32))
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = launch.gradient_input(conv, dy, x, ops.block.weight(conv.weight), ops.precision)
+        return dx, None, None, None, None, None
+
+
+class _Normalization(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, token: Tensor, ops: FusedOperations, it: ConvNorm,
+        moments: Tensor, residual_moments: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        y = launch.normalize(Normalized(x, moments, residual, residual_moments, it.pre, it.post))
+        ctx.save_for_backward(x, residual, moments, residual_moments, y)
+        ctx.ops, ctx.it = ops, it
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, residual, moments, residual_moments, y = ctx.saved_tensors
+        block, it = ctx.ops.block, ctx.it
+        names = [it.norm.name, *([it.residual.norm.name] if isinstance(it.residual, ConvNorm) else [])]
+        gradients = tuple(block.slot(f"{name}.{end}") for name in names for end in ("weight", "bias"))
+        bias = None if it.conv.bias is None else block.slot(it.conv.bias)
+        normalized = Normalized(x, moments, residual, residual_moments, it.pre, it.post)
+        dx, dresidual = launch.normalize_backward(normalized, dy.contiguous(), y, block.sizes, gradients, bias)
+        if isinstance(it.residual, ConvNorm) and it.residual.conv.bias is not None and dresidual is not None:
+            block.slot(it.residual.conv.bias).copy_(dresidual.sum((1, 2, 3), dtype=torch.float32))
+        return dx, dresidual, None, None, None, None, None

@@ -1,0 +1,1 @@
+"""Triton kernels over whole cohorts; imported where they are used, since not every torch has Triton."""

@@ -1,0 +1,190 @@
+"""Convolutions of all clients at once as implicit matrix products on the tensor cores.
+
+Activations are `[C, B, h, w, k]`, weights `[C, k_out, r, s, k_in]`; every client has weights of its own. A row of the
+product is a pixel of the output, its reduction goes over the taps of the kernel and the input channels. Sums are taken in
+float32, in an order that does not depend on timing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def activate(x, ACT: tl.constexpr):
+    """ACT: 0 nothing, 1 ReLU, 2 GELU."""
+    if ACT == 1:
+        x = tl.maximum(x, 0.0)
+    elif ACT == 2:
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return x
+
+
+@triton.jit
+def write_statistics(values, stats, rows, real, tile, tiles, client, columns, WIDTH: tl.constexpr, BM: tl.constexpr):
+    """Mean and sum of squared deviations of the real rows of a tile, for each column: `stats [C, tiles, 2, WIDTH]`."""
+    inside = (rows < real)[:, None]
+    count = tl.minimum(tl.maximum(real - tile * BM, 0), BM)
+    mean = tl.sum(tl.where(inside, values, 0.0), 0) / tl.maximum(count, 1)
+    off = tl.where(inside, values - mean[None, :], 0.0)
+    at = stats + ((client * tiles + tile) * 2) * WIDTH + columns
+    tl.store(at, mean, columns < WIDTH)
+    tl.store(at + WIDTH, tl.sum(off * off, 0), columns < WIDTH)
+
+
+@triton.jit
+def forward(
+    x, w, bias, y, stats, sizes, scale, shift, residual, rows_total, tiles_m, x_client, w_client,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr,
+    BIAS: tl.constexpr, STATS: tl.constexpr, AFFINE: tl.constexpr, RES: tl.constexpr,
+    PRE: tl.constexpr, POST: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """y = conv(x) (+ bias); with STATS also of PRE(y), with AFFINE y = POST(PRE(conv) scale + shift (+ residual))."""
+    pid = tl.program_id(0)
+    client = tl.program_id(1).to(tl.int64)
+    TILES_N: tl.constexpr = (CO + BN - 1) // BN
+    DEPTH: tl.constexpr = R * S * CI
+    tile = pid // TILES_N
+    rows = tile * BM + tl.arange(0, BM)
+    image = rows // (P * Q)
+    top = rows % (P * Q) // Q * STEP - PAD
+    left = rows % Q * STEP - PAD
+    start = ((image * H + top) * W + left) * CI
+    exists = rows < rows_total
+    columns = pid % TILES_N * BN + tl.arange(0, BN)
+    ks = tl.arange(0, BK)
+    x += client * x_client
+    w += client * w_client
+    total = tl.zeros((BM, BN), tl.float32)
+    if FLAT:  # few input channels: taps and channels are one axis
+        for k0 in range(0, DEPTH, BK):
+            k = k0 + ks
+            r, s = k // (S * CI), k // CI % S
+            h, v = top[:, None] + r[None, :], left[:, None] + s[None, :]
+            good = exists[:, None] & (h >= 0) & (h < H) & (v >= 0) & (v < W) & (k < DEPTH)[None, :]
+            a = tl.load(x + start[:, None] + ((r * W + s) * CI + k % CI)[None, :], good, other=0.0)
+            wide = (k < DEPTH)[:, None] & (columns < CO)[None, :]
+            b = tl.load(w + columns[None, :] * DEPTH + k[:, None], wide, other=0.0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+    else:
+        BLOCKS: tl.constexpr = CI // BK
+        for step in range(0, R * S * BLOCKS):
+            tap, c0 = step // BLOCKS, step % BLOCKS * BK
+            r, s = tap // S, tap % S
+            h, v = top + r, left + s
+            good = exists & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+            a = tl.load(x + (start + (r * W + s) * CI + c0)[:, None] + ks[None, :], good[:, None], other=0.0)
+            at = w + columns[None, :] * DEPTH + (tap * CI + c0 + ks)[:, None]
+            b = tl.load(at) if CO % BN == 0 else tl.load(at, (columns < CO)[None, :], other=0.0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+    if BIAS:
+        total += tl.load(bias + client * w_client + columns, columns < CO, other=0.0).to(tl.float32)[None, :]
+    here = (client * rows_total + rows)[:, None] * CO + columns[None, :]
+    wide = exists[:, None] & (columns < CO)[None, :]
+    if AFFINE:
+        total = activate(total, PRE) * tl.load(scale + client * CO + columns, columns < CO)[None, :]
+        total += tl.load(shift + client * CO + columns, columns < CO)[None, :]
+        if RES:
+            total += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+        total = activate(total, POST)
+    rounded = total.to(y.dtype.element_ty)
+    tl.store(y + here, rounded, wide)
+    if STATS:
+        values = activate(rounded.to(tl.float32), PRE)
+        real = tl.load(sizes + client) * (P * Q)
+        write_statistics(values, stats, rows, real, tile, tiles_m, client, columns, CO, BM)
+
+
+@triton.jit
+def backward_input(
+    dy, w, dx, images, dy_client, w_client, dx_client,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """dx of `forward`. With a stride, pixels of one phase (h mod STEP, w mod STEP) see the same taps and go together."""
+    pid = tl.program_id(0)
+    client = tl.program_id(1).to(tl.int64)
+    phase_h, phase_w = tl.program_id(2) // STEP, tl.program_id(2) % STEP
+    TILES_N: tl.constexpr = (CI + BN - 1) // BN
+    HEIGHT: tl.constexpr = (H + STEP - 1) // STEP
+    WIDTH: tl.constexpr = (W + STEP - 1) // STEP
+    DEPTH: tl.constexpr = R * S * CI
+    BLOCKS: tl.constexpr = (CO + BK - 1) // BK
+    rows = pid // TILES_N * BM + tl.arange(0, BM)
+    image = rows // (HEIGHT * WIDTH)
+    i, j = rows % (HEIGHT * WIDTH) // WIDTH, rows % WIDTH
+    h, v = i * STEP + phase_h, j * STEP + phase_w
+    exists = (image < images) & (h < H) & (v < W)
+    r0, s0 = (phase_h + PAD) % STEP, (phase_w + PAD) % STEP
+    taps_h, taps_w = (R - r0 + STEP - 1) // STEP, (S - s0 + STEP - 1) // STEP
+    p0, q0 = i + (phase_h + PAD - r0) // STEP, j + (phase_w + PAD - s0) // STEP
+    start = ((image * P + p0) * Q + q0) * CO
+    columns = pid % TILES_N * BN + tl.arange(0, BN)
+    ks = tl.arange(0, BK)
+    dy += client * dy_client
+    w += client * w_client
+    total = tl.zeros((BM, BN), tl.float32)
+    for step in range(0, taps_h * taps_w * BLOCKS):
+        tap, k0 = step // BLOCKS, step % BLOCKS * BK
+        a, b = tap // taps_w, tap % taps_w
+        p, q = p0 - a, q0 - b
+        good = exists & (p >= 0) & (p < P) & (q >= 0) & (q < Q)
+        tap_at = ((r0 + a * STEP) * S + s0 + b * STEP) * CI
+        at = dy + (start - (a * Q + b) * CO + k0)[:, None] + ks[None, :]
+        at_w = w + (k0 + ks)[:, None] * DEPTH + tap_at + columns[None, :]
+        if CO % BK == 0:
+            g = tl.load(at, good[:, None], other=0.0)
+            kernel = tl.load(at_w) if CI % BN == 0 else tl.load(at_w, (columns < CI)[None, :], other=0.0)
+        else:
+            g = tl.load(at, good[:, None] & (k0 + ks < CO)[None, :], other=0.0)
+            kernel = tl.load(at_w, (k0 + ks < CO)[:, None] & (columns < CI)[None, :], other=0.0)
+        total = tl.dot(g, kernel, total, input_precision=PRECISION)
+    here = ((image * H + h) * W + v)[:, None] * CI + columns[None, :]
+    wide = exists[:, None] & (columns < CI)[None, :]
+    tl.store(dx + client * dx_client + here, total.to(dx.dtype.element_ty), wide)
+
+
+@triton.jit
+def backward_weight(
+    x, dy, out, rows_total, chunk, x_client, dy_client, out_client, out_split,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the weights from `chunk` rows for each program along the third axis of the grid."""
+    pid = tl.program_id(0)
+    client = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    DEPTH: tl.constexpr = R * S * CI
+    TILES_N: tl.constexpr = (DEPTH + BN - 1) // BN
+    outputs = pid // TILES_N * BM + tl.arange(0, BM)
+    columns = pid % TILES_N * BN + tl.arange(0, BN)
+    ks = tl.arange(0, BK)
+    x += client * x_client
+    dy += client * dy_client
+    end = tl.minimum(split * chunk + chunk, rows_total)
+    total = tl.zeros((BM, BN), tl.float32)
+    for m0 in range(split * chunk, end, BK):
+        rows = m0 + ks
+        image = rows // (P * Q)
+        top, left = rows % (P * Q) // Q * STEP - PAD, rows % Q * STEP - PAD
+        at = dy + rows[:, None] * CO + outputs[None, :]
+        g = tl.load(at, (rows < end)[:, None] & (outputs < CO)[None, :], other=0.0)
+        if CI % BN == 0:  # one tap a tile
+            tap = pid % TILES_N * BN // CI
+            h, v = top + tap // S, left + tap % S
+            good = (rows < end) & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+            c0 = pid % TILES_N % (CI // BN) * BN
+            at_x = x + (((image * H + h) * W + v) * CI + c0)[:, None] + tl.arange(0, BN)[None, :]
+            a = tl.load(at_x, good[:, None], other=0.0)
+        else:
+            h, v = top[:, None] + (columns // (S * CI))[None, :], left[:, None] + (columns // CI % S)[None, :]
+            good = (rows < end)[:, None] & (h >= 0) & (h < H) & (v >= 0) & (v < W) & (columns < DEPTH)[None, :]
+            a = tl.load(x + ((image[:, None] * H + h) * W + v) * CI + (columns % CI)[None, :], good, other=0.0)
+        total = tl.dot(tl.trans(g), a, total, input_precision=PRECISION)
+    here = client * out_client + split * out_split + outputs[:, None] * DEPTH + columns[None, :]
+    tl.store(out + here, total, (outputs < CO)[:, None] & (columns < DEPTH)[None, :])

@@ -1,0 +1,200 @@
+"""Batch-norm of every client by itself, with activation and residual sum in the same pass; `x [C, rows, K]`.
+
+Rows of examples that only fill up a batch come last and count in no statistic.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fedcams.engines.graphs.kernels.convolution import activate
+
+
+@triton.jit
+def finalize(
+    stats, sizes, gamma, beta, running_mean, running_var, moments, tiles, w_client, b_client, momentum, eps,
+    PIXELS: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Statistics of tiles -> `moments [C, 4, K]`: mean, 1/std, scale and shift; moves the running statistics on."""
+    columns = tl.program_id(0) * BN + tl.arange(0, BN)
+    client = tl.program_id(1).to(tl.int64)
+    inside = columns < K
+    real = tl.load(sizes + client) * PIXELS
+    count = tl.maximum(real, 1).to(tl.float32)
+    stats += client * tiles * 2 * K
+    mean = tl.zeros((BN,), tl.float32)
+    for t0 in range(0, tiles, BT):
+        tile = t0 + tl.arange(0, BT)
+        part = tl.minimum(tl.maximum(real - tile * BM, 0), BM).to(tl.float32)
+        wide = (tile < tiles)[:, None] & inside[None, :]
+        mean += tl.sum(tl.load(stats + tile[:, None] * 2 * K + columns[None, :], wide, other=0.0) * part[:, None], 0)
+    mean = tl.div_rn(mean, count)
+    spread = tl.zeros((BN,), tl.float32)
+    for t0 in range(0, tiles, BT):
+        tile = t0 + tl.arange(0, BT)
+        part = tl.minimum(tl.maximum(real - tile * BM, 0), BM).to(tl.float32)
+        wide = (tile < tiles)[:, None] & inside[None, :]
+        at = stats + tile[:, None] * 2 * K + columns[None, :]
+        off = tl.load(at, wide, other=0.0) - mean[None, :]
+        spread += tl.sum(tl.load(at + K, wide, other=0.0) + off * off * part[:, None], 0)
+    rstd = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(spread, count) + eps))
+    scale = tl.load(gamma + client * w_client + columns, inside, other=0.0) * rstd
+    out = moments + client * 4 * K + columns
+    tl.store(out, mean, inside)
+    tl.store(out + K, rstd, inside)
+    tl.store(out + 2 * K, scale, inside)
+    tl.store(out + 3 * K, tl.load(beta + client * w_client + columns, inside, other=0.0) - mean * scale, inside)
+    active = inside & (real > 0)
+    at_mean, at_var = running_mean + client * b_client + columns, running_var + client * b_client + columns
+    old_mean, old_var = tl.load(at_mean, active, other=0.0), tl.load(at_var, active, other=0.0)
+    tl.store(at_mean, (1 - momentum) * old_mean + momentum * mean, active)
+    unbiased = tl.div_rn(spread, tl.maximum(count - 1, 1.0))
+    tl.store(at_var, (1 - momentum) * old_var + momentum * unbiased, active)
+
+
+@triton.jit
+def apply(
+    x, moments, residual, residual_moments, y, rows_total,
+    K: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, RES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """y = POST(PRE(x) scale + shift + residual). RES: 0 none, 1 as it is, 2 normalised by its own moments."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    client = tl.program_id(2).to(tl.int64)
+    inside = columns < K
+    wide = (rows < rows_total)[:, None] & inside[None, :]
+    here = (client * rows_total + rows)[:, None] * K + columns[None, :]
+    scale = tl.load(moments + (client * 4 + 2) * K + columns, inside, other=0.0)
+    shift = tl.load(moments + (client * 4 + 3) * K + columns, inside, other=0.0)
+    value = activate(tl.load(x + here, wide, other=0.0).to(tl.float32), PRE) * scale[None, :] + shift[None, :]
+    if RES:
+        other = tl.load(residual + here, wide, other=0.0).to(tl.float32)
+        if RES == 2:
+            scale = tl.load(residual_moments + (client * 4 + 2) * K + columns, inside, other=0.0)
+            shift = tl.load(residual_moments + (client * 4 + 3) * K + columns, inside, other=0.0)
+            other = other * scale[None, :] + shift[None, :]
+        value += other
+    tl.store(y + here, activate(value, POST).to(y.dtype.element_ty), wide)
+
+
+@triton.jit
+def incoming(dy, y, u, moments, here, wide, columns, client, K: tl.constexpr, POST: tl.constexpr, RES: tl.constexpr):
+    """The gradient at the normalised value: dy where a ReLU let it through."""
+    g = tl.load(dy + here, wide, other=0.0).to(tl.float32)
+    if POST == 1:
+        if RES:
+            passed = tl.load(y + here, wide, other=0.0).to(tl.float32) > 0
+        else:
+            scale = tl.load(moments + (client * 4 + 2) * K + columns, columns < K, other=0.0)
+            shift = tl.load(moments + (client * 4 + 3) * K + columns, columns < K, other=0.0)
+            passed = u * scale[None, :] + shift[None, :] > 0
+        g = tl.where(passed, g, 0.0)
+    return g
+
+
+@triton.jit
+def backward_sums(
+    dy, x, y, moments, residual, residual_moments, parts, rows_total, chunk,
+    K: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, RES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """`parts [C, chunks, 3, K]`: over a chunk of rows the sums of g, of g x̂, and of g times the residual's x̂."""
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    client = tl.program_id(2).to(tl.int64)
+    inside = columns < K
+    mean = tl.load(moments + client * 4 * K + columns, inside, other=0.0)[None, :]
+    rstd = tl.load(moments + (client * 4 + 1) * K + columns, inside, other=0.0)[None, :]
+    plain = tl.zeros((BM, BN), tl.float32)
+    times = tl.zeros((BM, BN), tl.float32)
+    others = tl.zeros((BM, BN), tl.float32)
+    first = tl.program_id(0) * chunk
+    for m0 in range(first, tl.minimum(first + chunk, rows_total), BM):
+        rows = m0 + tl.arange(0, BM)
+        wide = (rows < tl.minimum(first + chunk, rows_total))[:, None] & inside[None, :]
+        here = (client * rows_total + rows)[:, None] * K + columns[None, :]
+        u = activate(tl.load(x + here, wide, other=0.0).to(tl.float32), PRE)
+        g = incoming(dy, y, u, moments, here, wide, columns, client, K, POST, RES)
+        plain += g
+        times += g * (u - mean) * rstd
+        if RES == 2:
+            r_mean = tl.load(residual_moments + client * 4 * K + columns, inside, other=0.0)[None, :]
+            r_rstd = tl.load(residual_moments + (client * 4 + 1) * K + columns, inside, other=0.0)[None, :]
+            others += g * (tl.load(residual + here, wide, other=0.0).to(tl.float32) - r_mean) * r_rstd
+    at = parts + ((client * tl.num_programs(0) + tl.program_id(0)) * 3) * K + columns
+    tl.store(at, tl.sum(plain, 0), inside)
+    tl.store(at + K, tl.sum(times, 0), inside)
+    if RES == 2:
+        tl.store(at + 2 * K, tl.sum(others, 0), inside)
+
+
+@triton.jit
+def backward_finalize(
+    parts, sums, dgamma, dbeta, residual_dgamma, residual_dbeta, chunks, g_client,
+    K: tl.constexpr, RES: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The parts added up, always in the same order: `sums [C, 3, K]`, which are the gradients of scale and shift."""
+    columns = tl.program_id(0) * BN + tl.arange(0, BN)
+    client = tl.program_id(1).to(tl.int64)
+    inside = columns < K
+    for which in tl.static_range(3 if RES == 2 else 2):
+        total = tl.zeros((BN,), tl.float32)
+        for t0 in range(0, chunks, BT):
+            part = t0 + tl.arange(0, BT)
+            wide = (part < chunks)[:, None] & inside[None, :]
+            at = parts + ((client * chunks + part[:, None]) * 3 + which) * K + columns[None, :]
+            total += tl.sum(tl.load(at, wide, other=0.0), 0)
+        tl.store(sums + (client * 3 + which) * K + columns, total, inside)
+        here = client * g_client + columns
+        if which == 0:
+            tl.store(dbeta + here, total, inside)
+            if RES == 2:
+                tl.store(residual_dbeta + here, total, inside)
+        elif which == 1:
+            tl.store(dgamma + here, total, inside)
+        else:
+            tl.store(residual_dgamma + here, total, inside)
+
+
+@triton.jit
+def backward_apply(
+    dy, x, y, moments, sums, residual, residual_moments, dx, dresidual, bias_parts, sizes, rows_total,
+    K: tl.constexpr, PIXELS: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, RES: tl.constexpr,
+    BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """dx and the gradient of the residual; with BIAS also the column sums of dx by tile, `bias_parts [C, tiles, K]`."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    client = tl.program_id(2).to(tl.int64)
+    inside = columns < K
+    wide = (rows < rows_total)[:, None] & inside[None, :]
+    here = (client * rows_total + rows)[:, None] * K + columns[None, :]
+    real = tl.load(sizes + client) * PIXELS
+    share = 1.0 / tl.maximum(real, 1).to(tl.float32)
+    raw = tl.load(x + here, wide, other=0.0).to(tl.float32)
+    u = activate(raw, PRE)
+    g = incoming(dy, y, u, moments, here, wide, columns, client, K, POST, RES)
+    plain = tl.load(sums + client * 3 * K + columns, inside, other=0.0)[None, :] * share
+    at = moments + client * 4 * K + columns
+    mean, rstd = tl.load(at, inside, other=0.0)[None, :], tl.load(at + K, inside, other=0.0)[None, :]
+    times = tl.load(sums + (client * 3 + 1) * K + columns, inside, other=0.0)[None, :] * share
+    d = tl.load(at + 2 * K, inside, other=0.0)[None, :] * (g - plain - (u - mean) * rstd * times)
+    if PRE == 1:
+        d = tl.where(raw > 0, d, 0.0)
+    elif PRE == 2:
+        density = tl.exp(-0.5 * raw * raw) * 0.3989422804014327
+        d *= 0.5 * (1.0 + tl.erf(raw * 0.7071067811865476)) + raw * density
+    counts = (rows < real)[:, None]  # what fills up a batch has no gradient
+    d = tl.where(counts, d, 0.0)
+    tl.store(dx + here, d.to(dx.dtype.element_ty), wide)
+    if BIAS:
+        tile = client * tl.num_programs(0) + tl.program_id(0)
+        tl.store(bias_parts + tile * K + columns, tl.sum(d, 0), inside)
+    if RES == 1:
+        tl.store(dresidual + here, g.to(dresidual.dtype.element_ty), wide)
+    elif RES == 2:
+        at = residual_moments + client * 4 * K + columns
+        mean, rstd = tl.load(at, inside, other=0.0)[None, :], tl.load(at + K, inside, other=0.0)[None, :]
+        times = tl.load(sums + (client * 3 + 2) * K + columns, inside, other=0.0)[None, :] * share
+        hat = (tl.load(residual + here, wide, other=0.0).to(tl.float32) - mean) * rstd
+        d = tl.where(counts, tl.load(at + 2 * K, inside, other=0.0)[None, :] * (g - plain - hat * times), 0.0)
+        tl.store(dresidual + here, d.to(dresidual.dtype.element_ty), wide)

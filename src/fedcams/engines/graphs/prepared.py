@@ -1,0 +1,115 @@
+"""What is made once for a model and used in every round: its program, memory and graphs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcams.engines.base import rows
+from fedcams.engines.graphs.cohort import Cohort
+from fedcams.engines.graphs.packing import Packing
+from fedcams.engines.graphs.plans import Batches
+from fedcams.engines.graphs.prediction import Predictor
+from fedcams.engines.graphs.program import translate
+from fedcams.engines.problem import Problem, Update
+from fedcams.errors import UpdateError
+
+Result = tuple[Tensor, Tensor | None, Tensor, list[int], list[int]]
+
+
+class Prepared:
+    """A model's program, and for each shape of cohort the memory and the graph that train it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.program = translate(problem.model)
+        self.packing = Packing.of(problem.layout, self.program.orders())
+        self.cohorts: dict[Any, Cohort] = {}
+        self.predictors: dict[Any, Predictor] = {}
+
+    def train(
+        self, problem: Problem, precision: str, at_once: int, start: Tensor, buffers: Tensor | None,
+        cohort: Sequence[int], round: int, seed: int,
+    ) -> Update:  # fmt: skip
+        """What an engine's `train` does; at most `at_once` clients at a time, in turns of equal size."""
+        starts = rows(start, cohort)
+        held = None if buffers is None else rows(buffers, cohort)
+        width = -(-len(cohort) // -(-len(cohort) // at_once))
+        results: list[Result] = []
+        for first in range(0, len(cohort), width):
+            some = slice(first, first + width)
+            batches = Batches(problem, cohort[some], round, seed, width)
+            refuse_single_values(problem, cohort[some], batches)
+            before = None if held is None else _filled(held[some], width)
+            chosen = self._cohort(problem, precision, width, batches)
+            trained = chosen.train(_filled(starts[some], width), before, batches)
+            results.append((*trained, batches.examples, batches.steps))
+        return _joined(results)
+
+    def predictor(self, problem: Problem, precision: str) -> Predictor:
+        """The memory and graphs that evaluate the model."""
+        key = (precision, str(problem.device), problem.dtype)
+        if key not in self.predictors:
+            self.predictors[key] = Predictor(problem, self.program, self.packing, precision)
+        return self.predictors[key]
+
+    def _cohort(self, problem: Problem, precision: str, width: int, batches: Batches) -> Cohort:
+        shape = (width, *batches.x.shape[1:])
+        key = (precision, str(problem.device), problem.dtype, shape, problem.local, problem.loss)
+        if key not in self.cohorts:
+            self.cohorts[key] = Cohort(problem, self.program, self.packing, width, precision)
+        return self.cohorts[key]
+
+
+_PREPARED: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()  # compiling takes long
+
+
+def prepared(problem: Problem) -> Prepared:
+    """That of the problem's model, made where there is none."""
+    if problem.model not in _PREPARED:
+        _PREPARED[problem.model] = Prepared(problem)
+    return _PREPARED[problem.model]
+
+
+def refuse_single_values(problem: Problem, cohort: Sequence[int], batches: Batches) -> None:
+    """A batch of one example of one pixel has no variance; refused by the client's number, as torch refuses it."""
+    lonely = [client for client, size in zip(cohort, batches.smallest, strict=True) if size == 1]
+    if lonely and 1 in _norm_pixels(problem, batches.x[:1]):
+        raise UpdateError(
+            f"client {', '.join(map(str, lonely))}: Expected more than 1 value per channel when training; "
+            "set drop_last=true or another batch size"
+        )
+
+
+@torch.no_grad()
+def _norm_pixels(problem: Problem, x: Tensor) -> set[int]:
+    """The numbers of pixels that the model's batch-norms see in one example."""
+    seen: set[int] = set()
+    hook: Callable[..., None] = lambda _, inputs: seen.add(inputs[0][0, 0].numel())  # noqa: E731
+    norms = [module for module in problem.model.modules() if isinstance(module, nn.BatchNorm2d)]
+    handles = [module.register_forward_pre_hook(hook) for module in norms]
+    problem.model.eval()(problem.prepare(x))
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def _filled(values: Tensor, width: int) -> Tensor:
+    """Exactly `width` rows: the last turn may have fewer clients than the others."""
+    missing = width - len(values)
+    return values if missing == 0 else torch.cat([values, values[-1:].expand(missing, -1)])
+
+
+def _joined(results: list[Result]) -> Update:
+    deltas, buffers, losses, examples, steps = zip(*results, strict=True)
+    known = [b for b in buffers if b is not None]
+    return Update(
+        torch.cat(deltas) if len(deltas) > 1 else deltas[0],
+        torch.cat(known) if known else None,
+        torch.cat(losses),
+        [n for part in examples for n in part],
+        [n for part in steps for n in part],
+    )

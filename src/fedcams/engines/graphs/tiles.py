@@ -1,0 +1,50 @@
+"""How large a tile each program of a kernel computes, by precision and shape: what was fastest on an H200."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tiles(NamedTuple):
+    """Rows, columns and depth of a tile of a matrix product; warps and pipeline stages."""
+
+    BM: int
+    BN: int
+    BK: int
+    num_warps: int
+    num_stages: int
+
+
+def power(n: int, low: int, high: int) -> int:
+    """The smallest power of two that is at least n, between two others."""
+    return min(high, max(low, 1 << (n - 1).bit_length()))
+
+
+def depth(channels: int, most: int) -> int:
+    """The largest power of two that divides the channels; 0 where that is below 16."""
+    size = most
+    while size >= 16 and channels % size:
+        size //= 2
+    return size if size >= 16 else 0
+
+
+def product(rows: int, columns: int, channels: int, precision: str) -> Tiles:
+    """For `forward` and `backward_input`: rows are pixels, columns are output channels; BK divides the channels or is 0."""
+    if precision != "bf16":
+        return Tiles(64, power(columns, 16, 64), depth(channels, 32), 4, 2)
+    wide = power(columns, 16, 128)
+    return Tiles(power(rows, 16, 128), wide, depth(channels, 64), 8 if wide == 128 else 4, 3)
+
+
+def weights(outputs: int, columns: int, channels: int, precision: str) -> Tiles:
+    """For `backward_weight`: rows are output channels, columns are taps times input channels."""
+    if precision != "bf16":
+        return Tiles(power(outputs, 16, 64), power(columns, 16, 64), 32, 4, 2)
+    wide = 128 if channels % 128 == 0 else 64 if channels % 64 == 0 else power(columns, 16, 64)
+    high = power(outputs, 16, 128)
+    return Tiles(high, wide, 64, 8 if high * wide >= 128 * 128 else 4, 3)
+
+
+def splits(tiles: int, rows: int, programs: int = 264, least: int = 1024) -> int:
+    """Into how many chunks the rows of `backward_weight` are split, so that all processors have work."""
+    return max(1, min(-(-programs // tiles), rows // least))
