@@ -315,7 +315,7 @@ CACHE = """
 import torch
 from fedcams.bits import signs
 signs.pack_signs(torch.ones(1, 9))
-print(sum(signs._pack_and_sum.stats.cache_hits.values()), sum(signs._pack_and_sum.stats.cache_misses.values()))
+print(sum(signs._pack_rows.stats.cache_hits.values()), sum(signs._pack_rows.stats.cache_misses.values()))
 """
 
 

@@ -12,12 +12,17 @@ from torch.nn import functional as F
 
 from fedcams import models
 from fedcams.engines import Engine, Problem, Update, engine
-from fedcams.engines.batching import steps
+from fedcams.engines.batching import lay_out
 from fedcams.errors import SpecError, UpdateError
-from fedcams.local import batches, local
+from fedcams.local import local, plan
 from fedcams.registry import registered
 
-EAGER = [spec for cls in registered("engine").values() for spec in cls.examples if "compile" not in spec]
+EAGER = [
+    spec
+    for cls in registered("engine").values()
+    for spec in cls.examples
+    if "compile" not in spec and not cls.needs_cuda  # type: ignore[attr-defined]
+]
 FAST = [spec for spec in EAGER if spec != "loop"]
 UNEVEN = [20, 7, 33, 1, 45]
 
@@ -177,23 +182,33 @@ def test_training_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("padded", [True, False])
-def test_steps_cover_every_plan(padded: bool) -> None:
-    """Whatever the grouping: each client sees its own examples, in its own order, with weights that sum to one."""
-    sizes = sorted([20, 7, 33, 1, 45], key=lambda n: -n)
-    plans = [batches(local("sgd(epochs=2, batch=8)"), n, 0, 1, i) for i, n in enumerate(sizes)]
-    offsets = np.cumsum([0, *sizes])
+@pytest.mark.parametrize("width", [None, 11])
+def test_the_grid_covers_every_plan(width: int | None) -> None:
+    """Each client sees its own examples, in its own order, with weights that sum to one."""
+    sizes = [45, 33, 20, 7, 1]
+    plans = [plan(local("sgd(epochs=2, batch=8)"), n, 0, 1, i) for i, n in enumerate(sizes)]
+    places = np.split(np.random.default_rng(0).permutation(sum(sizes)), np.cumsum(sizes)[:-1])
+    grid = lay_out(plans, places, width)
+    assert grid.example.shape == (12, 5, width or 8)
     seen: list[list[int]] = [[] for _ in sizes]
     drawn: list[list[int]] = [[] for _ in sizes]
-    for step in steps(plans, sizes, padded):
-        rows = torch.arange(len(sizes))[step.rows].tolist()
-        assert torch.allclose(step.weight.sum(-1), torch.ones(len(rows), dtype=torch.float64))
-        assert padded or bool((step.weight > 0).all())
-        for row, example, draw, weight in zip(rows, step.example, step.draw, step.weight, strict=True):
-            seen[row] += (example[weight > 0] - offsets[row]).tolist()
-            drawn[row] += draw[weight > 0].tolist()
-    assert seen == [np.concatenate(plan).tolist() for plan in plans]
+    for step, active in enumerate(grid.active):
+        assert np.allclose(grid.weight[step].sum(-1), np.arange(5) < active)
+        for row in range(5):
+            real = grid.weight[step, row] > 0
+            seen[row] += grid.example[step, row, real].tolist()
+            drawn[row] += grid.draw[step, row, real].tolist()
+    assert seen == [part[plan.order].tolist() for part, plan in zip(places, plans, strict=True)]
     assert np.concatenate(drawn).tolist() == list(range(sum(map(len, drawn))))
+
+
+def test_groups_hold_every_active_client_once() -> None:
+    plans = [plan(local("sgd(epochs=2, batch=8)"), n, 0, 1, i) for i, n in enumerate([45, 33, 20, 7, 1])]
+    grid = lay_out(plans, [np.arange(n) for n in (45, 33, 20, 7, 1)])
+    for step, active in enumerate(grid.active):
+        groups = [(np.arange(5)[rows].tolist(), size) for rows, size in grid.groups(step)]
+        assert sorted(row for rows, _ in groups for row in rows) == list(range(active))
+        assert all(grid.size[step, row] == size for rows, size in groups for row in rows)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +13,15 @@ from fedcams.compress import Code, Compressor
 from fedcams.errors import LayoutMismatch, UpdateError, WireError
 from fedcams.layout import Layout
 from fedcams.wire import Payload, unpack
+
+
+def mean_of_rows(compressor: Compressor, code: Code, layout: Layout, weights: Sequence[float]) -> Tensor:
+    """What an `Aggregator` makes of a cohort's code `[C, ...]`, rows in ascending client id, without taking it apart."""
+    total = torch.zeros(layout.d, device=next(iter(code.values())).device)
+    compressor.add_rows_to(total, code, layout, weights)
+    divide(total, sum(weights))
+    layout.check_finite(total, "mean of the updates")
+    return total
 
 
 class Aggregator:

@@ -5,14 +5,15 @@ Each function has a kernel for one row on the CPU and a batched torch version fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.parallel import kernel, split
+from fedcams.bits.parallel import BLOCK, kernel, split
 from fedcams.bits.vectors import abs_sum
 
 NEGATIVE_ZERO = np.uint32(0x80000000)  # as unsigned integers, exactly the negative floats lie above it
@@ -33,6 +34,8 @@ def pack_signs(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.device.type != "cpu":
         return pack_bools(x >= 0), x.abs().sum(-1, dtype=torch.float64)
     out = torch.empty(x.shape[0], packed_size(x.shape[1]), dtype=torch.uint8)
+    if x.shape[1] <= BLOCK:  # too short to be split: all rows in one call
+        return out, torch.from_numpy(_pack_rows(x.numpy(), x.numpy().view(np.uint32), out.numpy()))
     sums = [_pack_row(row, target) for row, target in zip(x.numpy(), out.numpy(), strict=True)]
     return out, torch.tensor(sums, dtype=torch.float64)
 
@@ -54,6 +57,14 @@ def _pack_and_sum(row: NDArray[np.float32], words: NDArray[np.uint32], out: NDAr
         for i in range(part.size):
             total += np.float64(abs(part[i]))
         sums[start >> 16] += total
+    return sums
+
+
+@kernel
+def _pack_rows(x: NDArray[np.float32], words: NDArray[np.uint32], out: NDArray[np.uint8]) -> NDArray[np.float64]:
+    sums = np.zeros(x.shape[0])
+    for row in range(x.shape[0]):
+        sums[row] = _pack_and_sum(x[row], words[row], out[row]).sum()
     return sums
 
 
@@ -91,12 +102,27 @@ def unpack_bools(bits: Tensor, count: int) -> Tensor:
 
 
 def add_signs(out: Tensor, bits: Tensor, segments: Segments, magnitudes: Tensor) -> None:
-    """`out [C, d] += ±magnitudes [C, S]`, one magnitude a segment, the sign from `bits [C, ceil(d/8)]`; in place."""
+    """`out [C, d] += ±magnitudes [C, S]`, one magnitude a segment, the sign from `bits [C, ceil(d/8)]`; in place.
+
+    With `out [1, d]` all rows are added into the one, one after the other.
+    """
     if out.device.type != "cpu":
         return _add_signs_torch(out, bits, segments, magnitudes)
-    for row, packed, sizes in zip(out.numpy(), bits.numpy(), magnitudes.numpy(), strict=True):
+    if out.shape[1] <= BLOCK and len(segments) == 1:
+        return _add_rows(out.numpy(), bits.numpy(), magnitudes.numpy())
+    for row, packed, sizes in zip(_rows(out, bits), bits.numpy(), magnitudes.numpy(), strict=False):
         for (start, stop), size in zip(segments, sizes, strict=True):
             _add_segment(row[start:stop], packed, start, size)
+
+
+@kernel
+def _add_rows(out: NDArray[np.float32], bits: NDArray[np.uint8], magnitudes: NDArray[np.float32]) -> None:
+    for row in range(bits.shape[0]):
+        _add(out[row % out.shape[0]], bits[row], 0, magnitudes[row, 0])
+
+
+def _rows(out: Tensor, bits: Tensor) -> Iterable[NDArray[np.float32]]:
+    return out.numpy() if len(out) == len(bits) else itertools.repeat(out.numpy()[0])
 
 
 def _add_segment(out: NDArray[np.float32], bits: NDArray[np.uint8], first: int, size: np.float32) -> None:
@@ -119,6 +145,10 @@ def _add(out: NDArray[np.float32], bits: NDArray[np.uint8], first: int, size: np
 
 
 def _add_signs_torch(out: Tensor, bits: Tensor, segments: Segments, magnitudes: Tensor) -> None:
+    if len(out) < len(bits):
+        for packed, sizes in zip(bits, magnitudes, strict=True):
+            _add_signs_torch(out, packed[None], segments, sizes[None])
+        return
     positive = unpack_bools(bits, out.shape[-1])
     for number, (start, stop) in enumerate(segments):
         size = magnitudes[:, number, None]

@@ -11,14 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.parallel import kernel, split
+from fedcams.bits.parallel import BLOCK, kernel, split
 
 Vector = NDArray[np.float32]
+SHORT = 1 << 15
+"""Up to here torch does not use its threads, and is quicker to call."""
 
 
 def add(out: Tensor, x: Tensor) -> None:
     """`out [n] += x [n]`, in place."""
-    if not (_plain(out) and _plain(x)):
+    if out.numel() <= SHORT or not (_plain(out) and _plain(x)):
         out.add_(x)
         return
     target, source = out.numpy(), x.numpy()
@@ -27,7 +29,7 @@ def add(out: Tensor, x: Tensor) -> None:
 
 def divide(out: Tensor, by: float) -> None:
     """`out [n] /= by`, in place."""
-    if not _plain(out):
+    if out.numel() <= SHORT or not _plain(out):
         out.div_(by)
         return
     target = out.numpy()
@@ -39,6 +41,8 @@ def abs_sum(x: Tensor) -> float:
     if not _plain(x):
         return float(x.abs().sum(dtype=torch.float64))
     vector = x.numpy()
+    if vector.size <= BLOCK:
+        return float(_block_sums(vector).sum())
     return float(np.concatenate(split(vector.size, lambda a, b: _block_sums(vector[a:b]))).sum())
 
 

@@ -105,6 +105,12 @@ class Compressor(Spec, ABC):
         self.accumulate(out.view(-1, layout.d), rows, layout, weight)
         return out
 
+    def add_rows_to(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> Tensor:
+        """`out [d] += Σ weights[i] * decode(row i of the code)`, in place, one row after the other."""
+        layout.check(out)
+        self.accumulate_rows(out.view(1, layout.d), code, layout, weights)
+        return out
+
     @abstractmethod
     def fields(self, layout: Layout) -> dict[str, Field]:
         """What is sent, in order; counts are fixed by the spec and the layout and never travel."""
@@ -120,6 +126,11 @@ class Compressor(Spec, ABC):
     @abstractmethod
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         """`out [C, d] += weight * C(x)`, in place, without a dense copy where that can be."""
+
+    def accumulate_rows(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> None:
+        """`accumulate` of one row of the code after the other into the same `out [1, d]`."""
+        for i, weight in enumerate(weights):
+            self.accumulate(out, {name: tensor[i : i + 1] for name, tensor in code.items()}, layout, weight)
 
     @property
     def unbiased(self) -> bool:

@@ -46,5 +46,9 @@ class Sign(Compressor):
         sums = total[:, None] if self.scope == "global" else abs_sums(x, parts)
         return {"scale": (sums / sizes).float(), "sign": bits}
 
+    def accumulate_rows(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> None:
+        each = torch.tensor(weights, device=out.device)[:, None]
+        add_signs(out, code["sign"], segments(layout, self.scope), code["scale"] * each)
+
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_signs(out, code["sign"], segments(layout, self.scope), code["scale"] * weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class Grid:
         weight: NDArray[np.float64] = real / np.maximum(self.size, 1)[..., None]
         return weight
 
-    @property
+    @functools.cached_property
     def active(self) -> list[int]:
         """How many clients, the first ones, take each step."""
         active: list[int] = (self.size > 0).sum(-1).tolist()

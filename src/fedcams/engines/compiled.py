@@ -1,4 +1,4 @@
-"""The gradients of a whole cohort as compiled code."""
+"""A step of a whole cohort as compiled code."""
 
 from __future__ import annotations
 
@@ -9,57 +9,71 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedcams.engines.descent import descend
 from fedcams.engines.problem import Problem
 
-Function = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Step = Callable[..., tuple[Tensor, ...]]
 Shapes = tuple[torch.Size, ...]
 
-_OF_MODEL: weakref.WeakKeyDictionary[nn.Module, dict[Shapes, Function]] = weakref.WeakKeyDictionary()
-_OF_CODE: dict[str, Function] = {}  # compiling takes seconds, and runs of one preset compute the same
+_OF_MODEL: weakref.WeakKeyDictionary[nn.Module, dict[Shapes, Step]] = weakref.WeakKeyDictionary()
+_OF_CODE: dict[str, Step] = {}  # compiling takes seconds, and runs of one preset often compute the same
 
 
-def compiled_gradients(
-    problem: Problem, parameters: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Each client's loss `[C]` and gradient `[C, d]`, of a model without buffers; compiled once for each shape."""
+def compiled_step(
+    problem: Problem,
+    parameters: Tensor,
+    direction: Tensor | None,
+    received: Tensor,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The new parameters `[C, d]` and directions, and the losses `[C]`; rows without weight stay as they are.
+
+    For a model without buffers. Compiled once for each shape.
+    """
     known = _OF_MODEL.setdefault(problem.model, {})
-    shapes = (parameters.shape, x.shape, y.shape)
+    inputs = (
+        (parameters, received, x, y, weight) if direction is None else (parameters, received, x, y, weight, direction)
+    )
+    shapes = (parameters.shape, x.shape)
     with torch.no_grad():
         if shapes not in known:
-            known[shapes] = _compile(problem, parameters, x, y, weight)
-        gradient, losses = known[shapes](parameters, x, y, weight)
-    return losses, gradient
+            known[shapes] = _compile(problem, *inputs)
+        loss, after, *moved = known[shapes](*inputs)
+    return after, moved[0] if moved else None, loss
 
 
-def _compile(problem: Problem, *inputs: Tensor) -> Function:
-    """The recorded operations are one function without branches, so nothing needs checking when it is called."""
-    recorded = make_fx(vmap(grad_and_value(_weighted_loss(problem))))(*inputs)
+def _compile(problem: Problem, *inputs: Tensor) -> Step:
+    """Recorded first: what is compiled then is one flat list of operations, with little to check at each call."""
+    recorded = make_fx(_step(problem))(*inputs)
     shared = not any(node.op == "get_attr" for node in recorded.graph.nodes)  # frozen parameters are the model's own
-    code = f"{[(t.shape, t.dtype, t.device) for t in inputs]}\n{recorded.code}"
+    code = f"{[(t.shape, t.stride(), t.dtype, t.device) for t in inputs]}\n{recorded.code}"
     if shared and code in _OF_CODE:
         return _OF_CODE[code]
-    compiled = _compiled(recorded)
+    compiled = cast(Step, torch.compile(recorded.forward, fullgraph=True, dynamic=False))
     if shared:
         _OF_CODE[code] = compiled
     return compiled
 
 
-def _compiled(recorded: GraphModule) -> Function:
-    unchecked = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-    return cast(Function, torch.compile(recorded, fullgraph=True, dynamic=False, options=unchecked))
-
-
-def _weighted_loss(problem: Problem) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _step(problem: Problem) -> Step:
     model, layout, loss = problem.model.train(), problem.layout, problem.loss
 
     def weighted_loss(row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        parameters = {
-            name: part.view(shape)
-            for name, part, shape in zip(layout.names, row.split(layout.sizes), layout.shapes, strict=True)
-        }
-        return (loss(functional_call(model, parameters, (x,)), y) * weight.to(row.dtype)).sum()
+        parts = zip(layout.names, row.split(layout.sizes), layout.shapes, strict=True)
+        parameters = {name: part.view(shape) for name, part, shape in parts}
+        return (loss(functional_call(model, parameters, (x,)), y) * weight).sum()
 
-    return weighted_loss
+    def step(
+        parameters: Tensor, received: Tensor, x: Tensor, y: Tensor, weight: Tensor, *direction: Tensor
+    ) -> tuple[Tensor, ...]:
+        gradient, losses = vmap(grad_and_value(weighted_loss))(parameters, x, y, weight)
+        before, after = (parameters, *direction), [old.clone() for old in (parameters, *direction)]
+        descend(problem.local, after[0], after[1] if direction else None, gradient, received)
+        taking = weight.sum(-1, keepdim=True) > 0
+        return losses, *(torch.where(taking, new, old) for new, old in zip(after, before, strict=True))
+
+    return step

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedcams.engines.shards import Examples, Shards
 from fedcams.errors import UpdateError
 from fedcams.keys import generator
 from fedcams.layout import Layout
@@ -21,12 +24,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> the loss of each example `[B]`, or their mean."""
 MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
 """Layers in which the examples of a batch see each other."""
-Examples = tuple[Tensor, Tensor]
-"""Inputs `[n, ...]` and targets `[n, ...]`."""
 
 
 @contextlib.contextmanager
-def naming(clients: Sequence[int]) -> Iterator[None]:
+def naming(clients: Iterable[int]) -> Iterator[None]:
     """Says whose examples a layer refused; batch-norm does with a batch of one."""
     try:
         yield
@@ -50,6 +51,15 @@ class Update(NamedTuple):
     """The number of examples each client has."""
     steps: list[int]
     """The number of steps each client took."""
+
+
+class Pool(NamedTuple):
+    """The examples of some clients in one place."""
+
+    x: Tensor
+    y: Tensor
+    places: list[NDArray[np.int64]]
+    """Where the examples of each client stand."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,15 @@ class Problem:
                 f"client {client} has {len(x)} inputs and {len(y)} targets; give one target each, one or more"
             )
         return x.to(self.device), y.to(self.device)
+
+    def pool(self, cohort: Sequence[int]) -> Pool:
+        """The examples of these clients on the model's device; a data set that is there already is not copied."""
+        held = self.clients
+        if isinstance(held, Shards) and held.x.device == self.device:
+            return Pool(held.x, held.y, [held.parts[client] for client in cohort])
+        x, y = zip(*(self.examples_of(client) for client in cohort), strict=True)
+        ends = np.cumsum([len(part) for part in x])
+        return Pool(torch.cat(x), torch.cat(y), np.split(np.arange(ends[-1]), ends[:-1]))
 
     def draws(self, examples: int, seed: int, round: int, client: int) -> Tensor | None:
         """The augmentation of every example that a client sees in a round, in the order in which it sees them."""

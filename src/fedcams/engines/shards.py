@@ -29,6 +29,15 @@ class Shards(Mapping[int, Examples]):
     def __len__(self) -> int:
         return len(self.parts)
 
+    @property
+    def pool(self) -> Examples:
+        """All examples; an engine that holds them on its device takes clients' parts from there."""
+        return self.x, self.y
+
+    def part(self, client: int) -> Tensor:
+        """int64 `[n]`, where a client's examples stand in the pool."""
+        return torch.from_numpy(self.parts[client]).to(self.x.device)
+
     def sizes(self) -> list[int]:
         """The number of examples of each client."""
         return [len(part) for part in self.parts]

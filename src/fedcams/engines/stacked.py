@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedcams.engines.base import Engine, rows
-from fedcams.engines.batching import Step, steps
-from fedcams.engines.compiled import compiled_gradients
-from fedcams.engines.problem import Problem, Update, naming
+from fedcams.engines.base import Engine
+from fedcams.engines.batching import Grid, Integers, lay_out
+from fedcams.engines.compiled import compiled_step
+from fedcams.engines.descent import descend
+from fedcams.engines.problem import Pool, Problem, Update, naming
 from fedcams.errors import SpecError
-from fedcams.local import SGD, batches
+from fedcams.local import Plan, plan
 from fedcams.registry import flag, register
 
 DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 """Layers that draw from torch's generator, which a batched computation does in another order."""
+GATHERED = 1 << 24
+"""Bytes of examples that are gathered and prepared at once; fewer calls, and still in the cache."""
+Rows = slice | Integers
 
 
 @register("stacked")
@@ -40,37 +45,45 @@ class Stacked(Engine):
         self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int
     ) -> Update:
         check_supported(problem.model)
-        data = [problem.examples_of(client) for client in cohort]
-        plans = [batches(problem.local, len(x), seed, round, c) for c, (x, _) in zip(cohort, data, strict=True)]
-        order = sorted(range(len(cohort)), key=lambda i: -len(plans[i]))  # so that active rows are always the first
-        received = rows(start, cohort)[order]
-        stack = _Stack.of(problem, received, None if buffers is None else rows(buffers, cohort)[order])
-        draws = [problem.draws(sum(map(len, plans[i])), seed, round, cohort[i]) for i in order]
-        examples = _Examples(problem, [data[i] for i in order], draws)
-        sizes = [len(data[i][0]) for i in order]
-        padded, fixed = problem.may_pad, self._fixed_width(problem)
-        gradients = _gradients if fixed is None else compiled_gradients(problem)
+        pool = problem.pool(cohort)
+        plans = [plan(problem.local, len(part), seed, round, c) for c, part in zip(cohort, pool.places, strict=True)]
+        order = sorted(range(len(cohort)), key=lambda i: -len(plans[i].sizes))  # so that active rows are the first
+        ordered = [plans[i] for i in order]
+        grid = lay_out(ordered, [pool.places[i] for i in order], self._width(problem, ordered))
+        draws = [problem.draws(len(plans[i].order), seed, round, cohort[i]) for i in order]
+        stack = _Stack.of(problem, _chosen(start, order), None if buffers is None else _chosen(buffers, order))
+        losses = stack.parameters.new_zeros(grid.size.shape)
+        clients = np.array(cohort)[order]
         problem.model.train()
-        for step in steps([plans[i] for i in order], sizes, padded=padded, fixed=fixed):
-            with naming([cohort[order[row]] for row in step.numbers]):
-                stack.descend(examples, step.to(received.device), gradients)
-        back = np.argsort(order)
-        after = stack.joined_buffers()
+        for step, batch in enumerate(_batches(problem, pool, grid, draws)):
+            for rows, width in self._parts(problem, grid, step):
+                with naming(clients[rows]):
+                    losses[step, rows] = stack.descend(rows, batch.part(rows, width), self.compile)
+        back = None if order == sorted(order) else np.argsort(order)
+        delta, after, loss = stack.delta(), stack.joined_buffers(), _mean_loss(losses, grid)
         return Update(
-            stack.parameters.sub_(received)[back],
-            None if after is None else after[back],
-            (stack.loss / stack.seen)[back],
-            [len(x) for x, _ in data],
-            [len(plan) for plan in plans],
+            delta if back is None else delta[back],
+            after if after is None or back is None else after[back],
+            loss if back is None else loss[back],
+            [len(part) for part in pool.places],
+            [len(plan.sizes) for plan in plans],
         )
 
-    def _fixed_width(self, problem: Problem) -> int | None:
-        """The examples of every compiled step; None where nothing is compiled."""
+    def _width(self, problem: Problem, plans: list[Plan]) -> int | None:
+        """Of the grid: compiled code wants few shapes, so the largest batch is rounded up to eighths."""
         if not self.compile:
             return None
         if not problem.may_pad or any(True for _ in problem.model.buffers()):
             raise SpecError(f"{self}: only models without buffers and losses of each example compile; use stacked")
-        return problem.local.batch
+        eighth = max(1, problem.local.batch // 8)
+        return min(problem.local.batch, -(-max(max(plan.sizes) for plan in plans) // eighth) * eighth)
+
+    def _parts(self, problem: Problem, grid: Grid, step: int) -> list[tuple[Rows, int]]:
+        """What is computed at once: rows, and the width of their batches."""
+        rows, width = grid.example.shape[1:]
+        if self.compile:
+            return [(slice(0, rows), width)]
+        return [(slice(0, grid.active[step]), width)] if problem.may_pad else list(grid.groups(step))
 
 
 def check_supported(model: nn.Module) -> None:
@@ -80,24 +93,44 @@ def check_supported(model: nn.Module) -> None:
             raise SpecError(f"engine=stacked: layer {name!r} is a {type(module).__name__} and draws; use engine=loop")
 
 
-class _Examples:
-    """The cohort's examples and augmentation draws, each laid end to end."""
+class _Batch(NamedTuple):
+    """What the clients see in one step."""
 
-    def __init__(self, problem: Problem, data: list[tuple[Tensor, Tensor]], draws: list[Tensor | None]) -> None:
-        self.problem = problem
-        self.x, self.y = (torch.cat(column) for column in zip(*data, strict=True))
-        self.draws = None if problem.augment is None else torch.cat([d for d in draws if d is not None])
+    x: Tensor
+    """`[C, B, ...]`, augmented and prepared."""
+    y: Tensor
+    weight: Tensor
 
-    def of(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Inputs and targets `[G, B, ...]`."""
-        flat = step.example.flatten()
-        changes = None if self.draws is None else self.draws[step.draw.flatten()]
-        inputs = self.problem.inputs(self.x[flat], changes)
-        shape = step.example.shape
-        return inputs.unflatten(0, shape), self.y[flat].unflatten(0, shape)
+    def part(self, rows: Rows, width: int) -> _Batch:
+        """That of some clients with batches of a size."""
+        return _Batch(*(tensor[rows, :width] for tensor in self))
 
 
-Gradients = Callable[[Problem, Tensor, dict[str, Tensor], Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+def _batches(problem: Problem, pool: Pool, grid: Grid, draws: list[Tensor | None]) -> Iterator[_Batch]:
+    """The batches of all steps, gathered for as many steps at once as fit into `GATHERED` bytes."""
+    device, shape = problem.device, grid.example.shape
+    example, draw = torch.from_numpy(grid.example), torch.from_numpy(grid.draw)
+    weight = torch.from_numpy(grid.weight).to(device, problem.dtype)
+    changes = None if problem.augment is None else torch.cat([d for d in draws if d is not None])
+    at_once = max(1, GATHERED // (shape[1] * shape[2] * pool.x[0].numel() * weight.element_size()))
+    for first in range(0, shape[0], at_once):
+        some = slice(first, first + at_once)
+        flat = example[some].flatten().to(device)
+        drawn = None if changes is None else changes[draw[some].flatten().to(device)]
+        x = problem.inputs(pool.x.index_select(0, flat), drawn).unflatten(0, (-1, *shape[1:]))
+        y = pool.y.index_select(0, flat).unflatten(0, (-1, *shape[1:]))
+        yield from map(_Batch, x, y, weight[some])
+
+
+def _chosen(vectors: Tensor, order: list[int]) -> Tensor:
+    """`[C, d]`, those of each client; a vector that is everybody's is not copied."""
+    return vectors.expand(len(order), -1) if vectors.dim() == 1 else vectors[order]
+
+
+def _mean_loss(losses: Tensor, grid: Grid) -> Tensor:
+    """`[C]`, over the examples seen, from the losses `[S, C]` of the batches."""
+    means = (losses.cpu().numpy() * grid.size).sum(0) / grid.size.sum(0)  # few numbers: quicker than with torch
+    return torch.from_numpy(means).to(losses.device, losses.dtype)
 
 
 @dataclass
@@ -107,10 +140,8 @@ class _Stack:
     problem: Problem
     received: Tensor
     parameters: Tensor
-    direction: Tensor
+    direction: Tensor | None
     buffers: dict[str, Tensor]
-    loss: Tensor
-    seen: Tensor
 
     @classmethod
     def of(cls, problem: Problem, received: Tensor, buffers: Tensor | None) -> _Stack:
@@ -118,30 +149,39 @@ class _Stack:
         held = {name: b.detach().expand(count, *b.shape).clone() for name, b in problem.model.named_buffers()}
         if buffers is not None and problem.buffer_layout is not None:
             held |= {name: part.clone() for name, part in problem.buffer_layout.split(buffers).items()}
-        zero = received.new_zeros(count)
-        return cls(problem, received, received.clone(), torch.zeros_like(received), held, zero, zero.clone())
+        parameters = received.clone(memory_format=torch.contiguous_format)
+        direction = torch.zeros_like(parameters) if problem.local.momentum else None
+        return cls(problem, received, parameters, direction, held)
+
+    def delta(self) -> Tensor:
+        """`[C, d]`, in the memory of the parameters."""
+        return self.parameters.sub_(self.received)
 
     def joined_buffers(self) -> Tensor | None:
         """`[C, b]`, as the layout of the buffers has them."""
         layout = self.problem.buffer_layout
         if layout is None:
             return None
-        return layout.join(self.buffers, out=self.received.new_empty(len(self.received), layout.d))
+        return layout.join(self.buffers, out=self.parameters.new_empty(len(self.parameters), layout.d))
 
-    def descend(self, examples: _Examples, step: Step, gradients: Gradients) -> None:
-        """One step of some rows, in place."""
-        at = step.rows
-        parameters, direction = self.parameters[at], self.direction[at]
-        buffers = {name: held[at] for name, held in self.buffers.items()}
-        loss, gradient = gradients(self.problem, parameters, buffers, *examples.of(step), step.weight)
-        taking = slice(0, step.active)
-        _sgd(self.problem.local, parameters[taking], direction[taking], gradient[taking], self.received[at][taking])
-        if isinstance(at, Tensor):  # what was taken out by index is a copy
-            self.parameters[at], self.direction[at] = parameters, direction
+    def descend(self, rows: Rows, batch: _Batch, compiled: bool) -> Tensor:
+        """A step of some rows; returns their losses."""
+        if compiled:
+            now = (self.parameters, self.direction, self.received)
+            self.parameters, self.direction, loss = compiled_step(self.problem, *now, *batch)
+            return loss
+        parameters = self.parameters[rows]
+        direction = None if self.direction is None else self.direction[rows]
+        buffers = {name: held[rows] for name, held in self.buffers.items()}
+        loss, gradient = _gradients(self.problem, parameters, buffers, *batch)
+        descend(self.problem.local, parameters, direction, gradient, self.received[rows])
+        if not isinstance(rows, slice):  # what was taken out by index is a copy
+            self.parameters[rows] = parameters
+            if self.direction is not None and direction is not None:
+                self.direction[rows] = direction
             for name, held in self.buffers.items():
-                held[at] = buffers[name]
-        self.loss[at] += loss * step.sizes
-        self.seen[at] += step.sizes
+                held[rows] = buffers[name]
+        return loss
 
 
 def _gradients(
@@ -158,20 +198,6 @@ def _gradients(
 
     leaf = parameters.detach().requires_grad_()
     each = vmap(losses)(problem.layout.split(leaf), buffers, x, y)
-    per_client = (each * weight.to(each.dtype)).sum(-1) if each.dim() > 1 else each
+    per_client = (each * weight).sum(-1) if each.dim() > 1 else each
     (gradient,) = torch.autograd.grad(per_client.sum(), leaf)
     return per_client.detach(), gradient
-
-
-def _sgd(local: SGD, parameters: Tensor, direction: Tensor, gradient: Tensor, received: Tensor) -> None:
-    """The step of `SGD` on rows `[G, d]`; parameters and direction change in place."""
-    if local.prox:
-        gradient.add_(parameters - received, alpha=float(local.prox))
-    if local.clip is not None:
-        norms = gradient.norm(dim=-1, keepdim=True)
-        gradient.mul_((float(local.clip) / (norms + 1e-6)).clamp_(max=1.0))  # as torch.nn.utils.clip_grad_norm_ does
-    if local.weight_decay:
-        gradient.add_(parameters, alpha=float(local.weight_decay))
-    if local.momentum:
-        gradient = direction.mul_(float(local.momentum)).add_(gradient)
-    parameters.sub_(gradient, alpha=float(local.lr))

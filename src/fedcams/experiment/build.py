@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams import models
-from fedcams.engines import Examples, Problem, choose
+from fedcams.engines import Problem, Shards, choose
 from fedcams.experiment.experiment import Experiment
 from fedcams.feedback import ErrorFeedback
 from fedcams.keys import generator
@@ -34,37 +32,6 @@ class Built:
     """`[clients, classes]`, the examples that each client trains on."""
 
 
-class Shards(Mapping[int, Examples]):
-    """Clients whose examples are parts of one data set, which is held once."""
-
-    def __init__(self, data: TaskData, parts: list[NDArray[np.int64]]) -> None:
-        self._data = data
-        self._parts = [torch.from_numpy(part).to(data.train_x.device) for part in parts]
-
-    def __getitem__(self, client: int) -> Examples:
-        part = self._parts[client]
-        return self._data.train_x[part], self._data.train_y[part]
-
-    @property
-    def pool(self) -> Examples:
-        """All examples; an engine that holds them on its device takes clients' parts from there."""
-        return self._data.train_x, self._data.train_y
-
-    def part(self, client: int) -> Tensor:
-        """int64 `[n]`, where a client's examples stand in the pool."""
-        return self._parts[client]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self._parts)))
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def sizes(self) -> list[float]:
-        """The number of examples of each client."""
-        return [float(len(part)) for part in self._parts]
-
-
 def build(experiment: Experiment, data: Path | None = None, device: str | torch.device = "cpu") -> Built:
     """Loads, splits and puts together; `data` is the folder of downloaded files."""
     return assemble(experiment, experiment.task.load(data), device)
@@ -77,7 +44,7 @@ def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.devic
     parts = experiment.partition.split(labels, experiment.clients, generator(experiment.seed, "partition"))
     parts = take_fraction(parts, experiment.train_fraction)
     model = models.build(experiment.model, loaded.shape, loaded.classes, experiment.seed).to(device)
-    clients = Shards(loaded, parts)
+    clients = Shards(loaded.train_x, loaded.train_y, parts)
     problem = Problem(model, loaded.loss, clients, experiment.local, loaded.prepare, loaded.augment)
     layout, buffers = problem.layout, problem.buffer_layout
     server = Server(layout, experiment.server, experiment.seed, buffers, experiment.downlink, experiment.weighting)

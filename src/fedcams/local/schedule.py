@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcams.keys import generator
+from fedcams.keys import permutations
 from fedcams.local.sgd import SGD
 
 Batch = NDArray[np.int64]
@@ -28,11 +28,11 @@ class Plan(NamedTuple):
 
 def plan(local: SGD, examples: int, seed: int, round: int, client: int) -> Plan:
     """What a client with so many examples does in a round."""
-    rng = generator(seed, "shuffle", round, client)
     each = _epoch(local, examples)
     steps = step_count(local, examples)
     epochs = -(-steps // len(each))
-    order = np.concatenate([rng.permutation(examples)[: sum(each)] for _ in range(epochs)])
+    shuffled = permutations(epochs, examples, seed, "shuffle", round, client)
+    order = np.concatenate([epoch[: sum(each)] for epoch in shuffled])
     sizes = (each * epochs)[:steps]
     return Plan(order[: sum(sizes)], sizes)
 

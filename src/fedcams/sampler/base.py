@@ -37,10 +37,10 @@ class Sampler(Spec, ABC):
         `weights`, one for each of `clients` (say, its number of examples), are for samplers that ask for them.
         """
         self._check(clients, weights)
-        order = sorted(range(len(clients)), key=clients.__getitem__)
+        order = np.argsort(clients)
         weight = None if weights is None else np.asarray(weights, dtype=np.float64)[order]
         places = self.draw(len(order), generator(seed, "cohort", round), weight)
-        return [int(clients[order[place]]) for place in np.sort(places)]
+        return [int(clients[place]) for place in order[np.sort(places)]]
 
     @abstractmethod
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
@@ -53,8 +53,8 @@ class Sampler(Spec, ABC):
     def _check(self, clients: Sequence[int], weights: Sequence[float] | None) -> None:
         if len(clients) == 0:
             raise SpecError(f"{self.name}: clients is empty; give at least one client")
-        client, times = Counter(clients).most_common(1)[0]
-        if times > 1:
+        if len(set(clients)) < len(clients):
+            client, times = Counter(clients).most_common(1)[0]
             raise SpecError(f"{self.name}: clients has {client} {times} times; give each client once")
         if weights is not None and len(weights) != len(clients):
             raise SpecError(f"{self.name}: {len(weights)} weights for {len(clients)} clients; give one for each client")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedcams.aggregate import Aggregator
+from fedcams.aggregate import mean_of_rows
 from fedcams.compress import compressor
 from fedcams.engines import Engine, Examples, Problem
 from fedcams.errors import UpdateError
@@ -45,7 +46,7 @@ class Simulation:
         """One round. Consumes the state; `phases` collects where the time goes."""
         phases = phases or Phases()
         round, seed = state.round + 1, self.server.seed
-        cohort = self.sampler.sample(list(self.problem.clients), round, seed, self.sampling_weights)
+        cohort = self.sampler.sample(self._population, round, seed, self.sampling_weights)
         if not cohort:
             return self._skip(state._replace(round=round))
         with phases("broadcast"):
@@ -58,7 +59,7 @@ class Simulation:
         with phases("aggregate"):
             weights = [1.0 if self.server.weighting == "uniform" else float(n) for n in update.examples]
             mean = self._mean(pending, weights)
-            buffers = _mean_rows(self.server.buffer_layout, cohort, update.buffers, weights)
+            buffers = _mean_buffers(self.server.buffer_layout, update.buffers, weights)
         gamma = None if before is None else self._gamma(*before, mean, round)
         norm = float(mean.norm())
         with phases("step"):
@@ -72,6 +73,10 @@ class Simulation:
         train_loss, q = float(update.loss.double().mean()), _mean_error(pending)
         return state, RoundRecord(round, cohort, train_loss, loss, score, *counts, q, gamma, norm)
 
+    @functools.cached_property
+    def _population(self) -> list[int]:
+        return list(self.problem.clients)
+
     # -- the parts of a round ------------------------------------------------------------------------------------
 
     def _encode(self, cohort: Sequence[int], delta: Tensor, round: int) -> Pending:
@@ -83,11 +88,7 @@ class Simulation:
             raise UpdateError(f"round {round}, clients {bad}: {error}") from None
 
     def _mean(self, pending: Pending, weights: Sequence[float]) -> Tensor:
-        aggregator = Aggregator(self.server.layout, self.problem.device)
-        for i, (client, weight) in enumerate(zip(pending.ids, weights, strict=True)):
-            code = {name: tensor[i] for name, tensor in pending.code.items()}
-            aggregator.add_code(client, self.uplink.compressor, code, weight)
-        return aggregator.mean()
+        return mean_of_rows(self.uplink.compressor, pending.code, self.server.layout, weights)
 
     def _mean_before(self, cohort: Sequence[int], delta: Tensor) -> tuple[Tensor, float]:
         """The mean of the h of this cohort, and the norm of the mean update."""
@@ -121,16 +122,9 @@ class Simulation:
         return evaluate(self.problem, state.x, state.buffers, self.test, self.metric, self.engine)
 
 
-def _mean_rows(
-    layout: Layout | None, cohort: Sequence[int], rows: Tensor | None, weights: Sequence[float]
-) -> Tensor | None:
+def _mean_buffers(layout: Layout | None, rows: Tensor | None, weights: Sequence[float]) -> Tensor | None:
     """The mean of the clients' buffers, as the aggregator takes it."""
-    if layout is None or rows is None:
-        return None
-    aggregator = Aggregator(layout, rows.device)
-    for client, row, weight in zip(cohort, rows, weights, strict=True):
-        aggregator.add_code(client, DENSE, {"values": row}, weight)
-    return aggregator.mean()
+    return None if layout is None or rows is None else mean_of_rows(DENSE, {"values": rows}, layout, weights)
 
 
 def _mean_error(pending: Pending) -> float | None:

@@ -75,9 +75,12 @@ def size(compressor: Compressor, code: Code, layout: Layout) -> int:
 
 def sizes(compressor: Compressor, code: Code, layout: Layout) -> list[int]:
     """`size` of each row of a cohort's code (tensors `[C, columns]`)."""
-    on_host = {name: tensor.cpu() for name, tensor in code.items()}
-    rows = len(next(iter(on_host.values())))
-    return [size(compressor, {name: tensor[i] for name, tensor in on_host.items()}, layout) for i in range(rows)]
+    fixed = HEADER.size + len(_spec_bytes(compressor)) + CHECKSUM.size
+    total = [fixed] * len(next(iter(code.values())))
+    for name, field in compressor.fields(layout).items():
+        rows = code[name].cpu() if field.kind == "index" else code[name]  # others are as long whatever they hold
+        total = [so_far + field_size(field, row, layout.d) for so_far, row in zip(total, rows, strict=True)]
+    return total
 
 
 def _spec_bytes(compressor: Compressor) -> bytes:
