@@ -267,7 +267,7 @@ def normalize_backward(
     flags, channels, clients = it.flags(), it.x.shape[-1], len(y)
     BN = tiles.power(channels, 16, 64)
     BM = 2048 // BN
-    chunk = BM * max(1, min(8, it.rows * triton.cdiv(channels, BN) * clients // (BM * 1056)))
+    chunk = BM * max(1, min(8, it.rows * triton.cdiv(channels, BN) * clients // (BM * 2112)))
     chunks = triton.cdiv(it.rows, chunk)
     shared = (_or(it.residual, y), _or(it.residual_moments, y))
     parts = torch.empty(clients, chunks, 3, channels, device=y.device)

@@ -29,21 +29,24 @@ def depth(channels: int, most: int) -> int:
 
 
 def product(rows: int, columns: int, channels: int, precision: str) -> Tiles:
-    """For `forward` and `backward_input`: rows are pixels, columns are output channels; BK divides the channels or is 0."""
+    """For `forward` and `backward_input`: rows are pixels, columns output channels; BK divides the channels or is 0."""
     if precision != "bf16":
         return Tiles(64, power(columns, 16, 64), depth(channels, 32), 4, 2)
     wide = power(columns, 16, 128)
-    high = 64 if rows <= 512 else 128
-    return Tiles(power(rows, 16, high), wide, depth(channels, 64), 8 if wide == 128 else 4, 3)
+    if rows <= 512:  # few pixels: smaller tiles, so that there are enough of them
+        return Tiles(power(rows, 16, 64), wide, depth(channels, 64), 4, 4)
+    return Tiles(128, wide, depth(channels, 64), 4, 3)
 
 
 def weights(outputs: int, columns: int, channels: int, precision: str) -> Tiles:
     """For `backward_weight`: rows are output channels, columns are taps times input channels."""
     if precision != "bf16":
         return Tiles(power(outputs, 16, 64), power(columns, 16, 64), 32, 4, 2)
-    wide = 128 if channels % 64 == 0 and columns >= 128 else power(columns, 16, 64)
-    high = power(outputs, 16, 128)
-    return Tiles(high, wide, 64, 8 if high * wide >= 128 * 128 else 4, 3)
+    if channels % 64 or columns < 128:
+        return Tiles(power(outputs, 16, 128), power(columns, 16, 64), 64, 4, 3)
+    if channels == 128:
+        return Tiles(power(outputs, 16, 128), 64, 64, 4, 4)
+    return Tiles(power(outputs, 16, 128), 128, 64, 4, 4 if outputs <= 64 else 3)
 
 
 def splits(tiles: int, rows: int, precision: str, programs: int = 264, least: int = 1024) -> int:

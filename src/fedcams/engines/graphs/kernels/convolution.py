@@ -12,6 +12,17 @@ import triton.language as tl
 
 
 @triton.jit
+def pixel(rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Number -> image, row, column. Unsigned, so that a division is a shift.
+
+    Signed ones are narrowed to 16 bits by the compiler, and what Triton 3.6 made of that was wrong for 16x16 images.
+    """
+    number = rows.to(tl.uint32)
+    image, rest = number // (HEIGHT * WIDTH), number % (HEIGHT * WIDTH)
+    return image.to(tl.int32), (rest // WIDTH).to(tl.int32), (rest % WIDTH).to(tl.int32)
+
+
+@triton.jit
 def normal_tail(x, density):
     """1 - Φ(|x|) to 1e-7, by Abramowitz and Stegun 7.1.26, where `density` is exp(-x²/2): no branch, one division."""
     t = 1.0 / (1.0 + 0.23164189 * tl.abs(x))
@@ -76,9 +87,8 @@ def forward(
     DEPTH: tl.constexpr = R * S * CI
     tile = pid // TILES_N
     rows = tile * BM + tl.arange(0, BM)
-    image = rows // (P * Q)
-    top = rows % (P * Q) // Q * STEP - PAD
-    left = rows % Q * STEP - PAD
+    image, p, q = pixel(rows, P, Q)
+    top, left = p * STEP - PAD, q * STEP - PAD
     start = ((image * H + top) * W + left) * CI
     exists = rows < rows_total
     columns = pid % TILES_N * BN + tl.arange(0, BN)
@@ -142,8 +152,7 @@ def backward_input(
     DEPTH: tl.constexpr = R * S * CI
     BLOCKS: tl.constexpr = (CO + BK - 1) // BK
     rows = pid // TILES_N * BM + tl.arange(0, BM)
-    image = rows // (HEIGHT * WIDTH)
-    i, j = rows % (HEIGHT * WIDTH) // WIDTH, rows % WIDTH
+    image, i, j = pixel(rows, HEIGHT, WIDTH)
     h, v = i * STEP + phase_h, j * STEP + phase_w
     exists = (image < images) & (h < H) & (v < W)
     r0, s0 = (phase_h + PAD) % STEP, (phase_w + PAD) % STEP
@@ -198,8 +207,8 @@ def backward_weight(
     total = tl.zeros((BM, BN), tl.float32)
     for m0 in range(split * chunk, end, BK):
         rows = m0 + ks
-        image = rows // (P * Q)
-        top, left = rows % (P * Q) // Q * STEP - PAD, rows % Q * STEP - PAD
+        image, p, q = pixel(rows, P, Q)
+        top, left = p * STEP - PAD, q * STEP - PAD
         at = dy + rows[:, None] * CO + outputs[None, :]
         g = tl.load(at, (rows < end)[:, None] & (outputs < CO)[None, :], other=0.0)
         if CI % BN == 0:  # one tap a tile
