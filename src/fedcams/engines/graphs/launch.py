@@ -10,10 +10,11 @@ import triton
 from torch import Tensor
 
 from fedcams.engines.graphs import tiles
-from fedcams.engines.graphs.kernels import convolution, depthwise, descent, normalization
+from fedcams.engines.graphs.kernels import convolution, depthwise, descent, normalization, rolling
 from fedcams.engines.graphs.program import Conv
 
 ACT = {"none": 0, "relu": 1, "gelu": 2}
+FAST_GELU = 3  # its error of 1e-7 is far below the rounding of bfloat16
 DOT = {"bf16": "tf32", "tf32": "tf32", "float32": "ieee"}  # for bfloat16 operands it says nothing
 
 
@@ -34,6 +35,11 @@ class Statistics:
 
     parts: Tensor
     rows: int
+
+
+def act(name: str, x: Tensor) -> int:
+    """The number that kernels know an activation by."""
+    return FAST_GELU if name == "gelu" and x.dtype == torch.bfloat16 else ACT[name]
 
 
 def geometry(conv: Conv, x: Tensor, outputs: int) -> dict[str, int]:
@@ -69,7 +75,7 @@ def convolve(
     grid = (count * triton.cdiv(shape["CO"], tile.BN), clients)
     convolution.forward[grid](
         x, weight, _or(bias, x), y, _or(stats, x), _or(sizes, x), *_scales(epilogue, x), rows, count,
-        x.stride(0), weight.stride(0), **shape, **_flags(bias, stats, pre, epilogue),
+        x.stride(0), weight.stride(0), **shape, **_flags(x, bias, stats, pre, epilogue),
         FLAT=flat, PRECISION=DOT[precision], **tile._asdict(),
     )  # fmt: skip
     return y, None if stats is None else Statistics(stats, tile.BM)
@@ -88,12 +94,21 @@ def _convolve_depthwise(
 ) -> tuple[Tensor, Statistics | None]:
     clients, images, height, width, channels = x.shape
     rows, y = images * height * width, torch.empty_like(x)
+    if tiles.rolls(conv.kernel, width, precision):
+        stats = _statistics(y, images, sizes)
+        across, block = tiles.rolling(width, channels)
+        rolling.forward[(images, triton.cdiv(channels, block), clients)](
+            x, weight, _or(bias, x), y, _or(stats, x), _or(sizes, x), *_scales(epilogue, x), images, weight.stride(0),
+            H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1],
+            **_flags(x, bias, stats, pre, epilogue), FLIP=flip, BW=across, BN=block, num_warps=4,
+        )  # fmt: skip
+        return y, None if stats is None else Statistics(stats, height * width)
     BM, BN = 64, tiles.power(channels, 16, 64)
     count = triton.cdiv(rows, BM)
     stats = _statistics(y, count, sizes)
     depthwise.forward[(count, triton.cdiv(channels, BN), clients)](
         x, weight, _or(bias, x), y, _or(stats, x), _or(sizes, x), *_scales(epilogue, x), rows, count, weight.stride(0),
-        H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1], **_flags(bias, stats, pre, epilogue),
+        H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1], **_flags(x, bias, stats, pre, epilogue),
         FLIP=flip, BM=BM, BN=BN, num_warps=4,
     )  # fmt: skip
     return y, None if stats is None else Statistics(stats, BM)
@@ -114,14 +129,14 @@ def _scales(epilogue: Epilogue | None, x: Tensor) -> tuple[Tensor, Tensor, Tenso
     return (x, x, x) if epilogue is None else (epilogue.scale, epilogue.shift, _or(epilogue.residual, x))
 
 
-def _flags(bias: Tensor | None, stats: Tensor | None, pre: str, epilogue: Epilogue | None) -> dict[str, Any]:
+def _flags(x: Tensor, bias: Tensor | None, stats: Tensor | None, pre: str, epilogue: Epilogue | None) -> dict[str, Any]:
     return {
         "BIAS": bias is not None,
         "STATS": stats is not None,
         "AFFINE": epilogue is not None,
         "RES": epilogue is not None and epilogue.residual is not None,
-        "PRE": ACT[pre if epilogue is None else epilogue.pre],
-        "POST": 0 if epilogue is None else ACT[epilogue.post],
+        "PRE": act(pre if epilogue is None else epilogue.pre, x),
+        "POST": 0 if epilogue is None else act(epilogue.post, x),
     }
 
 
@@ -146,13 +161,13 @@ def gradient_input(conv: Conv, dy: Tensor, x: Tensor, weight: Tensor, precision:
 def gradient_weight(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, precision: str) -> None:
     """The gradient of the weights, written into `out [C, ...]`, rows of a larger block."""
     if conv.depthwise:
-        return _gradient_weight_depthwise(conv, dy, x, out)
+        return _gradient_weight_depthwise(conv, dy, x, out, precision)
     shape = geometry(conv, x, dy.shape[-1])
     clients, images = x.shape[:2]
     rows, columns = images * shape["P"] * shape["Q"], shape["R"] * shape["S"] * shape["CI"]
     tile = tiles.weights(shape["CO"], columns, shape["CI"], precision)
     blocks = triton.cdiv(shape["CO"], tile.BM) * triton.cdiv(columns, tile.BN)
-    count = tiles.splits(blocks * clients, rows)
+    count = tiles.splits(blocks * clients, rows, precision)
     chunk = triton.cdiv(triton.cdiv(rows, count), tile.BK) * tile.BK
     count = triton.cdiv(rows, chunk)
     parts = out if count == 1 else torch.empty(count, clients, shape["CO"] * columns, device=x.device)
@@ -164,10 +179,19 @@ def gradient_weight(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, precision: s
         add_parts(parts.transpose(0, 1), out)
 
 
-def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, out: Tensor) -> None:
+def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, precision: str) -> None:
     clients, images, height, width, channels = x.shape
+    if tiles.rolls(conv.kernel, width, precision):
+        across, block = tiles.rolling(width, channels)
+        group = 2
+        parts = torch.empty(clients, triton.cdiv(images, group), conv.kernel[0] * conv.kernel[1] * channels, device=x.device)
+        rolling.backward_weight[(parts.shape[1], triton.cdiv(channels, block), clients)](
+            x, dy, parts, images, group, parts.stride(0), parts.stride(1), H=height, W=width, K=channels,
+            R=conv.kernel[0], S=conv.kernel[1], BW=across, BN=block, num_warps=4,
+        )  # fmt: skip
+        return add_parts(parts, out)
     rows, taps, BM, BN = images * height * width, conv.kernel[0] * conv.kernel[1], 128, tiles.power(channels, 16, 64)
-    count = tiles.splits(clients * triton.cdiv(channels, BN), rows, programs=1056, least=BM)
+    count = tiles.splits(clients * triton.cdiv(channels, BN), rows, precision, programs=1056, least=BM)
     chunk = triton.cdiv(triton.cdiv(rows, count), BM) * BM
     count = triton.cdiv(rows, chunk)
     parts = torch.empty(clients, count, taps * channels, device=x.device)
@@ -181,8 +205,9 @@ def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, out: Tensor) -
 def add_parts(parts: Tensor, out: Tensor) -> None:
     """`out [C, ...] = parts [C, count, length].sum(1)`, in a fixed order."""
     clients, count, length = parts.shape
-    descent.sum_parts[(triton.cdiv(length, 256), clients)](
-        parts, out, count, length, parts.stride(0), parts.stride(1), out.stride(0), BLOCK=256, BT=8, num_warps=4
+    BLOCK, BT = (32, 64) if count > 16 else (512, 4)
+    descent.sum_parts[(triton.cdiv(length, BLOCK), clients)](
+        parts, out, count, length, parts.stride(0), parts.stride(1), out.stride(0), BLOCK=BLOCK, BT=BT, num_warps=4
     )
 
 
@@ -193,10 +218,10 @@ def finalize(
     """`[C, 4, K]`: mean, 1/std, scale, shift of a batch; the running statistics move on."""
     clients, count, _, channels = stats.parts.shape
     moments = torch.empty(clients, 4, channels, device=stats.parts.device)
-    BN = tiles.power(channels, 16, 32)
+    BN = 16
     normalization.finalize[(triton.cdiv(channels, BN), clients)](
         stats.parts, sizes, *weights, *running, moments, count, weights[0].stride(0), running[0].stride(0),
-        momentum, eps, PIXELS=pixels, K=channels, BM=stats.rows, BT=32, BN=BN, num_warps=4,
+        momentum, eps, PIXELS=pixels, K=channels, BM=stats.rows, BT=tiles.power(count, 16, 256), BN=BN, num_warps=4,
     )  # fmt: skip
     return moments
 
@@ -215,7 +240,7 @@ class Normalized:
     def flags(self) -> dict[str, int]:
         """PRE, POST and RES."""
         kind = 0 if self.residual is None else 1 if self.residual_moments is None else 2
-        return {"K": self.x.shape[-1], "PRE": ACT[self.pre], "POST": ACT[self.post], "RES": kind}
+        return {"K": self.x.shape[-1], "PRE": act(self.pre, self.x), "POST": act(self.post, self.x), "RES": kind}
 
     @property
     def rows(self) -> int:
@@ -242,7 +267,7 @@ def normalize_backward(
     flags, channels, clients = it.flags(), it.x.shape[-1], len(y)
     BN = tiles.power(channels, 16, 64)
     BM = 2048 // BN
-    chunk = BM * max(1, min(8, it.rows * triton.cdiv(channels, BN) * clients // (BM * 1056)))
+    chunk = BM * max(1, min(8, it.rows * triton.cdiv(channels, BN) * clients // (BM * 2112)))
     chunks = triton.cdiv(it.rows, chunk)
     shared = (_or(it.residual, y), _or(it.residual_moments, y))
     parts = torch.empty(clients, chunks, 3, channels, device=y.device)
@@ -250,11 +275,11 @@ def normalize_backward(
         dy, it.x, y, it.moments, *shared, parts, it.rows, chunk, **flags, BM=BM, BN=BN, num_warps=4
     )
     sums = torch.empty(clients, 3, channels, device=y.device)
-    narrow = tiles.power(channels, 16, 32)
+    narrow = 16
     gamma, beta, *other = gradients
     normalization.backward_finalize[(triton.cdiv(channels, narrow), clients)](
         parts, sums, gamma, beta, *(other or (gamma, beta)), chunks, gamma.stride(0), K=channels, RES=flags["RES"],
-        BT=32, BN=narrow, num_warps=4,
+        BT=tiles.power(chunks, 16, 128), BN=narrow, num_warps=4,
     )  # fmt: skip
     dx, dresidual = torch.empty_like(it.x), None if it.residual is None else torch.empty_like(it.residual)
     count = triton.cdiv(it.rows, BM)

@@ -29,22 +29,41 @@ def depth(channels: int, most: int) -> int:
 
 
 def product(rows: int, columns: int, channels: int, precision: str) -> Tiles:
-    """For `forward` and `backward_input`: rows are pixels, columns are output channels; BK divides the channels or is 0."""
+    """For `forward` and `backward_input`: rows are pixels, columns output channels; BK divides the channels or is 0."""
     if precision != "bf16":
         return Tiles(64, power(columns, 16, 64), depth(channels, 32), 4, 2)
     wide = power(columns, 16, 128)
-    return Tiles(power(rows, 16, 128), wide, depth(channels, 64), 8 if wide == 128 else 4, 3)
+    if rows <= 512:  # few pixels: smaller tiles, so that there are enough of them
+        return Tiles(power(rows, 16, 64), wide, depth(channels, 64), 4, 4)
+    return Tiles(128, wide, depth(channels, 64), 4, 3)
 
 
 def weights(outputs: int, columns: int, channels: int, precision: str) -> Tiles:
     """For `backward_weight`: rows are output channels, columns are taps times input channels."""
     if precision != "bf16":
         return Tiles(power(outputs, 16, 64), power(columns, 16, 64), 32, 4, 2)
-    wide = 128 if channels % 128 == 0 else 64 if channels % 64 == 0 else power(columns, 16, 64)
-    high = power(outputs, 16, 128)
-    return Tiles(high, wide, 64, 8 if high * wide >= 128 * 128 else 4, 3)
+    if channels % 64 or columns < 128:
+        return Tiles(power(outputs, 16, 128), power(columns, 16, 64), 64, 4, 3)
+    if channels == 128:
+        return Tiles(power(outputs, 16, 128), 64, 64, 4, 4)
+    return Tiles(power(outputs, 16, 128), 128, 64, 4, 4 if outputs <= 64 else 3)
 
 
-def splits(tiles: int, rows: int, programs: int = 264, least: int = 1024) -> int:
-    """Into how many chunks the rows of `backward_weight` are split, so that all processors have work."""
-    return max(1, min(-(-programs // tiles), rows // least))
+def splits(tiles: int, rows: int, precision: str, programs: int = 264, least: int = 1024) -> int:
+    """Into how many chunks the rows of `backward_weight` are split, so that all processors have work.
+
+    In float32 no chunk is longer than 512 rows: sums of sums round less than one long sum.
+    """
+    filling = min(-(-programs // tiles), rows // least)
+    return max(1, filling, 0 if precision == "bf16" else -(-rows // 512))
+
+
+def rolls(kernel: tuple[int, int], width: int, precision: str) -> bool:
+    """Whether a depthwise kernel is small enough to stay in registers, and its sums exact enough."""
+    return precision == "bf16" and kernel[0] * kernel[1] <= 25 and width <= 64
+
+
+def rolling(width: int, channels: int) -> tuple[int, int]:
+    """Columns and channels of the rows that a program of `rolling` works on: 512 pixels, four for each thread."""
+    across = power(width, 8, 64)
+    return across, power(channels, 8, 512 // across)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fedcams.engines.graphs.kernels.convolution import activate, write_statistics
+from fedcams.engines.graphs.kernels.convolution import activate, pixel, write_statistics
 
 
 @triton.jit
@@ -23,7 +23,8 @@ def forward(
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     client = tl.program_id(2).to(tl.int64)
     rows = tile * BM + tl.arange(0, BM)
-    top, left = rows % (H * W) // W - R // 2, rows % W - S // 2
+    _, p, q = pixel(rows, H, W)
+    top, left = p - R // 2, q - S // 2
     exists = rows < rows_total
     start = (rows - (R // 2 * W + S // 2)) * K
     x += client * rows_total * K
@@ -74,7 +75,8 @@ def backward_weight(
     end = tl.minimum(split * chunk + chunk, rows_total)
     for m0 in range(split * chunk, end, BM):
         rows = m0 + tl.arange(0, BM)
-        top, left = rows % (H * W) // W - R // 2, rows % W - S // 2
+        _, p, q = pixel(rows, H, W)
+        top, left = p - R // 2, q - S // 2
         start = (rows - (R // 2 * W + S // 2)) * K
         exists = rows < end
         g = tl.load(dy + rows[:, None] * K + columns[None, :], exists[:, None] & inside[None, :], other=0.0)

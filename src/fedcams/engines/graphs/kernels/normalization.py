@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fedcams.engines.graphs.kernels.convolution import activate
+from fedcams.engines.graphs.kernels.convolution import activate, slope
 
 
 @triton.jit
@@ -178,11 +178,8 @@ def backward_apply(
     mean, rstd = tl.load(at, inside, other=0.0)[None, :], tl.load(at + K, inside, other=0.0)[None, :]
     times = tl.load(sums + (client * 3 + 1) * K + columns, inside, other=0.0)[None, :] * share
     d = tl.load(at + 2 * K, inside, other=0.0)[None, :] * (g - plain - (u - mean) * rstd * times)
-    if PRE == 1:
-        d = tl.where(raw > 0, d, 0.0)
-    elif PRE == 2:
-        density = tl.exp(-0.5 * raw * raw) * 0.3989422804014327
-        d *= 0.5 * (1.0 + tl.erf(raw * 0.7071067811865476)) + raw * density
+    if PRE:
+        d *= slope(raw, PRE)
     counts = (rows < real)[:, None]  # what fills up a batch has no gradient
     d = tl.where(counts, d, 0.0)
     tl.store(dx + here, d.to(dx.dtype.element_ty), wide)
