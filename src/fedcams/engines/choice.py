@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from torch import nn
+import os
+import shutil
+import sysconfig
+from pathlib import Path
 
 from fedcams.engines.base import Engine, engine
-from fedcams.engines.stacked import check_supported
+from fedcams.engines.problem import Problem
+from fedcams.engines.stacked import can_compile, check_supported
 from fedcams.errors import SpecError
+from fedcams.local import step_count
+
+PAYS = 10_000
+"""Steps of a run from which on the seconds of compiling are won back."""
 
 
-def choose(spec: str | Engine, model: nn.Module) -> Engine:
-    """The engine asked for; with `auto`, `stacked` unless the model has layers that only `loop` can train."""
+def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool = False) -> Engine:
+    """The engine asked for; with `auto`, the fastest for so many rounds of cohorts whose size varies or does not.
+
+    That is `stacked`, compiled where that pays, unless the model has layers that only `loop` can train. The choice
+    depends on the machine and the arguments alone, so a resumed run goes on with the same engine.
+    """
     if spec != "auto":
         return engine(spec)
     try:
-        check_supported(model)
+        check_supported(problem.model)
     except SpecError:
         return engine("loop")
-    return engine("stacked")
+    compiled = not varies and _pays(problem, rounds) and has_compiler() and can_compile(problem)
+    return engine("stacked(compile=true)" if compiled else "stacked")
+
+
+def has_compiler() -> bool:
+    """Whether torch can compile for the CPU here."""
+    found = shutil.which(os.environ.get("CXX", "c++"))
+    return found is not None and (Path(sysconfig.get_path("include")) / "Python.h").exists()
+
+
+def _pays(problem: Problem, rounds: int) -> bool:
+    some = len(problem.clients[next(iter(problem.clients))][0])
+    return problem.device.type == "cpu" and rounds * step_count(problem.local, some) >= PAYS

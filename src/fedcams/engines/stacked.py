@@ -73,7 +73,7 @@ class Stacked(Engine):
         """Of the grid: compiled code wants few shapes, so the largest batch is rounded up to eighths."""
         if not self.compile:
             return None
-        if not problem.may_pad or any(True for _ in problem.model.buffers()):
+        if not can_compile(problem):
             raise SpecError(f"{self}: only models without buffers and losses of each example compile; use stacked")
         eighth = max(1, problem.local.batch // 8)
         return min(problem.local.batch, -(-max(max(plan.sizes) for plan in plans) // eighth) * eighth)
@@ -84,6 +84,11 @@ class Stacked(Engine):
         if self.compile:
             return [(slice(0, rows), width)]
         return [(slice(0, grid.active[step]), width)] if problem.may_pad else list(grid.groups(step))
+
+
+def can_compile(problem: Problem) -> bool:
+    """Whether padding leaves training as it is and a step changes nothing but parameters."""
+    return problem.may_pad and not any(True for _ in problem.model.buffers())
 
 
 def check_supported(model: nn.Module) -> None:

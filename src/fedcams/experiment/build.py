@@ -54,7 +54,7 @@ def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.devic
         server,
         ErrorFeedback(experiment.uplink, store, layout),
         experiment.sampler,
-        choose(experiment.engine, model),
+        choose(experiment.engine, problem, experiment.rounds, experiment.sampler.varies),
         (loaded.test_x, loaded.test_y),
         loaded.metric,
         clients.sizes() if experiment.sampler.weighs else None,

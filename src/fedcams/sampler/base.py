@@ -28,6 +28,8 @@ class Sampler(Spec, ABC):
     """Where it was published."""
     weighs: ClassVar[bool] = False
     """Whether it asks for weights."""
+    varies: ClassVar[bool] = False
+    """Whether the size of a cohort does."""
 
     def sample(
         self, clients: Sequence[int], round: int, seed: int, weights: Sequence[float] | None = None

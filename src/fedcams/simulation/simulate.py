@@ -73,7 +73,7 @@ def simulate(
         config,
         ErrorFeedback(uplink, store, layout),
         chosen,
-        choose(engine, problem.model),
+        choose(engine, problem, rounds, chosen.varies),
         None if test is None else as_examples(test, "test"),
         metric,
         _sampling_weights(chosen, problem),
