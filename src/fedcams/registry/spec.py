@@ -49,6 +49,12 @@ class Spec:
                 shown.append(show(value) if positional else f"{key}={show(value)}")
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
+    def spelled_out(self) -> str:
+        """The spec with every parameter, defaults included: for readers who do not know them by heart."""
+        values = {key: getattr(self, key) for key in params(type(self))}
+        shown = [f"{key}={'none' if value is None else show(value)}" for key, value in values.items()]
+        return f"{self.name}({', '.join(shown)})" if shown else self.name
+
 
 S = TypeVar("S", bound=Spec)
 

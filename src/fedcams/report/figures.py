@@ -95,7 +95,7 @@ def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) ->
 def _heat_map(histogram: Histogram) -> Any:
     figure, axes = _figure()
     image = axes.imshow(histogram.counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest")
-    figure.colorbar(image, label="examples")
+    figure.colorbar(image, label="examples", ticks=load("matplotlib.ticker").MaxNLocator(integer=True))
     axes.grid(False)
     axes.set(xlabel="Client", ylabel="Label")
     axes.set_title(_text(histogram.title), fontsize=9)
