@@ -78,11 +78,13 @@ def test_the_demo_next_to_the_oracle_runs() -> None:
     assert "oracle" in done.stdout
 
 
-def test_the_readmes_example_runs() -> None:
-    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert snippets
-    for snippet in snippets:
-        exec(compile(snippet, "README.md", "exec"), {})
+def test_every_claim_about_others_has_its_source() -> None:
+    table, sources = (DOCS / "comparison.md").read_text().split("Sources, in the packages")
+    cited = [int(number) for number in re.findall(r"\[(\d+)\]", table)]
+    listed = [int(number) for number in re.findall(r"^(\d+)\. \S", sources, re.MULTILINE)]
+    assert list(dict.fromkeys(cited)) == listed == list(range(1, len(listed) + 1))
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    assert len({line.count(" |") for line in rows}) == 1, "all rows have as many cells"
 
 
 @pytest.mark.parametrize("page", sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")]), ids=lambda page: page.name)

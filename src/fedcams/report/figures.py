@@ -45,11 +45,19 @@ def write_figures(folder: Path, collection: Collection, summary: Summary) -> lis
     written = []
     with matplotlib.rc_context(STYLE):
         for name, figure in _figures(collection, summary):
+            frame = _laid_out(figure)
             for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
                 path = folder / f"{name}.{kind}"
-                figure.savefig(path, bbox_inches="tight", metadata=metadata)
+                figure.savefig(path, bbox_inches=frame, metadata=metadata)
                 written.append(path)
     return written
+
+
+def _laid_out(figure: Any) -> Any:
+    """Places everything, once for both files, and returns the frame around it."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure.get_tightbbox().padded(0.1)
 
 
 def _figures(collection: Collection, summary: Summary) -> Iterator[tuple[str, Any]]:
