@@ -158,6 +158,8 @@ def test_python_values_are_checked_like_specs() -> None:
         Leaf(rate=float("nan"))
     with pytest.raises(SpecError, match="leaf is a toy, not a compressor"):
         resolve("compressor", Leaf())
+    with pytest.raises(SpecError, match=r"sampler=0\.5 is a float; give a spec string, such as 'bernoulli\(p="):
+        resolve("sampler", 0.5)  # type: ignore[arg-type]
 
 
 def test_a_name_belongs_to_one_class() -> None:
