@@ -47,6 +47,7 @@ uplink = "sign"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the file of a preset."""
     (tmp_path / "mini.toml").write_text(FILE)
+    (tmp_path / "grid.toml").write_text("grid = { rounds = [1, 2] }")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
@@ -160,6 +161,7 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         (["resume", "nothing"], "nothing holds no run"),
         (["report", "nothing"], "nothing is not a folder"),
         (["sweep", "none.toml"], "none.toml: cannot be read"),
+        (["run", "grid.toml"], "no key 'grid' (a file with grids is for `fedcams sweep`)"),
         (["list", "servers"], "nothing of the kind 'servers' (did you mean 'server'?); known: presets, compressor"),
     ],
 )

@@ -68,7 +68,14 @@ def test_the_readmes_headline_is_that_of_the_demo() -> None:
     readme = (ROOT / "README.md").read_text()
     with (DOCS / "demo" / "summary.csv").open() as file:
         for row in csv.DictReader(file):
-            assert f"| {row['label']} | `{row['uplink']}` | {100 * float(row['final_accuracy']):.1f} % |" in readme
+            sent, needed = (_short(float(row[key])) for key in ("bytes_up", "bytes_up_to_target"))
+            accuracy = f"{100 * float(row['final_accuracy']):.1f} %"
+            assert f"| {row['label']} | `{row['uplink']}` | {accuracy} | {sent} | {needed} |" in readme
+            assert f"| bytes up to {100 * float(row['target']):.1f} % |" in readme
+
+
+def _short(size: float) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
 
 def test_the_demo_next_to_the_oracle_runs() -> None:

@@ -386,6 +386,12 @@ def test_records_must_be_numbers_in_order(tmp_path: Path) -> None:
     assert "something else than numbers and a cohort" in refused([run])
 
 
+def test_a_folder_that_cannot_be_written_is_named(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ReportError, match=r"cannot write to .*/file: File exists; free space, or name a folder"):
+        report([runs], tmp_path / "file")
+
+
 def test_a_target_must_be_a_number(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="target=nan is not a finite number"):
         report([runs], tmp_path / "out", target=float("nan"))
