@@ -162,7 +162,10 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         (["report", "nothing"], "nothing is not a folder"),
         (["sweep", "none.toml"], "none.toml: cannot be read"),
         (["run", "grid.toml"], "no key 'grid' (a file with grids is for `fedcams sweep`)"),
-        (["list", "servers"], "nothing of the kind 'servers' (did you mean 'server'?); known: presets, compressor"),
+        (
+            ["list", "servers"],
+            "nothing of the kind 'servers' (did you mean 'server'?); known: presets, experiment, comp",
+        ),
     ],
 )
 def test_errors_are_one_line_and_leave_nothing_behind(folder: Path, arguments: list[str], message: str) -> None:
@@ -248,6 +251,9 @@ def test_everything_there_is_can_be_listed(folder: Path) -> None:
             assert name in shown
             assert all(f"{key}=" in shown for key in params(cls))
     assert "eps=1e-3" in say("list", "server")
+    keys = say("list", "experiment")
+    assert all(param.doc in keys for param, _ in params(Experiment).values())
+    assert re.search(r"local +sgd\(epochs=3\) +what a client does", keys)
 
 
 @pytest.mark.parametrize("command", ["run", "resume", "report", "sweep", "list"])
