@@ -175,17 +175,17 @@ def test_errors_are_one_line_and_leave_nothing_behind(folder: Path, arguments: l
 
 def test_stopping_by_hand_leaves_a_run_that_goes_on(folder: Path) -> None:
     """Ctrl-C as the terminal sends it, in the middle of a run; the same command completes it byte for byte."""
-    arguments = ["run", "mini.toml", "--only", "FedCAMS sign", "-s", "rounds=600", "--checkpoint-every", "7"]
+    arguments = ["run", "mini.toml", "--only", "FedCAMS sign", "-s", "rounds=300", "--checkpoint-every", "7"]
     command = [sys.executable, "-m", "fedcams", *arguments, "--no-report"]
     records = folder / "runs/mini/fedcams-sign-s1/rounds.jsonl"
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not (records.exists() and records.read_bytes().count(b"\n") > 20):
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert said == "stopped; give the same command again to go on from the last checkpoint\n"
-    assert 20 < len(read_run(records.parent).records) < 600
+    assert 20 < len(read_run(records.parent).records) < 300
     assert "FedCAMS sign, seed 1: going on in" in say(*arguments, "--no-report")
     say(*arguments, "--no-report", "--out", "whole")
     assert records.read_bytes() == (folder / "whole/fedcams-sign-s1/rounds.jsonl").read_bytes()
