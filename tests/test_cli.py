@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ uplink = "sign"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the file of a preset."""
     (tmp_path / "mini.toml").write_text(FILE)
+    (tmp_path / "grid.toml").write_text("grid = { rounds = [1, 2] }")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
@@ -154,24 +157,38 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         (["run", "mini.toml", "--device", "abacus"], "--device abacus: "),
         (["run", "fig1-resnet18", "--data", "here"], "unpack the Python version from https://www.cs.toronto.edu"),
         (["run", "mini.toml", "-s", "uplink=randk(k=1, scaled=true)"], "has no contraction"),
+        (["run", "mini.toml", "-s", "sampler=uniform(n=5)"], "uniform: n=5 of only 4 clients; give n=4 or less"),
         (["resume", "nothing"], "nothing holds no run"),
         (["report", "nothing"], "nothing is not a folder"),
         (["sweep", "none.toml"], "none.toml: cannot be read"),
-        (["list", "servers"], "nothing of the kind 'servers' (did you mean 'server'?); known: presets, compressor"),
+        (["run", "grid.toml"], "no key 'grid' (a file with grids is for `fedcams sweep`)"),
+        (
+            ["list", "servers"],
+            "nothing of the kind 'servers' (did you mean 'server'?); known: presets, experiment, comp",
+        ),
     ],
 )
-def test_errors_are_one_line(folder: Path, arguments: list[str], message: str) -> None:
+def test_errors_are_one_line_and_leave_nothing_behind(folder: Path, arguments: list[str], message: str) -> None:
     assert message in refused(*arguments)
+    assert not (folder / "runs").exists()
 
 
-def test_stopping_by_hand_says_how_to_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runs, "run", interrupted)
-    result = fedcams("run", "mini.toml")
-    assert result.exit_code == 130
-    assert result.stderr == "stopped; give the same command again to go on from the last checkpoint\n"
+def test_stopping_by_hand_leaves_a_run_that_goes_on(folder: Path) -> None:
+    """Ctrl-C as the terminal sends it, in the middle of a run; the same command completes it byte for byte."""
+    arguments = ["run", "mini.toml", "--only", "FedCAMS sign", "-s", "rounds=300", "--checkpoint-every", "7"]
+    command = [sys.executable, "-m", "fedcams", *arguments, "--no-report"]
+    records = folder / "runs/mini/fedcams-sign-s1/rounds.jsonl"
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not (records.exists() and records.read_bytes().count(b"\n") > 20):
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert said == "stopped; give the same command again to go on from the last checkpoint\n"
+    assert 20 < len(read_run(records.parent).records) < 300
+    assert "FedCAMS sign, seed 1: going on in" in say(*arguments, "--no-report")
+    say(*arguments, "--no-report", "--out", "whole")
+    assert records.read_bytes() == (folder / "whole/fedcams-sign-s1/rounds.jsonl").read_bytes()
 
 
 # -- resume, report, sweep, list -------------------------------------------------------------------------------------
@@ -234,6 +251,9 @@ def test_everything_there_is_can_be_listed(folder: Path) -> None:
             assert name in shown
             assert all(f"{key}=" in shown for key in params(cls))
     assert "eps=1e-3" in say("list", "server")
+    keys = say("list", "experiment")
+    assert all(param.doc in keys for param, _ in params(Experiment).values())
+    assert re.search(r"local +sgd\(epochs=3\) +what a client does", keys)
 
 
 @pytest.mark.parametrize("command", ["run", "resume", "report", "sweep", "list"])

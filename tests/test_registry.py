@@ -158,6 +158,8 @@ def test_python_values_are_checked_like_specs() -> None:
         Leaf(rate=float("nan"))
     with pytest.raises(SpecError, match="leaf is a toy, not a compressor"):
         resolve("compressor", Leaf())
+    with pytest.raises(SpecError, match=r"sampler=0\.5 is a float; give a spec string, such as 'bernoulli\(p="):
+        resolve("sampler", 0.5)  # type: ignore[arg-type]
 
 
 def test_a_name_belongs_to_one_class() -> None:
@@ -175,6 +177,10 @@ def test_everything_registered_documents_itself(kind: str, cls: type[Spec]) -> N
     assert all(param.doc for param, _ in params(cls).values()), "every hyperparameter needs a doc"
     for spec in cls.examples:
         assert str(resolve(kind, spec)) == spec, "examples are written in canonical form"
+        spelled_out = resolve(kind, spec).spelled_out()
+        assert all(f"{key}=" in spelled_out for key in params(cls))
+        if "=none" not in spelled_out:
+            assert resolve(kind, spelled_out) == resolve(kind, spec)
     for spec, message in cls.refused:
         with pytest.raises(SpecError, match=message):
             resolve(kind, spec)

@@ -98,6 +98,14 @@ def test_methods_with_one_label_are_told_apart_by_what_differs(tmp_path: Path) -
     assert [method.label for method in methods(tmp_path)] == ["x (feedback=True)", "x (feedback=False)"]
 
 
+def test_what_was_run_is_spelled_out(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rising(0.5), partition="dirichlet(alpha=0.1)", server="fedadam(lr=0.3)")
+    page = report([tmp_path / "a"], tmp_path / "out").read_text("utf-8")
+    assert "dirichlet(alpha=0.1, minimum=2)</dd>" in page
+    assert 'title="fedadam(lr=0.3, beta1=0.9, beta2=0.99, eps=0.1, bias_correction=false)"' in page
+    assert "<h3>digits, dirichlet(alpha=0.1, minimum=2), seed 1</h3>" in page
+
+
 def test_equal_partitions_are_shown_once(runs: Path) -> None:
     found = histograms(collect([runs]))
     assert [histogram.title for histogram in found] == ["digits, iid, seed 1", "digits, iid, seed 2"]
@@ -376,6 +384,12 @@ def test_records_must_be_numbers_in_order(tmp_path: Path) -> None:
     assert "not in ascending order" in refused([run])
     (run / "rounds.jsonl").write_text(lines.replace('"wire_up": 1000', '"wire_up": "x"'))
     assert "something else than numbers and a cohort" in refused([run])
+
+
+def test_a_folder_that_cannot_be_written_is_named(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ReportError, match=r"cannot write to .*/file: File exists; free space, or name a folder"):
+        report([runs], tmp_path / "file")
 
 
 def test_a_target_must_be_a_number(runs: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -343,6 +344,12 @@ def test_a_read_only_folder_is_refused(folder: Path) -> None:
     folder.mkdir(mode=0o500)
     with pytest.raises(RunError, match=r"cannot write .*environment\.json: Permission denied; free space or make"):
         run(small(), folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /sys, where nobody may make folders")
+def test_a_file_system_that_takes_nothing_is_refused() -> None:
+    with pytest.raises(RunError, match=r"cannot make /sys/run: .*; free space or make the folder writable"):
+        run(small(), Path("/sys/run"))
 
 
 def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:

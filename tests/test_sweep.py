@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedcams.errors import SpecError, UpdateError
+from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.experiment import Experiment
-from fedcams.experiment.sweep import load_sweep, score, sweep
+from fedcams.experiment.sweep import load_sweep, score, sweep, write_leaderboard
 from fedcams.simulation import RoundRecord
 
 FILE = """
@@ -121,6 +121,12 @@ def test_the_best_setting_of_a_label_comes_first(tmp_path: Path) -> None:
     assert best[0] == "| ams | eps=1e-3, lr=1/3, uplink=sign | 0.8125 ± 0.0884 |"
     assert best[1] == "| avg | lr=0.1 | 0.6875 ± 0.0884 |"
     assert "| eps=1e-3, lr=10, uplink=sign | diverged (seeds: 1) |" in text
+
+
+def test_a_leaderboard_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FedcamsError, match=r"cannot write to .*/file: File exists; free space"):
+        write_leaderboard([], tmp_path / "file")
 
 
 def test_other_errors_end_the_sweep_and_keep_the_leaderboard(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.functional import cross_entropy
 
+from fedcams import keys
 from fedcams.errors import DataError, SpecError
 from fedcams.models import build, model
+from fedcams.partition import partition
 from fedcams.registry import params, registered, resolve
 from fedcams.tasks import Task, TaskData, task
 from fedcams.tasks.augment import CropFlip
@@ -195,6 +197,7 @@ def test_data_that_do_not_fit_are_refused() -> None:
         ({"train_y": y.float()}, "train: the targets are torch.float32"),
         ({"test_y": y - 1}, "test: targets reach from -1 to 1; allowed: 0 to 2"),
         ({"test_y": y + 1}, "test: targets reach from 1 to 3; allowed: 0 to 2"),
+        ({"groups": y[:3]}, r"train: the groups are torch.int64 \[3\]; expected: int64 \[4\]"),
     ]:
         tensors: dict[str, Any] = {"train_x": x, "train_y": y, "test_x": x, "test_y": y, **wrong}
         with pytest.raises(DataError, match=message):
@@ -304,6 +307,14 @@ def test_a_quadratic_has_the_curvature_asked_for(text: str) -> None:
     smallest = float(spec.smoothness) / float(spec.condition) if spec.dim > 1 else float(spec.smoothness)
     assert float(eigenvalues[-1]) == pytest.approx(float(spec.smoothness), rel=1e-5)
     assert float(eigenvalues[0]) == pytest.approx(smallest, rel=1e-4)
+
+
+def test_one_client_for_each_group_is_the_natural_partition_of_a_quadratic() -> None:
+    spec = task("quadratic(groups=4, size=5)")
+    data = spec.load()
+    assert data.groups is not None
+    parts = partition("natural").split(data.train_y.numpy(), 4, keys.generator(0, "test"), data.groups.numpy())
+    assert [sorted(part.tolist()) for part in parts] == [list(range(5 * k, 5 * k + 5)) for k in range(4)]
 
 
 def test_a_quadratic_wants_its_model() -> None:

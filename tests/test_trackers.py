@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import struct
 import sys
 from collections.abc import Mapping
 from io import StringIO
@@ -88,8 +88,39 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         tracker("tensorboard")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
-@pytest.mark.filterwarnings("default")
-def test_tensorboard_writes_its_files(tmp_path: Path) -> None:
-    session(tracker("tensorboard")).carry_out(TINY, tmp_path / "r")
-    assert list((tmp_path / "r" / "tensorboard").glob("events.*"))
+# -- TensorBoard, read back by its own reader --------------------------------------------------------------------------
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Name -> (round, value) of everything that TensorBoard would draw."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = reader.EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {name: [(event.step, event.value) for event in found.Scalars(name)] for name in found.Tags()["scalars"]}
+
+
+def recorded(run: Run) -> dict[str, list[tuple[int, float]]]:
+    """The same as the records tell it; TensorBoard keeps float32."""
+    drawn: dict[str, list[tuple[int, float]]] = {}
+    for record, timing in zip(run.records, run.timings, strict=True):
+        for name, value in scalars(record, timing):
+            drawn.setdefault(name, []).append((record.round, struct.unpack("f", struct.pack("f", value))[0]))
+    return drawn
+
+
+def test_tensorboard_shows_what_was_recorded(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run = session(tracker("tensorboard")).carry_out(TINY, tmp_path / "r")
+    shown = curves(run.path)
+    assert shown == recorded(run)
+    assert {"train_loss", "test_accuracy", "wire_up", "paper_bits_down", "q", "seconds"} <= shown.keys()
+    assert [step for step, _ in shown["test_accuracy"]] == [1, 2, 3]
+
+
+def test_tensorboard_shows_a_resumed_run_as_one(tmp_path: Path) -> None:
+    """Without a checkpoint rounds 1 and 2 are run twice; what the first sitting drew of them is not shown."""
+    pytest.importorskip("tensorboard")
+    with pytest.raises(RuntimeError, match="connection lost"):
+        session(tracker("tensorboard"), Fake(fails_in=2)).carry_out(TINY, tmp_path / "r")
+    run = session(tracker("tensorboard")).carry_out(TINY, tmp_path / "r")
+    assert len(list((run.path / "tensorboard").glob("events.*"))) == 2
+    assert curves(run.path) == recorded(run)

@@ -61,6 +61,7 @@ class Experiment(Spec):
         super().__post_init__()
         if self.engine != "auto":
             object.__setattr__(self, "engine", str(resolve("engine", self.engine)))
+        self.sampler.expected(self.clients)  # refuses a cohort larger than the population
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:

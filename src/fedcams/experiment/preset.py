@@ -162,7 +162,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _check_keys(values: Collection[str], known: tuple[str, ...], where: str) -> None:
     for key in values:
         if key not in known:
-            raise SpecError(f"{where}: no key {key!r}{nearest(key, known)}; known: {', '.join(known)}")
+            hint = " (a file with grids is for `fedcams sweep`)" if key == "grid" else nearest(key, known)
+            raise SpecError(f"{where}: no key {key!r}{hint}; known: {', '.join(known)}")
 
 
 def _pop_seeds(values: dict[str, Any], where: str) -> list[dict[str, Any]]:

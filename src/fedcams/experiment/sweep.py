@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedcams.errors import SpecError, UpdateError
+from fedcams.durable import os_errors
+from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.experiment.experiment import Experiment
 from fedcams.experiment.preset import KEYS, Table, folder_name, folders, read_file
 from fedcams.registry.numbers import exact
@@ -165,10 +166,11 @@ def ranking(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def write_leaderboard(results: Sequence[Result], folder: Path) -> None:
     """`leaderboard.md` and `leaderboard.csv` of what is known so far."""
-    folder.mkdir(parents=True, exist_ok=True)
     ranked = ranking(results)
-    (folder / "leaderboard.md").write_text(_markdown(ranked), "utf-8")
-    (folder / "leaderboard.csv").write_text(_csv(ranked), "utf-8")
+    with os_errors(FedcamsError, "write to", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "leaderboard.md").write_text(_markdown(ranked), "utf-8")
+        (folder / "leaderboard.csv").write_text(_csv(ranked), "utf-8")
 
 
 def _place(result: Result) -> float:

@@ -27,7 +27,10 @@ class Natural(Partition):
 
     def owners(self, labels: Ints, clients: int, rng: Generator, keys: Ints | None) -> Ints:
         if keys is None:
-            raise SpecError("natural: keys=None; give the group of each example, or use another partition, such as iid")
+            raise SpecError(
+                "natural: keys=None, so nobody says whose each example is; give the group of each example, or use "
+                "another partition, such as iid"
+            )
         groups, group = np.unique(keys, return_inverse=True)
         if clients > len(groups):
             raise SpecError(f"natural: clients={clients}, but keys has {len(groups)} groups; give at most that many")

@@ -49,6 +49,12 @@ class Spec:
                 shown.append(show(value) if positional else f"{key}={show(value)}")
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
+    def spelled_out(self) -> str:
+        """The spec with every parameter, defaults included: for readers who do not know them by heart."""
+        values = {key: getattr(self, key) for key in params(type(self))}
+        shown = [f"{key}={'none' if value is None else show(value)}" for key, value in values.items()]
+        return f"{self.name}({', '.join(shown)})" if shown else self.name
+
 
 S = TypeVar("S", bound=Spec)
 
@@ -89,9 +95,15 @@ def resolve(kind: str, spec: str | Spec) -> Spec:
     """The registered piece that a spec string spells; a piece of the right kind is returned as it is."""
     if isinstance(spec, str):
         return _build(kind, parse_call(spec))
+    if not isinstance(spec, Spec):
+        raise SpecError(f"{kind}={spec!r} is a {type(spec).__name__}; give a spec string, such as {_example(kind)!r}")
     if spec.kind != kind:
         raise SpecError(f"{spec} is a {spec.kind}, not a {kind}; write one of: {', '.join(registered(kind))}")
     return spec
+
+
+def _example(kind: str) -> str:
+    return next((spec for cls in registered(kind).values() for spec in reversed(cls.examples)), kind)
 
 
 def _build(kind: str, call: Call) -> Spec:

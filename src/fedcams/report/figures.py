@@ -45,11 +45,19 @@ def write_figures(folder: Path, collection: Collection, summary: Summary) -> lis
     written = []
     with matplotlib.rc_context(STYLE):
         for name, figure in _figures(collection, summary):
+            frame = _laid_out(figure)
             for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
                 path = folder / f"{name}.{kind}"
-                figure.savefig(path, bbox_inches="tight", metadata=metadata)
+                figure.savefig(path, bbox_inches=frame, metadata=metadata)
                 written.append(path)
     return written
+
+
+def _laid_out(figure: Any) -> Any:
+    """Places everything, once for both files, and returns the frame around it."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure.get_tightbbox().padded(0.1)
 
 
 def _figures(collection: Collection, summary: Summary) -> Iterator[tuple[str, Any]]:
@@ -95,7 +103,7 @@ def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) ->
 def _heat_map(histogram: Histogram) -> Any:
     figure, axes = _figure()
     image = axes.imshow(histogram.counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest")
-    figure.colorbar(image, label="examples")
+    figure.colorbar(image, label="examples", ticks=load("matplotlib.ticker").MaxNLocator(integer=True))
     axes.grid(False)
     axes.set(xlabel="Client", ylabel="Label")
     axes.set_title(_text(histogram.title), fontsize=9)

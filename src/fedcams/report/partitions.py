@@ -26,7 +26,7 @@ def histograms(collection: Collection) -> list[Histogram]:
     counts: dict[tuple[str, str], NDArray[np.int64]] = {}
     for run in collection.runs:
         if run.histogram and run.histogram[0]:
-            key = f"{run.experiment.task}, {run.experiment.partition}", repr(run.histogram)
+            key = f"{run.experiment.task}, {run.experiment.partition.spelled_out()}", repr(run.histogram)
             found.setdefault(key, []).append(run.experiment.seed)
             counts[key] = np.array(run.histogram, np.int64)
     return [Histogram(f"{key[0]}, {_seeds(seeds)}", counts[key]) for key, seeds in found.items()]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcams.registry import Spec
 from fedcams.report.axes import AXES
 from fedcams.report.collect import Collection
 from fedcams.report.palette import look
@@ -29,9 +30,14 @@ def facts(collection: Collection) -> str:
     """What was run; where runs differ, all values."""
     described = [run.experiment for run in collection.runs]
     shown = {name: _distinct(getattr(e, key) for e in described) for name, key in FACTS.items()}
+    whole = {name: _distinct(_spelled_out(getattr(e, key)) for e in described) for name, key in FACTS.items()}
+    shown["Partition"] = whole["Partition"]  # how uneven the data are is half of the experiment
     sizes = _distinct(f"{fmean(len(record.cohort) for record in run.records):.4g}" for run in collection.runs)
     shown["Cohort"] += f", {sizes} clients"
-    return "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in shown.items())
+    return "".join(
+        f'<div><dt>{name}</dt><dd title="{escape(whole[name])}">{escape(value)}</dd></div>'
+        for name, value in shown.items()
+    )
 
 
 def versions(collection: Collection) -> str:
@@ -162,7 +168,8 @@ def _cell(cell: Cell, column: int, row: int) -> str:
         text = _dot(row) + text
     elif column < TEXT_COLUMNS:
         text = f"<code>{', '.join(f'<span>{part}</span>' for part in text.split(', '))}</code>"
-    return f'<td class="{_kind(column)}"{order}>{text}{note}</td>'
+    hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
+    return f'<td class="{_kind(column)}"{order}{hint}>{text}{note}</td>'
 
 
 def _kind(column: int) -> str:
@@ -171,6 +178,10 @@ def _kind(column: int) -> str:
 
 def _dot(index: int) -> str:
     return f'<span class="dot" style="--c:{look(index).colour}"></span>'
+
+
+def _spelled_out(value: Any) -> str:
+    return value.spelled_out() if isinstance(value, Spec) else str(value)
 
 
 def _distinct(values: Iterable[Any]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedcams.registry import resolve
 from fedcams.report.axes import AXES
 from fedcams.report.collect import Collection
 from fedcams.report.profiles import compute
@@ -71,11 +72,12 @@ def _write(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) 
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of the table: what is read, what it is sorted by, and a second line in small print."""
+    """One entry of the table: what is read and sorted by, a second line in small print, what a pointer is told."""
 
     text: str
     order: float | str | None = None
     note: str = ""
+    hint: str = ""
 
 
 def columns(summary: Summary) -> dict[str, str]:
@@ -100,8 +102,8 @@ def cells(row: Row, summary: Summary) -> list[Cell]:
     """One line of the table, in the order of `columns`."""
     return [
         Cell(row.label, row.label),
-        Cell(row.server, row.server),
-        Cell(row.uplink, row.uplink),
+        _spec("server", row.server),
+        _spec("compressor", row.uplink),
         Cell(str(len(row.seeds)), len(row.seeds)),
         *(_spread(spread, summary.percent, len(row.seeds)) for spread in (row.final, row.last, row.best)),
         Cell(human_bytes(row.bytes_up), row.bytes_up),
@@ -109,6 +111,10 @@ def cells(row: Row, summary: Summary) -> list[Cell]:
         _to_target(row, summary),
         Cell(human_seconds(row.seconds_per_round), row.seconds_per_round),
     ]
+
+
+def _spec(kind: str, spec: str) -> Cell:
+    return Cell(spec, spec, hint=resolve(kind, spec).spelled_out())
 
 
 def _spread(spread: Spread | None, percent: bool, seeds: int) -> Cell:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError
 from fedcams.report.collect import collect
 from fedcams.report.figures import write_figures
@@ -15,7 +16,7 @@ from fedcams.report.tables import markdown, write_rounds_csv, write_summary_csv
 
 
 class ReportError(FedcamsError, ValueError):
-    """A report that was asked for in a way that makes no sense."""
+    """A report that was asked for in a way that makes no sense, or that cannot be written."""
 
 
 def report(runs: Sequence[Path], out: Path, target: float | None = None) -> Path:
@@ -32,13 +33,12 @@ def report(runs: Sequence[Path], out: Path, target: float | None = None) -> Path
         raise ReportError(f"target={target!r} is not a finite number; give an accuracy such as 0.9, or none")
     collection = collect(runs)
     summary = summarize(collection, target)
-    text = page(collection, summary)
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    write_figures(out / "figures", collection, summary)
-    write_summary_csv(out / "summary.csv", summary)
-    write_rounds_csv(out / "rounds.csv", collection)
-    (out / "summary.md").write_text(markdown(collection, summary), "utf-8")
-    index = out / "index.html"
-    index.write_text(text, "utf-8")
-    return index
+    text, out = page(collection, summary), Path(out)
+    with os_errors(ReportError, "write to", out, "free space, or name a folder that can be written"):
+        out.mkdir(parents=True, exist_ok=True)
+        write_figures(out / "figures", collection, summary)
+        write_summary_csv(out / "summary.csv", summary)
+        write_rounds_csv(out / "rounds.csv", collection)
+        (out / "summary.md").write_text(markdown(collection, summary), "utf-8")
+        (out / "index.html").write_text(text, "utf-8")
+    return out / "index.html"

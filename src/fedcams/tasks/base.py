@@ -43,10 +43,15 @@ class TaskData:
     """`[c, 1, 1]`, on the scale of pixels from 0 to 1; None leaves that scale as it is."""
     std: Tensor | None = None
     augment: Augmentation | None = None
+    groups: Tensor | None = None
+    """`[n]`, whose each training example is by nature, for the partition `natural`; None where the data do not say."""
 
     def __post_init__(self) -> None:
         check_examples("train", self.train_x, self.train_y, self.shape, self.classes)
         check_examples("test", self.test_x, self.test_y, self.shape, self.classes)
+        if self.groups is not None and (self.groups.shape != self.train_y.shape or self.groups.dtype != torch.int64):
+            found = f"{self.groups.dtype} {list(self.groups.shape)}"
+            raise DataError(f"train: the groups are {found}; expected: int64 {list(self.train_y.shape)}")
 
     @property
     def shape(self) -> tuple[int, ...]:

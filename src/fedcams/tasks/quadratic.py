@@ -22,7 +22,7 @@ class Quadratic(Task):
 
     `A` is diagonal, its entries a geometric sequence from `smoothness` down to `smoothness/condition`, so L is the
     first of them for every client. The gradient at z is `A (w-z)`: differences of gradients do not depend on w, and
-    with one client for each group, at every w,
+    with one client for each group (the partition `natural`), at every w,
 
         σ_l² = mean_z∈k ‖A (z - z̄_k)‖² for every group k,    σ_g² = mean_k ‖A (z̄_k - z̄)‖²,
 
@@ -54,7 +54,7 @@ class Quadratic(Task):
         offsets = self._scatter(rng, (self.groups, self.size, self.dim), float(self.sigma_l))
         x = torch.from_numpy(1 + centres[0][:, None] + offsets).flatten(0, 1).float()
         y = torch.arange(self.groups).repeat_interleave(self.size)
-        return TaskData(x, y, x, y, self.groups, loss=self._loss, metric=self._score)
+        return TaskData(x, y, x, y, self.groups, loss=self._loss, metric=self._score, groups=y)
 
     def curvature(self, device: torch.device | None = None) -> Tensor:
         """The diagonal of A, `[dim]`."""

@@ -1,0 +1,97 @@
+"""What the README and the guide show is run: Python, files and commands, in the order of the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcams.cli import app
+from test_presets import write_cifar
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SETTINGS = ["rounds=1", "clients=2", "seeds=[1]", "sampler=full", "model=linear", "partition=iid"]
+SMALL = [word for setting in [*SETTINGS, "local=sgd(steps=1, batch=2)"] for word in ("-s", setting)]
+"""What makes any preset a matter of a moment."""
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(language, text) of every fenced block of a page."""
+    return BLOCK.findall((ROOT / page).read_text("utf-8"))
+
+
+def commands(block: str) -> list[list[str]]:
+    """The words of every line of a shell block, comments left out."""
+    lines = (shlex.split(line, comments=True) for line in block.splitlines())
+    return [words for words in lines if words]
+
+
+def fedcams(words: list[str]) -> None:
+    assert words[0] == "fedcams", f"{words}: teach this test how to run it"
+    result = CliRunner().invoke(app, words[1:])
+    assert result.exit_code == 0, f"{shlex.join(words)}: {result.output}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_guide_works_from_top_to_bottom(folder: Path) -> None:
+    for language, text in blocks("docs/guide.md"):
+        if language == "toml":
+            (folder / text.splitlines()[0].removeprefix("# ")).write_text(text)
+        elif language == "sh":
+            for words in commands(text):
+                fedcams(words)
+        else:
+            assert language == "python"
+            exec(compile(text, "guide.md", "exec"), {})
+    assert sorted(path.name for path in folder.iterdir()) == ["both", "grid.toml", "mine.toml", "runs"]
+    made = {path.name for path in (folder / "runs" / "mine").iterdir()}
+    assert made == {"dense-s1", "dense-s2", "top-k-1-64-s1", "top-k-1-64-s2", "report"}
+    assert (folder / "runs" / "grid" / "leaderboard.md").exists()
+
+
+def test_the_guide_names_every_file_and_every_key_of_a_record(folder: Path) -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text("utf-8")
+    fedcams(["fedcams", "run", "demo", "--only", "FedAvg", "--no-report", *SMALL])
+    run = folder / "runs" / "demo" / "fedavg-s1"
+    for path in run.iterdir():
+        assert f"| `{path.name}{'/' if path.is_dir() else ''}` |" in guide
+    for key in json.loads((run / "rounds.jsonl").read_text()):
+        assert f"`{key}`" in guide
+
+
+def test_the_readmes_python_runs(folder: Path) -> None:
+    snippets = [text for language, text in blocks("README.md") if language == "python"]
+    assert len(snippets) == 2
+    for snippet in snippets:
+        exec(compile(snippet, "README.md", "exec"), {})
+
+
+def test_the_readmes_commands_run(folder: Path) -> None:
+    """As they stand, but with little to do, on the CPU, and with images made here where DIR would hold them."""
+    sizes = {f"cifar-10-batches-py/data_batch_{i}": 2 for i in range(1, 6)} | {"cifar-10-batches-py/test_batch": 2}
+    (folder / "images").mkdir()
+    write_cifar(folder / "images", sizes, b"labels", 10)
+    shown = [words for language, text in blocks("README.md") if language == "sh" for words in commands(text)]
+    assert [words for words in shown if words[0] == "make"] == [["make", "demo"], ["make", "test"]]
+    for words in shown:
+        if words[0] == "make":
+            done = subprocess.run([*words, "-n", "-o", ".venv/.ready"], cwd=ROOT, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            words = ["fedcams", "run", "demo"] if words[1] == "demo" else []
+            assert " ".join(words[1:]) in done.stdout
+        if words:
+            there = {"DIR": str(folder / "images"), "cuda": "cpu"}
+            more = [*SMALL, "--no-report"] if words[1] == "run" else []
+            fedcams([there.get(word, word) for word in words] + more)
+    assert (folder / "comparison" / "index.html").exists()
