@@ -46,7 +46,8 @@ KEEP_PAIRS = {"local": "sgd(lr=0.1, epochs=2, batch=8, drop_last=true)"}  # batc
 
 def run(**options: Any) -> History:
     settings: dict[str, Any] = {"rounds": 6, "cohort": 3, "local": "sgd(lr=0.1, epochs=2, batch=8)"}
-    return simulate(options.pop("model", net()), options.pop("clients", CLIENTS), TEST, **{**settings, **options})
+    model, clients = options.pop("model", net()), options.pop("clients", CLIENTS)
+    return simulate(model, clients, options.pop("test", TEST), **{**settings, **options})
 
 
 # -- the same as the two halves ----------------------------------------------------------------------------------------
@@ -251,9 +252,14 @@ class Pairs:
         return self.items[i]
 
 
-def test_map_style_datasets_are_as_good_as_tensors() -> None:
-    tensors, datasets = run().run(), run(clients=[Pairs(*pair) for pair in CLIENTS]).run()
-    assert torch.equal(tensors.state.x, datasets.state.x)
+def test_datasets_and_arrays_are_as_good_as_tensors() -> None:
+    tensors = run().run()
+    for clients in (
+        [Pairs(*pair) for pair in CLIENTS],
+        [(x.numpy(), y.numpy()) for x, y in CLIENTS],
+        [[x.double().numpy(), y.numpy()] for x, y in CLIENTS],
+    ):
+        assert torch.equal(tensors.state.x, run(clients=clients).run().state.x)
 
 
 def test_regression() -> None:
@@ -300,9 +306,13 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("client 1 has 0 inputs and 0 targets", {"clients": [CLIENTS[0], (torch.empty(0, 8), torch.empty(0).long())]}),
     ("client 0 is a int; give a pair of tensors", {"clients": [3, 4, 5]}),
     (
-        r"client 2 has targets from 0 to 3; allowed: 0 to 2",
+        r"client 2 has targets from 0 to 3; allowed: integers from 0 to 2",
         {"clients": [*CLIENTS[:2], (torch.ones(4, 8), torch.arange(4))]},
     ),
+    ("test has targets from 5 to 7; allowed: integers", {"test": (CLIENTS[0][0][:3], torch.tensor([5, 6, 7]))}),
+    ("client 0 has targets from 0.0 to 2.0; allowed: int", {"clients": [(x, y.float()) for x, y in CLIENTS]}),
+    ("clients has the id 'ada'; give each client an integer", {"clients": {"ada": CLIENTS[0]}}),
+    ("clients is a set; give a list, or a mapping", {"clients": {1, 2}}),
     ("no trainable parameter", {"model": net().requires_grad_(False)}),
     ("rounds=0; allowed: 1 or more", {"rounds": 0}),
     ("no server is named 'fedamz'", {"server": "fedamz"}),

@@ -41,7 +41,8 @@ def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.devic
     """The same with data that are loaded already, whatever the experiment's task."""
     loaded = loaded.to(device)
     labels = loaded.train_y.cpu().numpy()
-    parts = experiment.partition.split(labels, experiment.clients, generator(experiment.seed, "partition"))
+    groups = None if loaded.groups is None else loaded.groups.cpu().numpy()
+    parts = experiment.partition.split(labels, experiment.clients, generator(experiment.seed, "partition"), groups)
     parts = take_fraction(parts, experiment.train_fraction)
     model = models.build(experiment.model, loaded.shape, loaded.classes, experiment.seed).to(device)
     clients = Shards(loaded.train_x, loaded.train_y, parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,17 +18,18 @@ class Clients(Mapping[int, Examples]):
 
     def __init__(self, source: Sequence[Any] | Mapping[int, Any], classes: int | None = None) -> None:
         """With `classes`, targets must be integers below it."""
+        if not isinstance(source, Mapping | Sequence):
+            raise SpecError(f"clients is a {type(source).__name__}; give a list, or a mapping from id to data")
         if len(source) == 0:
             raise SpecError("clients is empty; give at least one client")
-        self._source, self._classes = source, classes
-        self._ids = sorted(source) if isinstance(source, Mapping) else list(range(len(source)))
+        self._source, self.classes = source, classes
+        self._ids: list[Any] = list(source) if isinstance(source, Mapping) else list(range(len(source)))
+        if stranger := [client for client in self._ids if not isinstance(client, int)]:
+            raise SpecError(f"clients has the id {stranger[0]!r}; give each client an integer")
+        self._ids.sort()
 
     def __getitem__(self, client: int) -> Examples:
-        x, y = as_examples(self._source[client], f"client {client}")
-        if self._classes is not None and not 0 <= int(y.min()) <= int(y.max()) < self._classes:
-            found = f"targets from {int(y.min())} to {int(y.max())}"
-            raise SpecError(f"client {client} has {found}; allowed: 0 to {self._classes - 1}, the outputs of the model")
-        return x, y
+        return as_examples(self._source[client], f"client {client}", self.classes)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._ids)
@@ -36,10 +38,17 @@ class Clients(Mapping[int, Examples]):
         return len(self._ids)
 
 
-def as_examples(data: Any, name: str) -> Examples:
-    """A pair of tensors as it is; a map-style dataset of (input, target) stacked into one."""
-    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-        x, y = data
+def as_examples(data: Any, name: str, classes: int | None = None) -> Examples:
+    """A pair of tensors or arrays as it is; a map-style dataset of (input, target) stacked into one.
+
+    With `classes`, targets must be integers below it.
+    """
+    if (
+        isinstance(data, tuple | list)
+        and len(data) == 2
+        and all(isinstance(part, Tensor | np.ndarray) for part in data)
+    ):
+        x, y = map(_tensor, data)
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         items = [data[i] for i in range(len(data))]
         x, y = (_stack([item[part] for item in items], name) for part in (0, 1))
@@ -47,13 +56,30 @@ def as_examples(data: Any, name: str) -> Examples:
         raise SpecError(f"{name} is a {type(data).__name__}; give a pair of tensors or a dataset with len() and []")
     if len(x) == 0 or len(x) != len(y):
         raise SpecError(f"{name} has {len(x)} inputs and {len(y)} targets; give one or more, and a target for each")
+    if classes is not None:
+        _check_targets(y, name, classes)
     return x, y
+
+
+def _check_targets(y: Tensor, name: str, classes: int) -> None:
+    if y.is_floating_point() or not 0 <= int(y.min()) <= int(y.max()) < classes:
+        low, high = (y.min().item(), y.max().item())
+        raise SpecError(
+            f"{name} has targets from {low} to {high}; allowed: integers from 0 to {classes - 1}, the outputs of the "
+            "model; for other targets give a loss of your own"
+        )
+
+
+def _tensor(values: Any) -> Tensor:
+    """As torch would make it; NumPy's float64, which nobody asked for, becomes what models are made of."""
+    tensor = torch.as_tensor(values)
+    return tensor.float() if tensor.dtype == torch.float64 and not isinstance(values, Tensor) else tensor
 
 
 def _stack(values: list[Any], name: str) -> Tensor:
     if not values:
         return torch.empty(0)
     try:
-        return torch.stack([torch.as_tensor(value) for value in values])
+        return torch.stack([_tensor(value) for value in values])
     except (RuntimeError, TypeError, ValueError) as error:
         raise SpecError(f"{name}: its examples do not stack into one tensor ({error}); pad them to one shape") from None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedcams.compress import Compressor
 from fedcams.downlink import Downlink
 from fedcams.downlink import downlink as resolve_downlink
-from fedcams.engines import Engine, Loss, Problem, choose
+from fedcams.engines import Engine, Examples, Loss, Problem, choose
 from fedcams.errors import SpecError
 from fedcams.feedback import ErrorFeedback
 from fedcams.layout import Layout
@@ -74,7 +74,7 @@ def simulate(
         ErrorFeedback(uplink, store, layout),
         chosen,
         choose(engine, problem, rounds, chosen.varies),
-        None if test is None else as_examples(test, "test"),
+        _examples_to_test(test, problem.clients),
         metric,
         _sampling_weights(chosen, problem),
         evaluate_every,
@@ -111,6 +111,13 @@ def _outputs(model: nn.Module, prepare: Callable[[Tensor], Tensor], clients: Cli
     x, _ = clients[next(iter(clients))]
     device = next(model.parameters()).device
     return int(model.eval()(prepare(x[:1].to(device))).shape[1])
+
+
+def _examples_to_test(test: Any, clients: Mapping[int, Any]) -> Examples | None:
+    """Checked like those to train on."""
+    if test is None:
+        return None
+    return as_examples(test, "test", clients.classes if isinstance(clients, Clients) else None)
 
 
 def _buffers(problem: Problem, layout: Layout | None) -> Tensor | None:
