@@ -35,8 +35,9 @@ format: $(READY) ## Format the code and fix what the linter can fix
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(READY) ## Time the core
+bench: $(READY) ## Time the core, and whole rounds
 	$(PY) benchmarks/core.py $(ARGS)
+	$(PY) benchmarks/rounds.py $(ARGS)
 
 golden: $(READY) ## Write the golden payloads anew (only when the wire format changes on purpose)
 	$(PY) tests/make_golden.py $(ARGS)

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import REPEATS, best_of, environment, import_seconds, save
+from timing import environment, import_seconds, save
 from torch import Tensor
 
 from fedcams import Aggregator, ErrorFeedback, Layout, ResidualStore, encode, server
+from fedcams.bench.timing import REPEATS, Setup, best_of
 from fedcams.registry import registered
 from fedcams.wire import pack
 
 D = 11_173_962  # ResNet-18 with ten classes
 RATIO = 64
 RECORD = Path(__file__).parent / "records" / "core.json"
-Setup = Callable[[], Callable[[], Any]]
 
 
 class Goal(NamedTuple):

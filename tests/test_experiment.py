@@ -90,7 +90,9 @@ def test_clients_hold_what_the_partition_gave_them() -> None:
 
 def test_data_that_say_whose_they_are_can_be_split_by_nature() -> None:
     values = {"task": "quadratic(groups=4, size=5)", "model": "point", "partition": "natural", "sampler": "full"}
-    assert build(Experiment.from_dict({**values, "clients": 4})).histogram.tolist() == (5 * np.eye(4, dtype=int)).tolist()
+    assert (
+        build(Experiment.from_dict({**values, "clients": 4})).histogram.tolist() == (5 * np.eye(4, dtype=int)).tolist()
+    )
 
 
 def test_weights_are_there_for_those_who_sample_by_them() -> None:

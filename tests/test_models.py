@@ -157,7 +157,7 @@ def test_a_functional_call_is_a_call(spec: Model) -> None:
     ("spec", "shape", "classes", "message"),
     [
         ("resnet18", (64,), 10, r"resnet18: an example has shape \[64\]; it takes images"),
-        ("cnn(channels=8)", (1, 3, 8), 10, r"cnn\(channels=8\): .* of at least 4x4"),
+        ("cnn(channels=4)", (1, 3, 8), 10, r"cnn\(channels=4\): .* of at least 4x4"),
         ("convmixer", (1, 8, 1), 10, "of at least 2x2"),
         ("mlp", (), 10, "give sizes of at least 1"),
         ("mlp", (3, 0), 10, "give sizes of at least 1"),

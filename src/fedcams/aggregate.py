@@ -16,7 +16,7 @@ from fedcams.wire import Payload, unpack
 
 
 def mean_of_rows(compressor: Compressor, code: Code, layout: Layout, weights: Sequence[float]) -> Tensor:
-    """What an `Aggregator` makes of a cohort's code `[C, ...]`, rows in ascending client id, without taking it apart."""
+    """What an `Aggregator` makes of a cohort's code `[C, ...]` in ascending client id, without taking it apart."""
     total = torch.zeros(layout.d, device=next(iter(code.values())).device)
     compressor.add_rows_to(total, code, layout, weights)
     divide(total, sum(weights))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
@@ -14,6 +13,7 @@ import torch
 
 from fedcams.bench.plain import PlainLoop
 from fedcams.bench.timing import Setup, best_of
+from fedcams.engines.choice import has_compiler
 from fedcams.experiment import Built, Experiment, build
 from fedcams.feedback import ErrorFeedback
 from fedcams.residuals import ResidualStore
@@ -21,9 +21,11 @@ from fedcams.rounds.server import start
 from fedcams.simulation import Phases
 
 MODELS = ("mlp", "cnn")
+BY_HAND = "by hand"
+"""The name of the loop among the engines."""
 PARTITIONS = ("iid", "dirichlet(alpha=0.3)")
 LOCAL = "sgd(lr=0.05, epochs=3, batch=20)"
-LARGE = "mlp(hidden=960, layers=2)"
+LARGE = "mlp(hidden=970, layers=2)"
 """A million parameters."""
 UPLINKS = ("sign", "topk(ratio=1/64)")
 OURS = ("encode", "aggregate", "record")
@@ -58,7 +60,7 @@ class Share:
 
 def engines() -> tuple[str, ...]:
     """Those that are timed: compiled code takes a compiler."""
-    return ("stacked", "stacked(compile=true)") if shutil.which("c++") else ("stacked",)
+    return ("stacked", "stacked(compile=true)") if has_compiler() else ("stacked",)
 
 
 def measure(model: str, partition: str, turns: int) -> Case:
@@ -67,8 +69,8 @@ def measure(model: str, partition: str, turns: int) -> Case:
     loop = _plain(built["stacked"])
     cohorts = _cohorts(built["stacked"], TIMED)
     contenders: dict[str, Setup] = {
-        "train plain loop": lambda: lambda: [loop.train(cohort) for cohort in cohorts],
-        "round plain loop": lambda: lambda: [loop.round(cohort) for cohort in cohorts],
+        f"train {BY_HAND}": lambda: lambda: [loop.train(cohort) for cohort in cohorts],
+        f"round {BY_HAND}": lambda: lambda: [loop.round(cohort) for cohort in cohorts],
     }
     for engine, made in built.items():
         contenders[f"train {engine}"] = functools.partial(_training, made, cohorts)
@@ -153,5 +155,5 @@ def _accuracies(model: str, partition: str) -> dict[str, float]:
     loop = _plain(_built(model, partition, "stacked"))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        found["plain loop"] = fmean([loop.round(cohort) for cohort in _cohorts(built, ROUNDS)][-LAST:])
+        found[BY_HAND] = fmean([loop.average(cohort) for cohort in _cohorts(built, ROUNDS)][-LAST:])
     return found

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from fedcams.cli.benching import bench
 from fedcams.cli.listing import list_
 from fedcams.cli.reporting import report
 from fedcams.cli.running import resume, run
@@ -51,6 +52,7 @@ app.command()(resume)
 app.command()(report)
 app.command()(sweep)
 app.command("list")(list_)
+app.add_typer(bench, name="bench")
 
 
 def show_version(asked: bool) -> None:

@@ -27,10 +27,7 @@ class Engine(Spec, ABC):
 
     def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tensor], Tensor]:
         """The model `x [d]` with these buffers as a function of raw inputs `[n, ...]`; holds until the next call."""
-        model = problem.model.eval()
-        problem.layout.write(x, model)
-        if buffers is not None and problem.buffer_layout is not None:
-            problem.buffer_layout.write(buffers, model)
+        model = problem.load(x, buffers).eval()
         return lambda inputs: model(problem.prepare(inputs))
 
 

@@ -93,6 +93,22 @@ class Problem:
         with torch.no_grad():
             return self.loss(self.model.eval()(self.prepare(x[:1])), y[:1]).dim() > 0
 
+    @functools.cached_property
+    def _tensors(self) -> list[Tensor]:
+        """The model's tensors of both layouts; looking them up by name would take longer than a small copy."""
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        layouts = [self.layout, *([self.buffer_layout] if self.buffer_layout else [])]
+        return [named[name].detach() for layout in layouts for name in layout.names]
+
+    def load(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
+        """The model with these parameters `[d]` and buffers `[b]`."""
+        parts = list(self.layout.split(x).values())
+        if buffers is not None and self.buffer_layout is not None:
+            parts += self.buffer_layout.split(buffers).values()
+        for tensor, part in zip(self._tensors, parts, strict=False):
+            tensor.copy_(part)
+        return self.model
+
     @property
     def dtype(self) -> torch.dtype:
         """The precision in which the model trains."""

@@ -74,7 +74,9 @@ class ServerOptimizer(Spec, ABC):
         _check(x, {"delta": delta, **vectors})
         if not _step_fused(self, t, x, delta, vectors):
             length = PIECE.get(x.device.type, PIECE["cuda"])
-            for pieces in zip(*(vector.split(length) for vector in (x, delta, *vectors.values())), strict=True):
+            whole = (x, delta, *vectors.values())
+            parts = [whole] if x.numel() <= length else zip(*(vector.split(length) for vector in whole), strict=True)
+            for pieces in parts:
                 self.update(t, *pieces)
         return x, self.state_type(t, **vectors)
 

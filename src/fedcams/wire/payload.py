@@ -24,7 +24,7 @@ from fedcams.errors import (
     WireError,
 )
 from fedcams.layout import Layout
-from fedcams.wire.fields import field_size, pack_field, unpack_field
+from fedcams.wire.fields import field_size, fixed_size, pack_field, unpack_field
 
 MAGIC = b"FCMS"
 VERSION = 1
@@ -75,11 +75,15 @@ def size(compressor: Compressor, code: Code, layout: Layout) -> int:
 
 def sizes(compressor: Compressor, code: Code, layout: Layout) -> list[int]:
     """`size` of each row of a cohort's code (tensors `[C, columns]`)."""
+    fields = compressor.fields(layout)
     fixed = HEADER.size + len(_spec_bytes(compressor)) + CHECKSUM.size
+    fixed += sum(fixed_size(field) for field in fields.values() if field.kind != "index")
     total = [fixed] * len(next(iter(code.values())))
-    for name, field in compressor.fields(layout).items():
-        rows = code[name].cpu() if field.kind == "index" else code[name]  # others are as long whatever they hold
-        total = [so_far + field_size(field, row, layout.d) for so_far, row in zip(total, rows, strict=True)]
+    for name, field in fields.items():
+        if field.kind == "index":  # the others are as long whatever they hold
+            total = [
+                known + field_size(field, row, layout.d) for known, row in zip(total, code[name].cpu(), strict=True)
+            ]
     return total
 
 
