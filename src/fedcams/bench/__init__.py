@@ -1,0 +1,1 @@
+"""How long rounds take, and where the time goes."""
