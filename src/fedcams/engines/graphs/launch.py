@@ -98,8 +98,8 @@ def _convolve_depthwise(
         stats = _statistics(y, images, sizes)
         across, block = tiles.rolling(width, channels)
         rolling.forward[(images, triton.cdiv(channels, block), clients)](
-            x, weight, some(bias, x), y, some(stats, x), some(sizes, x), *_scales(epilogue, x), images, weight.stride(0),
-            H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1],
+            x, weight, some(bias, x), y, some(stats, x), some(sizes, x), *_scales(epilogue, x), images,
+            weight.stride(0), H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1],
             **_flags(x, bias, stats, pre, epilogue), FLIP=flip, BW=across, BN=block, num_warps=4,
         )  # fmt: skip
         return y, None if stats is None else Statistics(stats, height * width)
@@ -107,8 +107,9 @@ def _convolve_depthwise(
     count = triton.cdiv(rows, BM)
     stats = _statistics(y, count, sizes)
     depthwise.forward[(count, triton.cdiv(channels, BN), clients)](
-        x, weight, some(bias, x), y, some(stats, x), some(sizes, x), *_scales(epilogue, x), rows, count, weight.stride(0),
-        H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1], **_flags(x, bias, stats, pre, epilogue),
+        x, weight, some(bias, x), y, some(stats, x), some(sizes, x), *_scales(epilogue, x), rows, count,
+        weight.stride(0), H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1],
+        **_flags(x, bias, stats, pre, epilogue),
         FLIP=flip, BM=BM, BN=BN, num_warps=4,
     )  # fmt: skip
     return y, None if stats is None else Statistics(stats, BM)
