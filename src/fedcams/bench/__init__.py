@@ -1,1 +1,1 @@
-"""How fast fedcams is on this machine, against what one would write by hand, timed side by side."""
+"""How long rounds take on this machine, where the time goes, and what they take when written by hand."""

@@ -7,7 +7,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedcams.cli.benching_gpu import gpu
+
 bench = typer.Typer(invoke_without_command=True)
+bench.command()(gpu)
 
 
 @bench.callback()

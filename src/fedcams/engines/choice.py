@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sysconfig
 from pathlib import Path
 
+from fedcams.engines import graphs
 from fedcams.engines.base import Engine, engine
 from fedcams.engines.problem import Problem
 from fedcams.engines.stacked import can_compile, check_supported
@@ -20,11 +22,15 @@ PAYS = 10_000
 def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool = False) -> Engine:
     """The engine asked for; with `auto`, the fastest for so many rounds of cohorts whose size varies or does not.
 
-    That is `stacked`, compiled where that pays, unless the model has layers that only `loop` can train. The choice
-    depends on the machine and the arguments alone, so a resumed run goes on with the same engine.
+    That is `graphs` on a CUDA device, elsewhere or where it has no kernel for a layer `stacked`, compiled where that
+    pays, and `loop` for layers that only it can train. The choice depends on the machine and the arguments alone, so a
+    resumed run goes on with the same engine.
     """
     if spec != "auto":
         return engine(spec)
+    with contextlib.suppress(SpecError):
+        graphs.check_supported(problem.model)
+        return engine("graphs")
     try:
         check_supported(problem.model)
     except SpecError:

@@ -143,4 +143,5 @@ def per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     each = loss(wide.flatten(0, 1), targets.flatten(0, 1))
     if each.dim() != 1:
         raise SpecError(f"engine=graphs needs the loss of each example, got shape {list(each.shape)}; use engine=loop")
-    return each.unflatten(0, outputs.shape[:2])
+    result: Tensor = each.unflatten(0, outputs.shape[:2])
+    return result

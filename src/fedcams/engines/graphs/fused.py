@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcams.engines.graphs import launch
+from fedcams.engines.graphs import launch, launch_norms
 from fedcams.engines.graphs.block import Block
-from fedcams.engines.graphs.launch import Epilogue, Normalized, Statistics
+from fedcams.engines.graphs.launch import Epilogue, Statistics
+from fedcams.engines.graphs.launch_norms import Normalized
 from fedcams.engines.graphs.program import Conv, ConvNorm, Norm
 
 
@@ -62,7 +63,7 @@ class FusedOperations:
         raw: Tensor = _Convolution.apply(x, self.token, self, it.conv, it.pre, found)  # type: ignore[no-untyped-call]
         master = self.block.master(f"{it.norm.name}.weight"), self.block.master(f"{it.norm.name}.bias")
         pixels = raw.shape[2] * raw.shape[3]
-        return raw, launch.finalize(
+        return raw, launch_norms.finalize(
             found[0], self.block.sizes, master, self._running(it.norm), it.norm.momentum, it.norm.eps, pixels
         )
 
@@ -95,7 +96,7 @@ class _Convolution(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         ops, conv, (x,) = ctx.ops, ctx.conv, ctx.saved_tensors
         dy = dy.contiguous()
         launch.gradient_weight(conv, dy, x, ops.block.slot(conv.weight), ops.precision)
@@ -113,20 +114,20 @@ class _Normalization(torch.autograd.Function):
         ctx: Any, x: Tensor, residual: Tensor | None, token: Tensor, ops: FusedOperations, it: ConvNorm,
         moments: Tensor, residual_moments: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        y = launch.normalize(Normalized(x, moments, residual, residual_moments, it.pre, it.post))
+        y = launch_norms.normalize(Normalized(x, moments, residual, residual_moments, it.pre, it.post))
         ctx.save_for_backward(x, residual, moments, residual_moments, y)
         ctx.ops, ctx.it = ops, it
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, residual, moments, residual_moments, y = ctx.saved_tensors
         block, it = ctx.ops.block, ctx.it
         names = [it.norm.name, *([it.residual.norm.name] if isinstance(it.residual, ConvNorm) else [])]
         gradients = tuple(block.slot(f"{name}.{end}") for name in names for end in ("weight", "bias"))
         bias = None if it.conv.bias is None else block.slot(it.conv.bias)
         normalized = Normalized(x, moments, residual, residual_moments, it.pre, it.post)
-        dx, dresidual = launch.normalize_backward(normalized, dy.contiguous(), y, block.sizes, gradients, bias)
+        dx, dresidual = launch_norms.normalize_backward(normalized, dy.contiguous(), y, block.sizes, gradients, bias)
         if isinstance(it.residual, ConvNorm) and it.residual.conv.bias is not None and dresidual is not None:
             block.slot(it.residual.conv.bias).copy_(dresidual.sum((1, 2, 3), dtype=torch.float32))
         return dx, dresidual, None, None, None, None, None

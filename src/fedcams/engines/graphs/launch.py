@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from fedcams.engines.graphs import tiles
-from fedcams.engines.graphs.kernels import convolution, depthwise, descent, normalization, rolling
+from fedcams.engines.graphs.kernels import convolution, depthwise, descent, rolling
 from fedcams.engines.graphs.program import Conv
 
 ACT = {"none": 0, "relu": 1, "gelu": 2}
@@ -66,7 +66,7 @@ def convolve(
         return _convolve_depthwise(conv, x, weight, bias, precision, sizes, pre, epilogue)
     shape = geometry(conv, x, weight.shape[1])
     rows = images * shape["P"] * shape["Q"]
-    tile = tiles.product(rows, shape["CO"], shape["CI"], precision)
+    tile = tiles.product(rows, shape["CO"], shape["CI"], shape["R"] * shape["S"], precision)
     flat = tile.BK == 0
     tile = tile._replace(BK=32) if flat else tile
     y = x.new_empty(clients, images, shape["P"], shape["Q"], shape["CO"])
@@ -74,7 +74,7 @@ def convolve(
     stats = _statistics(y, count, sizes)
     grid = (count * triton.cdiv(shape["CO"], tile.BN), clients)
     convolution.forward[grid](
-        x, weight, _or(bias, x), y, _or(stats, x), _or(sizes, x), *_scales(epilogue, x), rows, count,
+        x, weight, some(bias, x), y, some(stats, x), some(sizes, x), *_scales(epilogue, x), rows, count,
         x.stride(0), weight.stride(0), **shape, **_flags(x, bias, stats, pre, epilogue),
         FLAT=flat, PRECISION=DOT[precision], **tile._asdict(),
     )  # fmt: skip
@@ -98,8 +98,8 @@ def _convolve_depthwise(
         stats = _statistics(y, images, sizes)
         across, block = tiles.rolling(width, channels)
         rolling.forward[(images, triton.cdiv(channels, block), clients)](
-            x, weight, _or(bias, x), y, _or(stats, x), _or(sizes, x), *_scales(epilogue, x), images, weight.stride(0),
-            H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1],
+            x, weight, some(bias, x), y, some(stats, x), some(sizes, x), *_scales(epilogue, x), images,
+            weight.stride(0), H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1],
             **_flags(x, bias, stats, pre, epilogue), FLIP=flip, BW=across, BN=block, num_warps=4,
         )  # fmt: skip
         return y, None if stats is None else Statistics(stats, height * width)
@@ -107,8 +107,9 @@ def _convolve_depthwise(
     count = triton.cdiv(rows, BM)
     stats = _statistics(y, count, sizes)
     depthwise.forward[(count, triton.cdiv(channels, BN), clients)](
-        x, weight, _or(bias, x), y, _or(stats, x), _or(sizes, x), *_scales(epilogue, x), rows, count, weight.stride(0),
-        H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1], **_flags(x, bias, stats, pre, epilogue),
+        x, weight, some(bias, x), y, some(stats, x), some(sizes, x), *_scales(epilogue, x), rows, count,
+        weight.stride(0), H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1],
+        **_flags(x, bias, stats, pre, epilogue),
         FLIP=flip, BM=BM, BN=BN, num_warps=4,
     )  # fmt: skip
     return y, None if stats is None else Statistics(stats, BM)
@@ -120,13 +121,13 @@ def _statistics(y: Tensor, count: int, sizes: Tensor | None) -> Tensor | None:
     return torch.empty(y.shape[0], count, 2, y.shape[-1], device=y.device, dtype=torch.float32)
 
 
-def _or(tensor: Tensor | None, x: Tensor) -> Tensor:
+def some(tensor: Tensor | None, x: Tensor) -> Tensor:
     """A pointer that is not read has to point somewhere."""
     return x if tensor is None else tensor
 
 
 def _scales(epilogue: Epilogue | None, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return (x, x, x) if epilogue is None else (epilogue.scale, epilogue.shift, _or(epilogue.residual, x))
+    return (x, x, x) if epilogue is None else (epilogue.scale, epilogue.shift, some(epilogue.residual, x))
 
 
 def _flags(x: Tensor, bias: Tensor | None, stats: Tensor | None, pre: str, epilogue: Epilogue | None) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def gradient_input(conv: Conv, dy: Tensor, x: Tensor, weight: Tensor, precision:
     clients, images = x.shape[:2]
     phases = conv.stride**2
     rows = images * triton.cdiv(shape["H"], conv.stride) * triton.cdiv(shape["W"], conv.stride)
-    tile = tiles.product(rows, shape["CI"], shape["CO"], precision)
+    tile = tiles.product(rows, shape["CI"], shape["CO"], shape["R"] * shape["S"], precision)
     tile = tile._replace(BK=16) if tile.BK == 0 else tile
     grid = (triton.cdiv(rows, tile.BM) * triton.cdiv(shape["CI"], tile.BN), clients, phases)
     convolution.backward_input[grid](
@@ -184,7 +185,9 @@ def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, p
     if tiles.rolls(conv.kernel, width, precision):
         across, block = tiles.rolling(width, channels)
         group = 2
-        parts = torch.empty(clients, triton.cdiv(images, group), conv.kernel[0] * conv.kernel[1] * channels, device=x.device)
+        parts = torch.empty(
+            clients, triton.cdiv(images, group), conv.kernel[0] * conv.kernel[1] * channels, device=x.device
+        )
         rolling.backward_weight[(parts.shape[1], triton.cdiv(channels, block), clients)](
             x, dy, parts, images, group, parts.stride(0), parts.stride(1), H=height, W=width, K=channels,
             R=conv.kernel[0], S=conv.kernel[1], BW=across, BN=block, num_warps=4,
@@ -211,91 +214,9 @@ def add_parts(parts: Tensor, out: Tensor) -> None:
     )
 
 
-def finalize(
-    stats: Statistics, sizes: Tensor, weights: tuple[Tensor, Tensor], running: tuple[Tensor, Tensor],
-    momentum: float, eps: float, pixels: int,
-) -> Tensor:  # fmt: skip
-    """`[C, 4, K]`: mean, 1/std, scale, shift of a batch; the running statistics move on."""
-    clients, count, _, channels = stats.parts.shape
-    moments = torch.empty(clients, 4, channels, device=stats.parts.device)
-    BN = 16
-    normalization.finalize[(triton.cdiv(channels, BN), clients)](
-        stats.parts, sizes, *weights, *running, moments, count, weights[0].stride(0), running[0].stride(0),
-        momentum, eps, PIXELS=pixels, K=channels, BM=stats.rows, BT=tiles.power(count, 16, 256), BN=BN, num_warps=4,
-    )  # fmt: skip
-    return moments
-
-
-@dataclass(frozen=True)
-class Normalized:
-    """What a normalisation read, kept for its gradient; `residual` with its moments where it is normalised too."""
-
-    x: Tensor
-    moments: Tensor
-    residual: Tensor | None
-    residual_moments: Tensor | None
-    pre: str
-    post: str
-
-    def flags(self) -> dict[str, int]:
-        """PRE, POST and RES."""
-        kind = 0 if self.residual is None else 1 if self.residual_moments is None else 2
-        return {"K": self.x.shape[-1], "PRE": act(self.pre, self.x), "POST": act(self.post, self.x), "RES": kind}
-
-    @property
-    def rows(self) -> int:
-        """Rows of one client."""
-        return self.x.shape[1] * self.x.shape[2] * self.x.shape[3]
-
-
-def normalize(it: Normalized) -> Tensor:
-    """`post(pre(x) scale + shift + residual)`."""
-    y, channels = torch.empty_like(it.x), it.x.shape[-1]
-    BN = tiles.power(channels, 16, 128)
-    BM = max(1, 4096 // BN)
-    normalization.apply[(triton.cdiv(it.rows, BM), triton.cdiv(channels, BN), len(y))](
-        it.x, it.moments, _or(it.residual, y), _or(it.residual_moments, y), y, it.rows, **it.flags(), BM=BM, BN=BN,
-        num_warps=4,
-    )  # fmt: skip
-    return y
-
-
-def normalize_backward(
-    it: Normalized, dy: Tensor, y: Tensor, sizes: Tensor, gradients: tuple[Tensor, ...], bias: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and of the residual; those of scale and shift (and bias) are written where they belong."""
-    flags, channels, clients = it.flags(), it.x.shape[-1], len(y)
-    BN = tiles.power(channels, 16, 64)
-    BM = 2048 // BN
-    chunk = BM * max(1, min(8, it.rows * triton.cdiv(channels, BN) * clients // (BM * 2112)))
-    chunks = triton.cdiv(it.rows, chunk)
-    shared = (_or(it.residual, y), _or(it.residual_moments, y))
-    parts = torch.empty(clients, chunks, 3, channels, device=y.device)
-    normalization.backward_sums[(chunks, triton.cdiv(channels, BN), clients)](
-        dy, it.x, y, it.moments, *shared, parts, it.rows, chunk, **flags, BM=BM, BN=BN, num_warps=4
-    )
-    sums = torch.empty(clients, 3, channels, device=y.device)
-    narrow = 16
-    gamma, beta, *other = gradients
-    normalization.backward_finalize[(triton.cdiv(channels, narrow), clients)](
-        parts, sums, gamma, beta, *(other or (gamma, beta)), chunks, gamma.stride(0), K=channels, RES=flags["RES"],
-        BT=tiles.power(chunks, 16, 128), BN=narrow, num_warps=4,
-    )  # fmt: skip
-    dx, dresidual = torch.empty_like(it.x), None if it.residual is None else torch.empty_like(it.residual)
-    count = triton.cdiv(it.rows, BM)
-    bias_parts = torch.empty(clients, count, channels, device=y.device) if bias is not None else None
-    normalization.backward_apply[(count, triton.cdiv(channels, BN), clients)](
-        dy, it.x, y, it.moments, sums, *shared, dx, _or(dresidual, y), _or(bias_parts, y), sizes, it.rows, **flags,
-        PIXELS=it.x.shape[2] * it.x.shape[3], BIAS=bias is not None, BM=BM, BN=BN, num_warps=4,
-    )  # fmt: skip
-    if bias is not None and bias_parts is not None:
-        add_parts(bias_parts, bias)
-    return dx, dresidual
-
-
 def descend(values: Tensor, gradient: Tensor, copy: Tensor | None, sizes: Tensor, lr: float) -> None:
     """`values [C, width] -= lr gradient` for clients with examples, and the copy that the kernels read."""
     clients, width = values.shape
     descent.descend[(triton.cdiv(width, 2048), clients)](
-        values, gradient, _or(copy, values), sizes, lr, width, COPY=copy is not None, BLOCK=2048, num_warps=8
+        values, gradient, some(copy, values), sizes, lr, width, COPY=copy is not None, BLOCK=2048, num_warps=8
     )

@@ -1,4 +1,4 @@
-"""The operations of a program in plain PyTorch, on any device and in any precision: what the kernels are tested against."""
+"""The operations of a program in plain PyTorch, on any device and in any precision: what kernels are tested by."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PlainOperations:
 
     def convolve(self, conv: Conv, x: Tensor) -> Tensor:
         """`[C, B, h, w, k] -> [C, B, p, q, k']`."""
-        clients, images = x.shape[:2]
+        clients = len(x)
         weight = self.block.weight(conv.weight)
         while weight.dim() < 5:  # a linear layer
             weight = weight.unsqueeze(2)
@@ -31,7 +31,8 @@ class PlainOperations:
         bias = None if conv.bias is None else self.block.weight(conv.bias).flatten()
         groups = clients * (x.shape[-1] if conv.depthwise else 1)
         y = F.conv2d(stacked, kernel.flatten(0, 1), bias, conv.stride, conv.padding, groups=groups)
-        return y.unflatten(1, (clients, -1)).permute(1, 0, 3, 4, 2)
+        result: Tensor = y.unflatten(1, (clients, -1)).permute(1, 0, 3, 4, 2)
+        return result
 
     def convolve_and_normalize(self, it: ConvNorm, x: Tensor, residual: Tensor | None, other: Tensor | None) -> Tensor:
         """`post(norm(pre(conv(x))) + residual)`; `other` is the input of a residual that is itself normalised."""

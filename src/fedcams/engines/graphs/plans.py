@@ -99,7 +99,7 @@ class Batches:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """`[..., k, h, w] -> [..., h, w, k]` for batches of images, as they are otherwise; the first axes are not counted."""
+    """`[..., k, h, w] -> [..., h, w, k]` for steps of images `[S, C, B, k, h, w]`; others as they are."""
     return x.movedim(-3, -1) if x.dim() == 6 else x
 
 

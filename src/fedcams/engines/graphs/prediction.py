@@ -1,4 +1,4 @@
-"""A model's outputs for many examples: the forward pass captured as a CUDA graph, batch-norm folded into convolutions."""
+"""A model's outputs for many examples: the forward pass as a CUDA graph, batch-norm folded into convolutions."""
 
 from __future__ import annotations
 

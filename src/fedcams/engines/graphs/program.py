@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
@@ -232,9 +232,9 @@ class _Translation:
         dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", ())
         if node.target in ("mean", torch.mean) and isinstance(dims, tuple | list) and set(dims) in SPATIAL:
             return average
-        return self._refuse(node, "nothing that it knows")
+        self._refuse(node, "nothing that it knows")
 
-    def _refuse(self, node: fx.Node, what: str) -> Any:
+    def _refuse(self, node: fx.Node, what: str) -> NoReturn:
         raise SpecError(f"engine=graphs: {node.op} {node.target!s} is {what}; use engine=stacked")
 
 
@@ -244,7 +244,8 @@ def conv_of(name: str, module: nn.Conv2d | nn.Linear) -> Conv:
     if isinstance(module, nn.Linear):
         return Conv(f"{name}.weight", bias, (1, 1), 1, 0, depthwise=False)
     padding, kernel = module.padding, module.kernel_size
-    pads = tuple(k // 2 for k in kernel) if padding == "same" else (0, 0) if padding == "valid" else tuple(padding)
+    same_size = tuple(k // 2 for k in kernel)
+    pads = same_size if padding == "same" else (0, 0) if isinstance(padding, str) else padding
     depthwise = module.groups > 1
     whole = not depthwise or (module.groups == module.in_channels == module.out_channels)
     same = pads[0] == pads[1] and module.stride[0] == module.stride[1] and set(module.dilation) == {1}
@@ -286,4 +287,5 @@ class _Pool:
 
     def __call__(self, x: Tensor) -> Tensor:
         pooled: Tensor = self.module(x.flatten(0, 1).permute(0, 3, 1, 2))
-        return pooled.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+        result: Tensor = pooled.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+        return result

@@ -28,14 +28,17 @@ def depth(channels: int, most: int) -> int:
     return size if size >= 16 else 0
 
 
-def product(rows: int, columns: int, channels: int, precision: str) -> Tiles:
+def product(rows: int, columns: int, channels: int, taps: int, precision: str) -> Tiles:
     """For `forward` and `backward_input`: rows are pixels, columns output channels; BK divides the channels or is 0."""
     if precision != "bf16":
         return Tiles(64, power(columns, 16, 64), depth(channels, 32), 4, 2)
     wide = power(columns, 16, 128)
     if rows <= 512:  # few pixels: smaller tiles, so that there are enough of them
         return Tiles(power(rows, 16, 64), wide, depth(channels, 64), 4, 4)
-    return Tiles(128, wide, depth(channels, 64), 4, 3)
+    high = (
+        64 if taps * channels <= 512 else 128
+    )  # short sums: what follows them costs most, and fills small tiles better
+    return Tiles(high, wide, depth(channels, 64), 4, 3)
 
 
 def weights(outputs: int, columns: int, channels: int, precision: str) -> Tiles:

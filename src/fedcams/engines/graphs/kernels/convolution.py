@@ -1,8 +1,8 @@
 """Convolutions of all clients at once as implicit matrix products on the tensor cores.
 
 Activations are `[C, B, h, w, k]`, weights `[C, k_out, r, s, k_in]`; every client has weights of its own. A row of the
-product is a pixel of the output, its reduction goes over the taps of the kernel and the input channels. Sums are taken in
-float32, in an order that does not depend on timing.
+product is a pixel of the output, its reduction goes over the taps of the kernel and the input channels. Sums are taken
+in float32, in an order that does not depend on timing.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def forward(
             total = tl.dot(a, b, total, input_precision=PRECISION)
     else:
         BLOCKS: tl.constexpr = CI // BK
-        for step in range(0, R * S * BLOCKS):
+        for step in range(R * S * BLOCKS):
             tap, c0 = step // BLOCKS, step % BLOCKS * BK
             r, s = tap // S, tap % S
             h, v = top + r, left + s
@@ -142,7 +142,7 @@ def backward_input(
     R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx of `forward`. With a stride, pixels of one phase (h mod STEP, w mod STEP) see the same taps and go together."""
+    """dx of `forward`. With a stride, pixels of one phase (h and w mod STEP) see the same taps and go together."""
     pid = tl.program_id(0)
     client = tl.program_id(1).to(tl.int64)
     phase_h, phase_w = tl.program_id(2) // STEP, tl.program_id(2) % STEP
@@ -164,7 +164,7 @@ def backward_input(
     dy += client * dy_client
     w += client * w_client
     total = tl.zeros((BM, BN), tl.float32)
-    for step in range(0, taps_h * taps_w * BLOCKS):
+    for step in range(taps_h * taps_w * BLOCKS):
         tap, k0 = step // BLOCKS, step % BLOCKS * BK
         # A phase may have no tap at all; dividing by zero, even where nothing comes of it, undoes the compiled code.
         a, b = tap // tl.maximum(taps_w, 1), tap % tl.maximum(taps_w, 1)

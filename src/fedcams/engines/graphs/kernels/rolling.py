@@ -45,7 +45,7 @@ def forward(
     for _ in tl.static_range(R):
         open_rows = open_rows + (tl.zeros((BW, BN), tl.float32),)
     total, squares = tl.zeros((BW, BN), tl.float32), tl.zeros((BW, BN), tl.float32)
-    for h in range(0, H + R // 2):
+    for h in range(H + R // 2):
         for s in tl.static_range(S):
             v = across + (s - S // 2)
             good = ((v >= 0) & (v < W) & (h < H))[:, None] & inside[None, :]
@@ -103,7 +103,7 @@ def backward_weight(
             good = ((across < W) & (p >= 0) & (p < H))[:, None] & inside[None, :]
             row = tl.load(dy + start + ((p * W + across) * K)[:, None] + columns[None, :], good, other=0.0)
             around = around + (row.to(tl.float32),)
-        for h in range(0, H):
+        for h in range(H):
             p = h + R // 2
             good = ((across < W) & (p < H))[:, None] & inside[None, :]
             row = tl.load(dy + start + ((p * W + across) * K)[:, None] + columns[None, :], good, other=0.0)

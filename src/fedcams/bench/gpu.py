@@ -1,0 +1,158 @@
+"""Rounds of the paper's experiments on a CUDA device, by phase, next to the eager loop over clients."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedcams.engines import engine
+from fedcams.errors import SpecError
+from fedcams.experiment import Built, Experiment
+from fedcams.experiment.build import assemble
+from fedcams.simulation import Phases
+from fedcams.simulation.evaluate import evaluate
+from fedcams.tasks import TaskData
+from fedcams.tasks.augment import CropFlip
+from fedcams.tasks.base import accuracy, cross_entropy
+from fedcams.tasks.cifar import MEAN, SHAPE, STD
+
+SETTINGS: dict[str, Any] = {
+    "clients": 100,
+    "train_fraction": "0.8",
+    "sampler": "uniform(n=10)",
+    "local": "sgd(lr=0.01, epochs=3, batch=20)",
+    "server": "fedams(lr=1, eps=1e-3, bias_correction=true)",
+}
+"""Those of the paper: 10 of 100 clients, 60 steps of 20 images each."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians over the rounds, in seconds."""
+
+    model: str
+    uplink: str
+    engine: str
+    rounds: int
+    first_round: float
+    """With everything compiled and captured."""
+    seconds: float
+    phases: dict[str, float]
+    images_per_second: float
+    tflops: float
+    """Achieved while training: three times the forward pass's operations."""
+    memory: int
+    """Largest number of bytes allocated on the device."""
+    loop_train: float
+    """The eager loop's training of the same cohort, from one client timed and multiplied by their number."""
+    loop_evaluate: float
+
+    @property
+    def loop_seconds(self) -> float:
+        """A round by the loop: its own training and evaluation, the other phases as measured."""
+        rest = self.seconds - self.phases["train"] - self.phases.get("evaluate", 0.0)
+        return rest + self.loop_train + self.loop_evaluate
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster than the loop a round is."""
+        return self.loop_seconds / self.seconds
+
+    @property
+    def compression(self) -> float:
+        """The part of a round that encoding, residuals and aggregation take."""
+        return (self.phases["encode"] + self.phases["aggregate"]) / self.seconds
+
+
+class DevicePhases(Phases):
+    """Phases that end when the device has finished, not when the work is queued."""
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Times what happens inside."""
+        with super().__call__(name):
+            yield
+            torch.cuda.synchronize()
+
+
+def measure(model: str, uplink: str, by: str = "graphs", rounds: int = 10, device: str = "cuda") -> Measured:
+    """Times some rounds on images of CIFAR's shape (noise: only their number and size matter here)."""
+    if not torch.cuda.is_available():
+        raise SpecError("bench gpu: no CUDA device is there; run it where torch.cuda.is_available()")
+    experiment = Experiment.from_dict({**SETTINGS, "model": model, "uplink": uplink, "engine": by, "rounds": rounds})
+    built = assemble(experiment, noise_images(), device)
+    torch.cuda.reset_peak_memory_stats()
+    state, times, phases = built.state, [], []
+    for _ in range(rounds + 1):
+        part, started = DevicePhases(), time.perf_counter()
+        state, _ = built.simulation.advance(state, part)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+        phases.append(part.seconds)
+    warm = {name: median(each.get(name, 0.0) for each in phases[1:]) for name in phases[1]}
+    images = 10 * 60 * 20
+    flops = 3 * _forward_flops(built) * images
+    memory = torch.cuda.max_memory_allocated()
+    train, test = _loop_seconds(built)
+    return Measured(
+        model, uplink, by, rounds, times[0], median(times[1:]), warm, images / warm["train"],
+        flops / warm["train"] / 1e12, memory, train, test,
+    )  # fmt: skip
+
+
+def noise_images(train: int = 50_000, test: int = 10_000) -> TaskData:
+    """Random images in ten classes."""
+    draw = torch.Generator().manual_seed(0)
+    images = (torch.randint(0, 256, (n, *SHAPE), dtype=torch.uint8, generator=draw) for n in (train, test))
+    labels = (torch.randint(0, 10, (n,), generator=draw) for n in (train, test))
+    (train_x, test_x), (train_y, test_y) = images, labels
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    return TaskData(train_x, train_y, test_x, test_y, 10, cross_entropy, accuracy, mean, std, CropFlip())
+
+
+def _forward_flops(built: Built) -> int:
+    problem = built.simulation.problem
+    x, _ = problem.examples_of(0)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        problem.model.eval()(problem.prepare(x[:1]))
+    return int(counter.get_total_flops())
+
+
+def _loop_seconds(built: Built) -> tuple[float, float]:
+    """Training of ten clients, one of them timed, and an evaluation, both by `loop`; each once after a warm-up."""
+    simulation, loop = built.simulation, engine("loop")
+    problem = simulation.problem
+    x = problem.layout.read(problem.model)
+    buffers = None if problem.buffer_layout is None else problem.buffer_layout.read(problem.model)
+    loop.train(problem, x, buffers, [0], 1, 0)
+    train = 10 * _seconds(lambda: loop.train(problem, x, buffers, [1], 1, 0))
+    assert simulation.test is not None
+    test = simulation.test
+    evaluate(problem, x, buffers, test, simulation.metric)
+    return train, _seconds(lambda: evaluate(problem, x, buffers, test, simulation.metric))
+
+
+def _seconds(work: Any) -> float:
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def where() -> dict[str, str]:
+    """The device and the versions that the numbers belong to."""
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "loop": "float32 as torch has it by default (convolutions may use TF32), one client timed, times ten",
+    }

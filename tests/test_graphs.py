@@ -1,0 +1,305 @@
+"""The engine `graphs`: programs, packing and plans on the CPU in plain PyTorch; kernels and graphs on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcams import Layout, models
+from fedcams.engines import Problem, Update, choose, engine
+from fedcams.engines.graphs.packing import ALIGN, Packing
+from fedcams.engines.graphs.plans import Batches, grids
+from fedcams.engines.graphs.prepared import prepared
+from fedcams.engines.graphs.program import Conv, ConvNorm, translate
+from fedcams.engines.graphs.tiles import depth, power, splits
+from fedcams.errors import SpecError, UpdateError
+from fedcams.local import batches, local
+from fedcams.tasks.augment import CropFlip
+
+SMALL = ["resnet18(width=4)", "convmixer(dim=8, depth=2)", "cnn(channels=4)", "mlp(hidden=8)", "linear"]
+LOCALS = [
+    "sgd(lr=0.05, epochs=2, batch=4)",
+    "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5, prox=0.3, steps=5, batch=3)",
+]
+on_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or importlib.util.find_spec("triton") is None, reason="needs a CUDA device and Triton"
+)
+
+
+def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def problem(
+    name: str,
+    spec: str,
+    sizes: tuple[int, ...],
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    side: int = 16,
+) -> Problem:
+    draw = torch.Generator().manual_seed(0)
+    clients = {
+        7 * i: (
+            torch.randn(n, 3, side, side, dtype=dtype, generator=draw).to(device),
+            torch.randint(0, 4, (n,), generator=draw).to(device),
+        )
+        for i, n in enumerate(sizes)
+    }
+    net = models.build(name, (3, side, side), 4, seed=0).to(device, dtype)
+    return Problem(net, per_example, clients, local(spec), augment=CropFlip())
+
+
+def start(task: Problem) -> tuple[Tensor, Tensor | None]:
+    x = torch.empty(task.layout.d, dtype=task.dtype, device=task.device)
+    layout = task.buffer_layout
+    held = None if layout is None else torch.empty(layout.d, dtype=task.dtype, device=task.device)
+    return task.layout.read(task.model, out=x), None if layout is None else layout.read(task.model, out=held)
+
+
+def assert_close(ours: Update, truth: Update, tolerance: float) -> None:
+    for name in ("delta", "loss", "buffers"):
+        mine, his = getattr(ours, name), getattr(truth, name)
+        assert (mine is None) == (his is None), name
+        if his is not None:
+            assert float((mine - his).norm()) <= tolerance * float(his.norm()), name
+    assert (ours.examples, ours.steps) == (truth.examples, truth.steps)
+
+
+# -- the same steps in plain PyTorch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", LOCALS)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_program_trains_as_the_loop_does(name: str, spec: str) -> None:
+    """Uneven clients, a last partial batch, clients that are done before the others, and turns of two."""
+    task = problem(name, spec, (8, 6, 3))
+    x, buffers = start(task)
+    truth = engine("loop").train(task, x, buffers, [0, 7, 14], round=2, seed=1)
+    for at_once in (2, 8):
+        ours = prepared(task).train(task, "float32", at_once, x, buffers, [0, 7, 14], round=2, seed=1)
+        assert_close(ours, truth, 1e-9)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_program_predicts_as_the_model_does(name: str) -> None:
+    task = problem(name, LOCALS[0], (8, 6))
+    x, buffers = start(task)
+    inputs = task.clients[0][0]
+    expected = engine("loop").predictor(task, x, buffers)(inputs)
+    torch.testing.assert_close(prepared(task).predictor(task, "float32").of(x, buffers, task.prepare)(inputs), expected)
+
+
+def test_every_row_may_start_elsewhere() -> None:
+    task = problem("cnn(channels=4)", LOCALS[0], (8, 6))
+    starts = torch.stack([start(task)[0], 2 * start(task)[0]])
+    truth = engine("loop").train(task, starts, None, [0, 7], round=1, seed=0)
+    assert_close(prepared(task).train(task, "float32", 8, starts, None, [0, 7], round=1, seed=0), truth, 1e-9)
+
+
+def test_batch_norm_takes_in_what_surrounds_it() -> None:
+    """Every batch-norm of both models is one operation with its convolution, its sum and its activation."""
+    resnet = list(translate(models.build("resnet18", (3, 32, 32), 10, seed=0)).operations.values())
+    fused = [operation for operation in resnet if isinstance(operation, ConvNorm)]
+    assert len(fused) == 17
+    assert {operation.post for operation in fused} == {"relu"}
+    assert sum(isinstance(operation.residual, ConvNorm) for operation in fused) == 3
+    assert sum(isinstance(operation.residual, str) for operation in fused) == 5
+    mixer = list(translate(models.build("convmixer", (3, 32, 32), 10, seed=0)).operations.values())
+    assert [type(operation).__name__ for operation in mixer].count("ConvNorm") == 17
+    assert {operation.pre for operation in mixer if isinstance(operation, ConvNorm)} == {"gelu"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "refused"),
+    [
+        ([nn.Flatten(), nn.Linear(12, 4), nn.Dropout(0.5)], "call_module 2 is nothing that it knows"),
+        ([nn.Conv2d(3, 6, 3, groups=3)], "layer '0' is Conv2d"),
+        ([nn.Conv2d(3, 6, 3, dilation=2)], "layer '0' is Conv2d"),
+        ([nn.BatchNorm2d(3)], "a batch-norm that follows no convolution"),
+        ([nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, affine=False)], "a batch-norm without weights"),
+        ([nn.Flatten(), nn.Linear(12, 4).requires_grad_(False)], "parameter '1.weight' is frozen"),
+    ],
+)
+def test_what_has_no_kernel_is_refused_by_name(layers: list[nn.Module], refused: str) -> None:
+    with pytest.raises(SpecError, match=f"{refused}.*use engine=stacked"):
+        translate(nn.Sequential(*layers))
+
+
+def test_a_batch_of_one_value_is_refused_with_its_client() -> None:
+    task = problem("resnet18(width=4)", "sgd(batch=4)", (8, 5), side=8)  # the last stage has one pixel
+    with pytest.raises(UpdateError, match="client 7: Expected more than 1 value per channel"):
+        prepared(task).train(task, "float32", 8, *start(task), [0, 7], round=1, seed=0)
+
+
+def test_without_a_gpu_it_says_what_to_do() -> None:
+    task = problem("mlp(hidden=8)", "sgd", (4,))
+    with pytest.raises(SpecError, match="the model is on cpu; move it to a CUDA device, or use engine=stacked"):
+        engine("graphs").train(task, *start(task), [0], round=1, seed=0)
+    assert choose("auto", task.model).name == "stacked"
+
+
+# -- packing, plans, tiles ---------------------------------------------------------------------------------------------
+
+
+def test_packing_is_aligned_and_exact() -> None:
+    layout = Layout(("a", "b", "c"), ((5, 3, 2, 2), (7,), (4, 1, 3, 3)))
+    packing = Packing.of(layout, {"a": (0, 2, 3, 1), "c": (2, 3, 1, 0)})
+    rows = torch.randn(2, layout.d)
+    block = torch.full((2, packing.width), -1.0)
+    packing.pack(rows, block)
+    assert all(place.start % ALIGN == 0 for place in packing.places.values())
+    parts = layout.split(rows)
+    assert torch.equal(packing.view(block, "a"), parts["a"].permute(0, 1, 3, 4, 2))
+    assert torch.equal(packing.view(block, "c"), parts["c"].permute(0, 3, 4, 2, 1))
+    assert int((block == -1).sum()) == 2 * (packing.width - layout.d), "what lies between tensors is left alone"
+    back = torch.zeros_like(rows)
+    packing.unpack(block, back)
+    assert torch.equal(back, rows)
+
+
+def test_grids_hold_every_plan() -> None:
+    sizes = [20, 7, 33]
+    plans = [batches(local("sgd(epochs=2, batch=8)"), n, 0, 1, i) for i, n in enumerate(sizes)]
+    table = grids(plans, width=8, clients=4)
+    weight = table.weight
+    assert np.allclose(weight.sum(-1), table.sizes > 0)
+    for row, plan in enumerate(plans):
+        real = weight[:, row] > 0
+        assert table.example[:, row][real].tolist() == np.concatenate(plan).tolist()
+        assert table.draw[:, row][real].tolist() == list(range(sum(map(len, plan))))
+    assert not table.sizes[:, 3].any(), "a row without a client has nothing to do"
+
+
+def test_a_pool_and_gathered_clients_give_the_same_batches() -> None:
+    task = problem("mlp(hidden=8)", "sgd(batch=4)", (8, 6, 3))
+
+    class Pool(dict[int, tuple[Tensor, Tensor]]):
+        @property
+        def pool(self) -> tuple[Tensor, Tensor]:
+            x, y = (torch.cat(column).flip(0) for column in zip(*self.values(), strict=True))
+            return x, y
+
+        def part(self, client: int) -> Tensor:
+            first = {0: 0, 7: 8, 14: 14}[client]
+            return 16 - torch.arange(first, first + len(self[client][0]))
+
+    pooled = Problem(task.model, task.loss, Pool(task.clients), task.local, augment=task.augment)
+    plain, ours = (Batches(each, [7, 14], round=1, seed=0, clients=2) for each in (task, pooled))
+    real = plain.weight > 0
+    assert torch.equal(ours.inputs(0, 2)[real], plain.inputs(0, 2)[real])
+    assert torch.equal(ours.targets(0, 2)[real], plain.targets(0, 2)[real])
+
+
+def test_sizes_of_tiles() -> None:
+    assert [power(n, 16, 128) for n in (1, 16, 17, 100, 1000)] == [16, 16, 32, 128, 128]
+    assert [depth(n, 64) for n in (3, 16, 48, 96, 256)] == [0, 16, 16, 32, 64]
+    assert splits(tiles=90, rows=20480, precision="bf16") == 3
+    assert splits(tiles=1440, rows=320, precision="bf16") == 1
+    assert splits(tiles=1440, rows=1280, precision="float32") == 3
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+
+def exact() -> None:
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["resnet18(width=16)", "convmixer(dim=32, depth=2)", "cnn", "mlp"])
+def test_one_step_on_a_gpu_is_that_of_the_loop(name: str) -> None:
+    """In float32 without TF32: clients of uneven size, one of them with a partial batch."""
+    exact()
+    task = problem(name, "sgd(lr=0.01, steps=1, batch=8)", (8, 5, 16), torch.float32, "cuda")
+    x, buffers = start(task)
+    truth = engine("loop").train(task, x, buffers, [0, 7, 14], round=1, seed=0)
+    ours = engine("graphs(precision=float32)").train(task, x, buffers, [0, 7, 14], round=1, seed=0)
+    assert_close(ours, truth, 1e-5)
+    inputs = task.clients[14][0]
+    expected = engine("loop").predictor(task, x, buffers)(inputs)
+    found = engine("graphs(precision=float32)").predictor(task, x, buffers)(inputs)
+    assert float((found - expected).norm()) <= 1e-5 * float(expected.norm())
+
+
+@on_gpu
+def test_a_round_on_a_gpu_repeats_bit_for_bit_and_in_turns() -> None:
+    task = problem("resnet18(width=16)", "sgd(lr=0.01, epochs=2, batch=8)", (8, 5, 16), torch.float32, "cuda")
+    x, buffers = start(task)
+    first, again = (engine("graphs").train(task, x, buffers, [0, 7, 14], round=1, seed=0) for _ in range(2))
+    assert torch.equal(first.delta, again.delta)
+    turns = engine("graphs(clients=2)").train(task, x, buffers, [0, 7, 14], round=1, seed=0)
+    assert float((turns.delta - first.delta).norm()) <= 0.05 * float(first.delta.norm())
+    assert choose("auto", task.model).name == "graphs"
+
+
+GEOMETRIES = [
+    (16, 64, 64, 3, 1),
+    (32, 64, 64, 3, 1),
+    (8, 128, 64, 3, 2),
+    (7, 48, 32, 3, 2),
+    (8, 64, 128, 1, 2),
+    (9, 3, 64, 3, 1),
+]
+
+
+@on_gpu
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize(("side", "inputs", "outputs", "kernel", "stride"), GEOMETRIES)
+def test_kernels_of_convolutions(
+    side: int, inputs: int, outputs: int, kernel: int, stride: int, precision: str
+) -> None:
+    """Result and both gradients against float64, on fresh numbers."""
+    from fedcams.engines.graphs import launch
+
+    conv = Conv("w", None, (kernel, kernel), stride, kernel // 2, depthwise=False)
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    x = torch.randn(2, 5, side, side, inputs, device="cuda").to(kind)
+    w = torch.randn(2, outputs, kernel, kernel, inputs, device="cuda").to(kind)
+    y, _ = launch.convolve(conv, x, w, None, precision)
+    dy = torch.randn_like(y)
+    dw = torch.full(w.shape, torch.nan, device="cuda")
+    launch.gradient_weight(conv, dy, x, dw, precision)
+    found = (y, launch.gradient_input(conv, dy, x, w, precision), dw)
+    for mine, truth in zip(found, _reference(conv, x, w, dy, groups=1), strict=True):
+        assert float((mine.double() - truth).norm()) <= TOLERANCE[precision] * float(truth.norm())
+
+
+TOLERANCE = {"float32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}
+
+
+@on_gpu
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(("side", "channels", "kernel"), [(16, 64, 5), (9, 40, 3), (8, 16, 7)])
+def test_kernels_of_depthwise_convolutions(side: int, channels: int, kernel: int, precision: str) -> None:
+    from fedcams.engines.graphs import launch
+
+    conv = Conv("w", None, (kernel, kernel), 1, kernel // 2, depthwise=True)
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    x = torch.randn(2, 5, side, side, channels, device="cuda").to(kind)
+    w = torch.randn(2, kernel, kernel, 1, channels, device="cuda").to(kind)
+    y, _ = launch.convolve(conv, x, w, None, precision)
+    dy = torch.randn_like(y)
+    dw = torch.full(w.shape, torch.nan, device="cuda")
+    launch.gradient_weight(conv, dy, x, dw, precision)
+    found = (y, launch.gradient_input(conv, dy, x, w, precision), dw)
+    truths = _reference(conv, x, w.permute(0, 4, 1, 2, 3), dy, groups=channels)
+    for mine, truth in zip(found, (*truths[:2], truths[2].permute(0, 2, 3, 4, 1)), strict=True):
+        assert float((mine.double() - truth).norm()) <= TOLERANCE[precision] * float(truth.norm())
+
+
+def _reference(conv: Conv, x: Tensor, w: Tensor, dy: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The result and the gradients of x and w in float64, client after client."""
+    rows = []
+    for image, kernel, gradient in zip(x.double(), w.double(), dy.double(), strict=True):
+        a, b = image.permute(0, 3, 1, 2).requires_grad_(), kernel.permute(0, 3, 1, 2).requires_grad_()
+        y = F.conv2d(a, b, stride=conv.stride, padding=conv.padding, groups=groups)
+        da, db = torch.autograd.grad(y, (a, b), gradient.permute(0, 3, 1, 2))
+        rows.append([each.detach().permute(0, 2, 3, 1) for each in (y, da, db)])
+    y, da, db = (torch.stack(column) for column in zip(*rows, strict=True))
+    return y, da, db
