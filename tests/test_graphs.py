@@ -141,7 +141,7 @@ def test_without_a_gpu_it_says_what_to_do() -> None:
     task = problem("mlp(hidden=8)", "sgd", (4,))
     with pytest.raises(SpecError, match="the model is on cpu; move it to a CUDA device, or use engine=stacked"):
         engine("graphs").train(task, *start(task), [0], round=1, seed=0)
-    assert choose("auto", task.model).name == "stacked"
+    assert choose("auto", task).name == "stacked"
 
 
 # -- packing, plans, tiles ---------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_a_round_on_a_gpu_repeats_bit_for_bit_and_in_turns() -> None:
     assert torch.equal(first.delta, again.delta)
     turns = engine("graphs(clients=2)").train(task, x, buffers, [0, 7, 14], round=1, seed=0)
     assert float((turns.delta - first.delta).norm()) <= 0.05 * float(first.delta.norm())
-    assert choose("auto", task.model).name == "graphs"
+    assert choose("auto", task).name == "graphs"
 
 
 GEOMETRIES = [

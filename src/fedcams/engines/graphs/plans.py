@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.engines.problem import Examples, Problem
+from fedcams.engines.problem import Problem
+from fedcams.engines.shards import Examples
 from fedcams.errors import UpdateError
 from fedcams.local import batches
 from fedcams.local.schedule import Batch
