@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fedcams import Layout, models
 from fedcams.engines import Problem, Update, choose, engine
+from fedcams.engines.graphs.engine import check_loss
 from fedcams.engines.graphs.packing import ALIGN, Packing
 from fedcams.engines.graphs.plans import Batches, grids
 from fedcams.engines.graphs.prepared import prepared
@@ -135,6 +136,16 @@ def test_a_batch_of_one_value_is_refused_with_its_client() -> None:
     task = problem("resnet18(width=4)", "sgd(batch=4)", (8, 5), side=8)  # the last stage has one pixel
     with pytest.raises(UpdateError, match="client 7: Expected more than 1 value per channel"):
         prepared(task).train(task, "float32", 8, *start(task), [0, 7], round=1, seed=0)
+
+
+def test_a_loss_that_is_a_mean_is_refused() -> None:
+    task = problem("mlp(hidden=8)", "sgd", (4,))
+    check_loss(task)
+    mean = Problem(task.model, F.cross_entropy, task.clients, task.local)
+    with pytest.raises(SpecError, match=r"needs the loss of each example, got shape \[\]; use engine=loop"):
+        check_loss(mean)
+    with pytest.raises(SpecError, match="needs the loss of each example"):
+        prepared(mean).train(mean, "float32", 8, *start(mean), [0], round=1, seed=0)
 
 
 def test_without_a_gpu_it_says_what_to_do() -> None:

@@ -55,6 +55,21 @@ def check_device(device: torch.device, dtype: torch.dtype = torch.float32) -> No
         raise SpecError(f"engine=graphs: the model is {dtype}; make it float32, or use engine=loop")
 
 
+def check_problem(problem: Problem) -> None:
+    """Refuses, by name, what `train` would: the device, layers without a kernel, a loss that is already a mean."""
+    check_supported(problem.model)
+    check_loss(problem)
+
+
+@torch.no_grad()
+def check_loss(problem: Problem) -> None:
+    """Refuses a loss that is not that of each example."""
+    x, y = problem.examples_of(next(iter(problem.clients)))
+    each = problem.loss(problem.model.eval()(problem.prepare(x[:1])), y[:1])
+    if each.dim() != 1:
+        raise SpecError(f"engine=graphs needs the loss of each example, got shape {list(each.shape)}; use engine=loop")
+
+
 def check_supported(model: nn.Module) -> None:
     """Refuses, by name, a device or layers that there is no kernel for."""
     parameter = next(model.parameters())
