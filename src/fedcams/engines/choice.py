@@ -29,7 +29,7 @@ def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool =
     if spec != "auto":
         return engine(spec)
     with contextlib.suppress(SpecError):
-        graphs.check_supported(problem.model)
+        graphs.check_problem(problem)
         return engine("graphs")
     try:
         check_supported(problem.model)
