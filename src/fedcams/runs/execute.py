@@ -122,8 +122,8 @@ class _Loop:
         state, record = built.simulation.advance(state, phases)
         timing = {
             "round": state.round,
-            "seconds": time.perf_counter() - started,
-            "phases": phases.seconds,
+            "seconds": round(time.perf_counter() - started, 6),
+            "phases": {name: round(seconds, 6) for name, seconds in phases.seconds.items()},
             "peak_memory": peak_memory(),
             "peak_device_memory": peak_device_memory(self.device),
         }
