@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcams import Layout, models
-from fedcams.engines import Problem, Update, choose, engine
+from fedcams.engines import Problem, Shards, Update, choose, engine
 from fedcams.engines.graphs.engine import check_loss
 from fedcams.engines.graphs.packing import ALIGN, Packing
-from fedcams.engines.graphs.plans import Batches, grids
+from fedcams.engines.graphs.plans import Batches
 from fedcams.engines.graphs.prepared import prepared
 from fedcams.engines.graphs.program import Conv, ConvNorm, translate
 from fedcams.engines.graphs.tiles import depth, power, splits
 from fedcams.errors import SpecError, UpdateError
-from fedcams.local import batches, local
+from fedcams.local import local
 from fedcams.tasks.augment import CropFlip
 
 SMALL = ["resnet18(width=4)", "convmixer(dim=8, depth=2)", "cnn(channels=4)", "mlp(hidden=8)", "linear"]
@@ -174,33 +174,21 @@ def test_packing_is_aligned_and_exact() -> None:
     assert torch.equal(back, rows)
 
 
-def test_grids_hold_every_plan() -> None:
-    sizes = [20, 7, 33]
-    plans = [batches(local("sgd(epochs=2, batch=8)"), n, 0, 1, i) for i, n in enumerate(sizes)]
-    table = grids(plans, width=8, clients=4)
-    weight = table.weight
-    assert np.allclose(weight.sum(-1), table.sizes > 0)
-    for row, plan in enumerate(plans):
-        real = weight[:, row] > 0
-        assert table.example[:, row][real].tolist() == np.concatenate(plan).tolist()
-        assert table.draw[:, row][real].tolist() == list(range(sum(map(len, plan))))
-    assert not table.sizes[:, 3].any(), "a row without a client has nothing to do"
+def test_rows_without_a_client_have_nothing_to_do() -> None:
+    task = problem("mlp(hidden=8)", "sgd(epochs=2, batch=8)", (20, 7, 33))
+    batches = Batches(task, [0, 7, 14], round=1, seed=0, clients=4)
+    assert batches.weight.shape == (10, 4, 8)
+    assert not batches.sizes[:, 3].any()
+    assert not batches.weight[:, 3].any()
+    assert batches.sizes.sum(0).tolist() == [40, 14, 66, 0]
 
 
 def test_a_pool_and_gathered_clients_give_the_same_batches() -> None:
     task = problem("mlp(hidden=8)", "sgd(batch=4)", (8, 6, 3))
-
-    class Pool(dict[int, tuple[Tensor, Tensor]]):
-        @property
-        def pool(self) -> tuple[Tensor, Tensor]:
-            x, y = (torch.cat(column).flip(0) for column in zip(*self.values(), strict=True))
-            return x, y
-
-        def part(self, client: int) -> Tensor:
-            first = {0: 0, 7: 8, 14: 14}[client]
-            return 16 - torch.arange(first, first + len(self[client][0]))
-
-    pooled = Problem(task.model, task.loss, Pool(task.clients), task.local, augment=task.augment)
+    x, y = (torch.cat(column).flip(0) for column in zip(*task.clients.values(), strict=True))
+    parts = {0: np.arange(16, 8, -1), 7: np.arange(8, 2, -1), 14: np.arange(2, -1, -1)}
+    held = Shards(x, y, [parts.get(client, np.arange(0)) for client in range(15)])
+    pooled = Problem(task.model, task.loss, held, task.local, augment=task.augment)
     plain, ours = (Batches(each, [7, 14], round=1, seed=0, clients=2) for each in (task, pooled))
     real = plain.weight > 0
     assert torch.equal(ours.inputs(0, 2)[real], plain.inputs(0, 2)[real])

@@ -16,7 +16,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Grid:
-    """S steps of C clients with up to B examples each. Clients with more steps come first."""
+    """S steps of C clients with up to B examples each."""
 
     example: Integers
     """`[S, C, B]`, places in the pool; padding repeats its first."""
@@ -34,7 +34,7 @@ class Grid:
 
     @functools.cached_property
     def active(self) -> list[int]:
-        """How many clients, the first ones, take each step."""
+        """How many clients take each step: the first ones, where clients with more steps come first."""
         active: list[int] = (self.size > 0).sum(-1).tolist()
         return active
 
@@ -47,14 +47,15 @@ class Grid:
             yield slice(0, len(rows)) if first else rows, int(size)
 
 
-def lay_out(plans: Sequence[Plan], places: Sequence[Integers], width: int | None = None) -> Grid:
-    """The grid of clients with these plans, the longest first, and these places of their examples in the pool.
+def lay_out(
+    plans: Sequence[Plan], places: Sequence[Integers], width: int | None = None, rows: int | None = None
+) -> Grid:
+    """The grid of clients with these plans and these places of their examples in the pool.
 
-    It is as wide as the largest batch, or `width`.
+    It is as wide as the largest batch, or `width`; of `rows` those without a client have nothing to do.
     """
-    steps = len(plans[0].sizes)
-    size = np.zeros((len(plans), steps), np.int64)
-    for row, plan in zip(size, plans, strict=True):
+    size = np.zeros((rows or len(plans), max(len(plan.sizes) for plan in plans)), np.int64)
+    for row, plan in zip(size, plans, strict=False):
         row[: len(plan.sizes)] = plan.sizes
     real = np.arange(width or size.max()) < size[..., None]
     example, draw = np.zeros(real.shape, np.int64), np.zeros(real.shape, np.int64)

@@ -132,7 +132,7 @@ class Problem:
         """The examples of these clients on the model's device; a data set that is there already is not copied."""
         held = self.clients
         if isinstance(held, Shards) and held.x.device == self.device:
-            return Pool(held.x, held.y, [held.parts[client] for client in cohort])
+            return Pool(held.x, held.y, [held.places(client) for client in cohort])
         x, y = zip(*(self.examples_of(client) for client in cohort), strict=True)
         ends = np.cumsum([len(part) for part in x])
         return Pool(torch.cat(x), torch.cat(y), np.split(np.arange(ends[-1]), ends[:-1]))

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcams.errors import UpdateError
+
 Examples = tuple[Tensor, Tensor]
 """Inputs `[n, ...]` and targets `[n, ...]`."""
 
@@ -29,14 +31,11 @@ class Shards(Mapping[int, Examples]):
     def __len__(self) -> int:
         return len(self.parts)
 
-    @property
-    def pool(self) -> Examples:
-        """All examples; an engine that holds them on its device takes clients' parts from there."""
-        return self.x, self.y
-
-    def part(self, client: int) -> Tensor:
-        """int64 `[n]`, where a client's examples stand in the pool."""
-        return torch.from_numpy(self.parts[client]).to(self.x.device)
+    def places(self, client: int) -> NDArray[np.int64]:
+        """Where a client's examples stand in the data set; refuses an empty client."""
+        if len(self.parts[client]) == 0:
+            raise UpdateError(f"client {client} has 0 inputs and 0 targets; give one target each, one or more")
+        return self.parts[client]
 
     def sizes(self) -> list[int]:
         """The number of examples of each client."""
