@@ -65,7 +65,9 @@ def build(experiment: Experiment, data: Path | None = None, device: str | torch.
     clients = Shards(loaded, parts)
     problem = Problem(model, loaded.loss, clients, experiment.local, loaded.prepare, loaded.augment)
     layout, buffers = problem.layout, problem.buffer_layout
-    server = Server(layout, experiment.server, experiment.seed, buffers, experiment.downlink, experiment.weighting)
+    downlink = experiment.downlink
+    replicas = ResidualStore.in_memory(layout, device) if downlink.replicates else None
+    server = Server(layout, experiment.server, experiment.seed, buffers, downlink, experiment.weighting, replicas)
     store = ResidualStore.in_memory(layout, device) if experiment.feedback else None
     simulation = Simulation(
         problem,

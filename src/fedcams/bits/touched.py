@@ -1,0 +1,52 @@
+"""When each coordinate of a vector last changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcams.bits.parallel import kernel, split
+
+Times = NDArray[np.int32]
+Positions = NDArray[np.int64]
+CHUNK = 4096
+
+
+def note_changes(times: Tensor, before: Tensor, after: Tensor, now: int) -> Tensor:
+    """`times [d]`, int32, with `now` wherever the bits of the two vectors `[d]` differ; in new memory."""
+    if times.device.type != "cpu":
+        return torch.where(before.view(torch.int32) != after.view(torch.int32), now, times)
+    out = np.empty_like(old := times.numpy())
+    words = before.numpy().view(np.int32), after.numpy().view(np.int32)
+    split(out.size, lambda a, b: _note(old[a:b], words[0][a:b], words[1][a:b], np.int32(now), out[a:b]))
+    return torch.from_numpy(out)
+
+
+@kernel
+def _note(old: Times, before: Times, after: Times, now: np.int32, out: Times) -> None:
+    for i in range(out.size):
+        out[i] = now if before[i] != after[i] else old[i]
+
+
+def changed_since(times: Tensor, then: int) -> Tensor:
+    """The positions `[k]`, ascending, of what changed after that time."""
+    if times.device.type != "cpu":
+        return (times > then).nonzero().squeeze(-1)
+    array = times.numpy()
+    parts = split(array.size, lambda a, b: _later(array[a:b], np.int32(then), a))
+    return torch.from_numpy(np.concatenate(parts))
+
+
+@kernel
+def _later(times: Times, then: np.int32, base: int) -> Positions:
+    count = 0
+    for i in range(times.size):
+        count += int(times[i] > then)
+    found = np.empty(count + 1, np.int64)  # one more: written to before it is known whether it counts
+    at = 0
+    for i in range(times.size):
+        found[at] = base + i
+        at += int(times[i] > then)
+    return found[:count]
