@@ -80,7 +80,7 @@ class Replica(Downlink):
         digests = dict(state.digests)
         for client, held in sorted(words.items()):
             message = Message.from_bytes(as_bytes(state.sent[client])) if client in state.sent else None
-            if message is not None and held == message.result:
+            if over and message is not None and held == message.result:  # a row changes once a round
                 row = None if message.base is None else self._rows(state, turn, [client])[0].cpu()
                 _store(turn).commit([client], message.apply(row, turn.layout)[None], turn.round)
                 digests[client] = held.digest.hex()

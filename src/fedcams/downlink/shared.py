@@ -21,6 +21,8 @@ from fedcams.layout import Layout
 from fedcams.registry import flag, nested, register
 from fedcams.wire import pack
 
+NOTHING = -1
+
 
 class SharedState(NamedTuple):
     """What all clients hold that have been there in the last round, and how to bring back the others."""
@@ -36,7 +38,7 @@ class SharedState(NamedTuple):
     since: int
     """The log has all deltas after this version."""
     known: Mapping[int, int]
-    """Client -> the version that it said it holds."""
+    """Client -> the version that it said it holds; -1 where that is none of ours."""
     digests: Mapping[int, str]
     """Version -> digest, of the versions that somebody may hold; a simulation has none."""
 
@@ -99,18 +101,15 @@ class Shared(Downlink):
         return Held(state.version, bytes.fromhex(state.digests[state.version]))
 
     def heard(self, state: SharedState, turn: Turn, words: Mapping[int, Held | None], over: bool = True) -> SharedState:
-        known = dict(state.known)
-        for client, held in words.items():
-            known.pop(client, None)
-            if held is not None and state.digests.get(held.version) == held.digest.hex():
-                known[client] = held.version
-        state = state._replace(known=dict(sorted(known.items())))
+        said = {client: _version(state, held) for client, held in words.items()}
+        known = dict(sorted({**state.known, **said}.items()))
+        state = state._replace(known=known)
         needed = {*known.values(), state.version, *([0] if self.warm else [])}
         return state._replace(digests={v: name for v, name in state.digests.items() if v in needed})
 
     def _advance(self, state: SharedState, turn: Turn) -> SharedState:
-        """Moves w towards x by what C lets through; nothing moves where they are equal, as before the first step."""
-        if torch.equal(turn.x, state.w):
+        """Moves w towards x by what C lets through, once a round; they are equal before the first step."""
+        if state.version == turn.round or torch.equal(turn.x, state.w):
             return state
         key = derive(turn.seed, "downlink", turn.round)
         code = self.codec.encode(turn.x - state.w, turn.layout, key)
@@ -121,7 +120,8 @@ class Shared(Downlink):
         return state._replace(w=w, version=turn.round, touched=touched, log=log, since=since)
 
     def _held(self, state: SharedState, client: int) -> int | None:
-        return state.known.get(client, 0 if self.warm else None)
+        version = state.known.get(client, 0 if self.warm else NOTHING)
+        return None if version == NOTHING else version
 
     def _versions(self, state: SharedState, clients: Sequence[int]) -> set[int | None]:
         return {self._held(state, i) for i in clients}
@@ -141,6 +141,11 @@ class Shared(Downlink):
 
     def common(self, state: SharedState) -> Tensor:
         return state.w
+
+
+def _version(state: SharedState, held: Held | None) -> int:
+    """The version of that name, as far as there is one."""
+    return held.version if held is not None and state.digests.get(held.version) == held.digest.hex() else NOTHING
 
 
 def _catchup(state: SharedState, layout: Layout) -> Catchup:
