@@ -14,7 +14,9 @@ from fedcams.report.collect import Collection, Method
 from fedcams.report.extra import load
 from fedcams.report.palette import Look, look
 from fedcams.report.partitions import Histogram
+from fedcams.report.parts import PARTS, Parts, parts
 from fedcams.report.series import Curve, curve
+from fedcams.report.units import human_bytes
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,45 @@ def compression(collection: Collection) -> list[Chart]:
     """What compression loses, of the methods that lose something."""
     charts = [_lines(collection, metric, False, axes=False) for metric in COMPRESSION]
     return [chart for chart in charts if chart.figure["data"]]
+
+
+def communication(collection: Collection) -> list[Chart]:
+    """Where the bytes of each method went, where the downlink is compressed somewhere."""
+    found = parts(collection)
+    if not found:
+        return []
+    go = load("plotly.graph_objects")
+    methods = [f"{html.escape(part.label, quote=False)} · {human_bytes(part.total)}" for part in found]
+    traces = [
+        _part(go, name, colour, [p.bytes[i] for p in found], found, methods)
+        for i, (name, colour) in enumerate(PARTS.items())
+    ]
+    layout = {
+        "barmode": "stack",
+        "xaxis": {
+            "title": {"text": "Part of all bytes, up + down"},
+            "tickformat": ".0%",
+            "zeroline": False,
+            "range": [0, 1],
+        },
+        "yaxis": {"automargin": True, "autorange": "reversed", "showgrid": False},
+    }
+    return [Chart("communication", "Where the bytes go", _plain(go.Figure(traces, layout)), {})]
+
+
+def _part(go: Any, name: str, colour: str, sizes: list[float], found: list[Parts], methods: list[str]) -> Any:
+    shares = [size / part.total if part.total else 0.0 for size, part in zip(sizes, found, strict=True)]
+    texts = [human_bytes(size) for size in sizes]
+    return go.Bar(
+        x=shares,
+        y=methods,
+        orientation="h",
+        name=name,
+        legendgroup=name,
+        marker={"color": colour},
+        customdata=texts,
+        hovertemplate="%{customdata}, %{x:.1%}",
+    )
 
 
 def partition(histogram: Histogram, index: int) -> Chart:
