@@ -20,7 +20,7 @@ from torch import Tensor
 from fedcams import ErrorFeedback, Layout, ResidualStore, WireError, compressor, encode, server
 from fedcams.downlink import Downlink, Turn, downlink
 from fedcams.downlink.message import ADD, DENSE, SET, Message, message_size
-from fedcams.downlink.shared import _catchup
+from fedcams.downlink.shared import Shared
 from fedcams.downlink.versions import Held, digest_of
 from fedcams.registry import registered
 from fedcams.rounds import (
@@ -279,10 +279,11 @@ def server_only(one: Downlink, rounds: int, walk: float = 0.1) -> tuple[Any, lis
 @pytest.mark.parametrize("codec", CONTRACTIVE)
 def test_every_way_to_catch_up_ends_at_the_same_bits_and_the_cheapest_is_taken(codec: str) -> None:
     one, rounds = downlink(f"shared({codec})"), 12
+    assert isinstance(one, Shared)
     state, _, ws = server_only(one, rounds)
     kinds = set()
     for held in range(1, rounds):
-        way = _catchup(state, LAYOUT).cheapest(held)
+        way = one.way(state, LAYOUT, held)
         kinds.add(way.kind)
         chain = [state.log[v].numel() for v in range(held + 1, rounds + 1) if v in state.log]
         dense = message_size([len(encode("identity", state.w, LAYOUT))])

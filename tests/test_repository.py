@@ -29,7 +29,7 @@ LEVELS: list[set[str]] = [
     {"simulation"},
     {"experiment"},
     {"runs"},
-    {"report", "trackers"},
+    {"report", "trackers", "plan"},
     {"cli"},
     {"__main__"},
 ]

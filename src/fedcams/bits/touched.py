@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -34,19 +36,33 @@ def changed_since(times: Tensor, then: int) -> Tensor:
     """The positions `[k]`, ascending, of what changed after that time."""
     if times.device.type != "cpu":
         return (times > then).nonzero().squeeze(-1)
-    array = times.numpy()
-    parts = split(array.size, lambda a, b: _later(array[a:b], np.int32(then), a))
-    return torch.from_numpy(np.concatenate(parts))
+    array, later = times.numpy(), np.int32(then)
+    ranges = split(array.size, lambda a, b: (a, b, int(_count(array[a:b], later))))
+    out = np.empty(sum(count for _, _, count in ranges), np.int64)
+    places = itertools.accumulate((count for _, _, count in ranges), initial=0)
+    work = dict(zip([a for a, _, _ in ranges], places, strict=False))
+    split(array.size, lambda a, b: _fill(array[a:b], later, a, out[work[a] :]))
+    return torch.from_numpy(out)
 
 
 @kernel
-def _later(times: Times, then: np.int32, base: int) -> Positions:
+def _count(times: Times, then: np.int32) -> int:
     count = 0
     for i in range(times.size):
         count += int(times[i] > then)
-    found = np.empty(count + 1, np.int64)  # one more: written to before it is known whether it counts
+    return count
+
+
+@kernel
+def _fill(times: Times, then: np.int32, base: int, out: Positions) -> None:
+    """By chunks, so that only the last place of a chunk may be written to in vain, and never one of another thread."""
+    places = np.empty(CHUNK + 1, np.int64)
     at = 0
-    for i in range(times.size):
-        found[at] = base + i
-        at += int(times[i] > then)
-    return found[:count]
+    for start in range(0, times.size, CHUNK):
+        chunk = times[start : start + CHUNK]
+        found = 0
+        for i in range(chunk.size):
+            places[found] = base + start + i
+            found += int(chunk[i] > then)
+        out[at : at + found] = places[:found]
+        at += found

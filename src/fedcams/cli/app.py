@@ -10,6 +10,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from fedcams.cli.listing import list_
+from fedcams.cli.planning import plan
 from fedcams.cli.reporting import report
 from fedcams.cli.running import resume, run
 from fedcams.cli.sweeping import sweep
@@ -50,6 +51,7 @@ app.command()(run)
 app.command()(resume)
 app.command()(report)
 app.command()(sweep)
+app.command()(plan)
 app.command("list")(list_)
 
 

@@ -17,7 +17,7 @@ from fedcams.wire import pack, size
 
 
 class Way(NamedTuple):
-    """One way: what to send, and what that costs, known before anything is packed."""
+    """One way: what to send, and what that costs."""
 
     kind: Literal["delta", "catchup", "dense"]
     size: int
@@ -38,6 +38,8 @@ class Catchup:
     since: int
     """All deltas after this version are in the log."""
     layout: Layout
+    counting: bool = False
+    """Whether only sizes are asked for, as in a simulation: nothing is packed then."""
 
     def cheapest(self, held: int | None) -> Way:
         """For a client that holds this version; None stands for nothing."""
@@ -65,8 +67,10 @@ class Catchup:
             return others[0]
         codec, values = replacing(count), take_at(self.w[None], positions[None])[0]
         code = {"position": positions, "value": values}
-        cost = message_size([size(codec, code, self.layout)])
-        return Way(self._kind(held), cost, True, lambda: [pack(codec, code, self.layout)])
+        if self.counting:
+            return Way(self._kind(held), message_size([size(codec, code, self.layout)]), True)
+        payload = pack(codec, code, self.layout)  # at once: to know its length is half of the work
+        return Way(self._kind(held), message_size([len(payload)]), True, lambda: [payload])
 
     def _kind(self, held: int) -> Literal["delta", "catchup"]:
         missed = sum(version > held for version in self.log)

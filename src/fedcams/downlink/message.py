@@ -44,7 +44,7 @@ class Message:
 
     def to_bytes(self) -> bytes:
         """As it stands in an instruction."""
-        body = b"".join(part for payload in self.payloads for part in (LENGTH.pack(len(payload)), payload))
+        body = [part for payload in self.payloads for part in (LENGTH.pack(len(payload)), payload)]
         return FRAME.pack((self.kind, self.base is not None, *(self.base or NOTHING), *self.result), body)
 
     @classmethod

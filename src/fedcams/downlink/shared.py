@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcams.bits.touched import note_changes
 from fedcams.compress import Compressor
 from fedcams.downlink.base import Delivery, Downlink, Sent, Turn
-from fedcams.downlink.catchup import Catchup
+from fedcams.downlink.catchup import Catchup, Way
 from fedcams.downlink.feedback import check_contractive, dense_message, dense_size
 from fedcams.downlink.message import ADD, SET, Message, as_tensor
 from fedcams.downlink.versions import Held, digest_of
@@ -82,20 +82,24 @@ class Shared(Downlink):
         state = self._advance(state._replace(digests=digests), turn)
         if state.version not in state.digests:
             state = state._replace(digests={**state.digests, state.version: digest_of(state.w).hex()})
-        catchup = _catchup(state, turn.layout)
-        made = {version: self._message(state, turn, catchup, version) for version in self._versions(state, clients)}
+        made = {version: self._message(state, turn, version) for version in self._versions(state, clients)}
         return {i: made[self._held(state, i)] for i in clients}, state
 
-    def _message(self, state: SharedState, turn: Turn, catchup: Catchup, version: int | None) -> bytes:
+    def _message(self, state: SharedState, turn: Turn, version: int | None) -> bytes:
         """For clients that hold this version, as far as the server has a name for it."""
         result = Held(state.version, bytes.fromhex(state.digests[state.version]))
         if version is None or version not in state.digests:
             return dense_message(state.w, turn.layout, result).to_bytes()
         base = Held(version, bytes.fromhex(state.digests[version]))
-        way = catchup.cheapest(version)
+        way = self.way(state, turn.layout, version)
         if way.kind == "dense":
             return dense_message(state.w, turn.layout, result).to_bytes()
         return Message(SET if way.replaces else ADD, base, result, way.payloads()).to_bytes()
+
+    def way(self, state: SharedState, layout: Layout, held: int | None, counting: bool = False) -> Way:
+        """The cheapest way to the present model from this version; from nothing, all of it."""
+        kept = (state.w, state.version, state.touched, state.log, state.since)
+        return Catchup(*kept, layout, counting).cheapest(held)
 
     def expected(self, state: SharedState, client: int) -> Held:
         return Held(state.version, bytes.fromhex(state.digests[state.version]))
@@ -130,8 +134,9 @@ class Shared(Downlink):
 
     def deliver(self, state: SharedState, turn: Turn, clients: Sequence[int]) -> Delivery:
         state = self._advance(state, turn)
-        catchup = _catchup(state, turn.layout)
-        ways = {version: catchup.cheapest(version) for version in self._versions(state, clients)}
+        ways = {
+            version: self.way(state, turn.layout, version, counting=True) for version in self._versions(state, clients)
+        }
         sent = [Sent(way.kind, way.size) for way in (ways[self._held(state, i)] for i in clients)]
         known = dict(sorted({**state.known, **dict.fromkeys(clients, state.version)}.items()))
         return Delivery(state.w, sent, state._replace(known=known))
@@ -146,10 +151,6 @@ class Shared(Downlink):
 def _version(state: SharedState, held: Held | None) -> int:
     """The version of that name, as far as there is one."""
     return held.version if held is not None and state.digests.get(held.version) == held.digest.hex() else NOTHING
-
-
-def _catchup(state: SharedState, layout: Layout) -> Catchup:
-    return Catchup(state.w, state.version, state.touched, state.log, state.since, layout)
 
 
 def _bounded(log: Mapping[int, Tensor], since: int, limit: int) -> tuple[dict[int, Tensor], int]:
