@@ -192,7 +192,8 @@ def test_where_the_bytes_go_is_drawn_once_the_downlink_is_compressed(runs: Path,
     assert "chart-communication" not in page(collect([runs]), summarize(collect([runs])))
     out = report([two_way(tmp_path / "two")], tmp_path / "out").parent
     assert "chart-communication" in (out / "index.html").read_text("utf-8")
-    assert (out / "figures" / "communication.png").exists()
+    assert "chart-tradeoff" in (out / "index.html").read_text("utf-8")
+    assert {"communication.png", "tradeoff.svg"} <= {path.name for path in (out / "figures").iterdir()}
     last = read_csv(out / "rounds.csv")[-1]
     assert (last["wire_down_deltas"], last["wire_down_catchup"], last["wire_down_dense"]) == ("300", "500", "150")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -165,6 +167,16 @@ def test_two_runs_with_one_seed_are_identical_and_others_are_not() -> None:
     assert lines(1) == lines(1)
     assert lines(1) != lines(2)
     assert [RoundRecord.from_json(line).to_json() for line in lines(1)] == lines(1)
+
+
+def test_records_of_before_the_downlink_was_told_apart_are_read() -> None:
+    record = next(iter(run()))
+    values = json.loads(record.to_json())
+    added = ("wire_down_deltas", "wire_down_catchup", "wire_down_dense", "held_loss", "held_accuracy")
+    old = {key: value for key, value in values.items() if key not in added}
+    read = RoundRecord.from_json(json.dumps(old))
+    assert read == dataclasses.replace(record, **dict.fromkeys(added))
+    assert record.wire_down_dense == record.wire_down - INSTRUCTION.overhead * len(record.cohort)
 
 
 def test_stacked_and_loop_tell_the_same_story() -> None:

@@ -61,9 +61,10 @@ class Message:
 
     def apply(self, base: Tensor | None, layout: Layout) -> Tensor:
         """The model `[d]` that follows from `base [d]`, in memory of its own; refused unless it is as announced."""
-        if self.kind == DENSE or base is None:
+        if self.kind == DENSE:
             model = decode(self.payloads[0], layout)
         else:
+            assert base is not None, "all but the dense model build on something"
             model = base.clone()
             for payload in self.payloads:
                 (_add if self.kind == ADD else _set)(model, payload, layout)

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from fedcams.report.axes import ACCURACY, AXES, COMPRESSION, CURVES, ROUNDS, Metric
+from fedcams.report.axes import ACCURACY, AXES, BYTES, COMPRESSION, CURVES, ROUNDS, Metric
 from fedcams.report.collect import Collection, Method
 from fedcams.report.extra import load
 from fedcams.report.palette import Look, look
 from fedcams.report.partitions import Histogram
 from fedcams.report.parts import PARTS, Parts, parts
 from fedcams.report.series import Curve, curve
+from fedcams.report.summary import Row, Summary
 from fedcams.report.units import human_bytes
 
 
@@ -43,11 +44,48 @@ def compression(collection: Collection) -> list[Chart]:
     return [chart for chart in charts if chart.figure["data"]]
 
 
-def communication(collection: Collection) -> list[Chart]:
-    """Where the bytes of each method went, where the downlink is compressed somewhere."""
+def communication(collection: Collection, summary: Summary) -> list[Chart]:
+    """What accuracy costs, and where the bytes of each method went, where the downlink is compressed somewhere."""
     found = parts(collection)
-    if not found:
-        return []
+    return [_tradeoff(summary), _stacks(found)] if found and summary.target is not None else []
+
+
+def _tradeoff(summary: Summary) -> Chart:
+    """One point a method: final accuracy, from the lowest to the highest seed, against all bytes."""
+    go = load("plotly.graph_objects")
+    traces = [_point(go, row, index, summary.percent) for index, row in enumerate(summary.rows) if row.final]
+    layout = {
+        "xaxis": {
+            "title": {"text": BYTES.title},
+            "type": "log",
+            "exponentformat": "SI",
+            "ticksuffix": "B",
+            "dtick": "D2",
+        },
+        "yaxis": {"zeroline": False, "tickformat": ".1%" if summary.percent else ""},
+    }
+    return Chart("tradeoff", "Final accuracy against all bytes", _plain(go.Figure(traces, layout)), {})
+
+
+def _point(go: Any, row: Row, index: int, percent: bool) -> Any:
+    assert row.final is not None
+    low, high = row.final.mean - row.final.low, row.final.high - row.final.mean
+    return go.Scatter(
+        x=[row.bytes_total],
+        y=[row.final.mean],
+        error_y={"type": "data", "symmetric": False, "array": [high], "arrayminus": [low], "thickness": 1},
+        mode="markers",
+        name=html.escape(row.label, quote=False),
+        legendgroup=row.label,
+        marker={"color": look(index).colour, "size": 11, "symbol": SYMBOLS[look(index).dash]},
+        hovertemplate=f"%{{y:{'.2%' if percent else '.4~g'}}}, {human_bytes(row.bytes_total)}",
+    )
+
+
+SYMBOLS = {"solid": "circle", "dash": "square", "dot": "diamond", "dashdot": "cross"}
+
+
+def _stacks(found: list[Parts]) -> Chart:
     go = load("plotly.graph_objects")
     methods = [f"{html.escape(part.label, quote=False)} · {human_bytes(part.total)}" for part in found]
     traces = [
@@ -64,7 +102,7 @@ def communication(collection: Collection) -> list[Chart]:
         },
         "yaxis": {"automargin": True, "autorange": "reversed", "showgrid": False},
     }
-    return [Chart("communication", "Where the bytes go", _plain(go.Figure(traces, layout)), {})]
+    return Chart("communication", "Where the bytes go", _plain(go.Figure(traces, layout)), {})
 
 
 def _part(go: Any, name: str, colour: str, sizes: list[float], found: list[Parts], methods: list[str]) -> Any:

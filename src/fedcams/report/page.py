@@ -28,7 +28,7 @@ def page(collection: Collection, summary: Summary) -> str:
     """The whole file."""
     curves = charts.curves(collection, summary.percent)
     compression = charts.compression(collection)
-    communication = charts.communication(collection)
+    communication = charts.communication(collection, summary)
     partitions = [charts.partition(histogram, index) for index, histogram in enumerate(histograms(collection))]
     return Template(_part("page.html")).substitute(
         title=_title(collection),

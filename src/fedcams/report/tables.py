@@ -132,7 +132,8 @@ def _shares(row: Row) -> str:
     """What catching up and dense models take of the bytes down, where there is anything else."""
     if row.downlink == "none" or row.down_catchup is None or row.down_dense is None:
         return ""
-    return f"{100 * row.down_catchup:.0f}% catch-up, {100 * row.down_dense:.0f}% dense"
+    shares = {"catch-up": row.down_catchup, "dense": row.down_dense}
+    return ", ".join(f"{100 * share:.0f}% {name}" for name, share in shares.items() if share)
 
 
 def _to_target(row: Row, summary: Summary) -> Cell:
