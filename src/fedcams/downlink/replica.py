@@ -29,6 +29,10 @@ class ReplicaState(NamedTuple):
     """Client -> digest of its row, for those whose row can be built upon; a simulation leaves them empty."""
     sent: Mapping[int, Tensor]
     """Client -> the message it was sent in this round, as bytes, until the round is over."""
+    round: int
+    """That round."""
+    results: Mapping[int, str]
+    """Client -> the digest of what comes out of that message."""
 
 
 @register("replica")
@@ -53,14 +57,16 @@ class Replica(Downlink):
         check_contractive(self.name, self.codec)
 
     def init(self, x: Tensor) -> ReplicaState:
-        return ReplicaState(x.clone() if self.warm else None, {}, {})
+        return ReplicaState(x.clone() if self.warm else None, {}, {}, 0, {})
 
     # -- the server's side ---------------------------------------------------------------------------------------
 
     def send(self, state: ReplicaState, turn: Turn, clients: Sequence[int]) -> tuple[dict[int, bytes], ReplicaState]:
-        made = {client: self._message(state, turn, client).to_bytes() for client in clients}
+        messages = {client: self._message(state, turn, client) for client in clients}
+        made = {client: message.to_bytes() for client, message in messages.items()}
         sent = {**state.sent, **{client: as_tensor(data) for client, data in made.items()}}
-        return made, state._replace(sent=dict(sorted(sent.items())))
+        results = {**state.results, **{client: message.result.digest.hex() for client, message in messages.items()}}
+        return made, state._replace(sent=sent, round=turn.round, results=results)
 
     def _message(self, state: ReplicaState, turn: Turn, client: int) -> Message:
         base = _base(state, turn, client)
@@ -72,21 +78,26 @@ class Replica(Downlink):
         return Message(ADD, base, Held(turn.round, digest_of(after)), [pack(self.codec, code, turn.layout)])
 
     def expected(self, state: ReplicaState, client: int) -> Held | None:
-        return Message.from_bytes(as_bytes(state.sent[client])).result if client in state.sent else None
+        return Held(state.round, bytes.fromhex(state.results[client])) if client in state.results else None
 
     def heard(
         self, state: ReplicaState, turn: Turn, words: Mapping[int, Held | None], over: bool = True
     ) -> ReplicaState:
         digests = dict(state.digests)
         for client, held in sorted(words.items()):
-            message = Message.from_bytes(as_bytes(state.sent[client])) if client in state.sent else None
-            if over and message is not None and held == message.result:  # a row changes once a round
-                row = None if message.base is None else self._rows(state, turn, [client])[0].cpu()
-                _store(turn).commit([client], message.apply(row, turn.layout)[None], turn.round)
+            if over and held is not None and held == self.expected(state, client):  # a row changes once a round
+                self._follow(state, turn, client)
                 digests[client] = held.digest.hex()
             elif held is None or held != _base(state, turn, client):
                 digests[client] = ""  # its row is of no use until it has got the dense model
-        return state._replace(digests=dict(sorted(digests.items())), sent={} if over else state.sent)
+        state = state._replace(digests=dict(sorted(digests.items())))
+        return state._replace(sent={}, results={}) if over else state
+
+    def _follow(self, state: ReplicaState, turn: Turn, client: int) -> None:
+        """The client has taken the step that it was sent: so does its row."""
+        message = Message.from_bytes(as_bytes(state.sent[client]))
+        row = None if message.base is None else self._rows(state, turn, [client])[0].cpu()
+        _store(turn).commit([client], message.apply(row, turn.layout)[None], turn.round)
 
     def _rows(self, state: ReplicaState, turn: Turn, clients: Sequence[int]) -> Tensor:
         """`[C, d]`, on the device of x: what these clients hold, the initial model for those not seen."""
