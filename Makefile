@@ -38,6 +38,7 @@ format: $(READY) ## Format the code and fix what the linter can fix
 bench: $(READY) ## Time the core, and whole rounds
 	$(PY) benchmarks/core.py $(ARGS)
 	$(PY) benchmarks/rounds.py $(ARGS)
+	$(PY) benchmarks/catchup.py $(ARGS)
 
 golden: $(READY) ## Write the golden payloads anew (only when the wire format changes on purpose)
 	$(PY) tests/make_golden.py $(ARGS)

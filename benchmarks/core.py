@@ -40,9 +40,11 @@ GOALS = {
     "encode sign": Goal(6, "torch + packbits", 7),
     "encode topk(ratio=1/64)": Goal(6, "torch.topk", 20),
     "encode topk(ratio=1/64, values=bf16)": Goal(6, "torch.topk", 20),
+    "encode blockq": Goal(8, "torch, 4 bits", 4),
     "aggregate sign": Goal(4),
     "aggregate topk(ratio=1/64)": Goal(2),
     "aggregate topk(ratio=1/64, values=bf16)": Goal(2),
+    "aggregate blockq": Goal(4),
 }
 SPECS = [name.removeprefix("encode ") for name in GOALS if name.startswith("encode")]
 COHORT = 10
@@ -81,6 +83,7 @@ def contenders(delta: Tensor) -> dict[str, Setup]:
         "numpy.copyto": copy_setup(delta),
         "torch + packbits": lambda: lambda: composed_sign(delta, residual),
         "torch.topk": lambda: lambda: composed_topk(delta, residual),
+        "torch, 4 bits": lambda: lambda: composed_blocks(delta, residual),
         **{f"encode {spec}": encode_setup(spec, delta, residual) for spec in SPECS},
         **{f"aggregate {spec}": aggregate_setup(spec, delta) for spec in SPECS},
         **steps,
@@ -107,6 +110,15 @@ def composed_topk(delta: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tens
     h = delta + residual
     positions = torch.topk(h.abs(), D // RATIO).indices
     return positions, h.gather(0, positions), h.scatter(0, positions, 0.0)
+
+
+def composed_blocks(delta: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Four bits a coordinate in blocks of 128 with error feedback as one would write it with torch."""
+    h = torch.nn.functional.pad(delta + residual, (0, -D % 128)).view(-1, 128)
+    step = h.abs().amax(1, keepdim=True) / 7
+    levels = (h / step).round().clamp(-7, 7)
+    offset = (levels + 7).to(torch.uint8).view(-1, 2)
+    return offset[:, 0] | offset[:, 1] << 4, step, h - levels * step
 
 
 def encode_setup(spec: str, delta: Tensor, residual: Tensor) -> Setup:

@@ -319,3 +319,29 @@ def test_as_a_process(folder: Path) -> None:
 def test_importing_the_package_does_not_load_the_command_line() -> None:
     probe = "import sys, fedcams; sys.exit('typer' in sys.modules or 'rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+# -- plan ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_compares_downlinks_and_recommends_one(folder: Path) -> None:
+    output = say("plan", "1000000", "--clients", "100", "--cohort", "10")
+    assert "1,000,000 parameters, 0 buffers; uniform of 100 clients, 500 rounds; uplink sign" in output
+    assert re.search(r"replica\(blockq\) +\S+ MB", output)
+    assert "Recommended: replica(blockq(bits=2)), 8." in output
+    assert re.search(r"none +.*min", output), "times on networks"
+    only = say("plan", "mlp(hidden=8)", "--downlink", "shared(blockq)", "--cohort", "full")
+    assert "24,674 parameters" in only
+    assert "Recommended: shared(blockq), with" in only
+    assert "No downlink among these fits" in say("plan", "1000", "--downlink", "replica(blockq)", "--memory", "0")
+
+
+def test_the_papers_tables_are_printed(folder: Path) -> None:
+    output = say("plan", "--paper")
+    assert re.search(r"sign +identity +1\.84e11 +1\.84e11", output)
+    assert re.search(r"topk\(ratio=1/256\) +topk\(ratio=1/256\) +2\.79e9 +2\.79e9", output)
+
+
+def test_a_plan_for_no_model_is_refused(folder: Path) -> None:
+    assert "MODEL=0.5: give a whole number of parameters" in refused("plan", "0.5")
+    assert "no model is named 'resnet'" in refused("plan", "resnet")

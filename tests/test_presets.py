@@ -19,7 +19,7 @@ from fedcams.registry import exact, resolve
 from fedcams.simulation import History
 
 SMALL = {"resnet18": "resnet18(width=1)", "convmixer": "convmixer(dim=4, depth=1)", "mlp": "mlp(hidden=8)"}
-PAPER = [name for name in presets() if name != "demo"]
+PAPER = [name for name in presets() if name != "demo" and not name.endswith("digits")]
 everyone = pytest.mark.parametrize("name", presets())
 
 
@@ -68,7 +68,7 @@ def test_its_experiments_run_in_miniature(name: str, data: Path) -> None:
         built = build(experiment, data)
         records = History(built.simulation, built.state, experiment.rounds).run().records
         assert [record.round for record in records] == [1, 2]
-        assert len(records[0].cohort) == getattr(experiment.sampler, "n", None)
+        assert len(records[0].cohort) == getattr(experiment.sampler, "n", experiment.clients)
         assert (records[0].gamma is not None) == experiment.measure_gamma
 
 
@@ -83,7 +83,8 @@ def test_the_papers_common_setting(name: str) -> None:
         assert (experiment.uplink.name != "identity") == experiment.label.startswith("FedCAMS")
         assert str(experiment.task) == ("cifar100" if name.endswith("cifar100") else "cifar10")
         if not name.startswith("cohort"):
-            assert str(experiment.sampler) == "uniform"
+            assert str(experiment.sampler) == ("full" if name.startswith("two-way-full") else "uniform")
+        assert (experiment.downlink.name != "none") <= name.startswith("two-way")
         if not name.startswith(("epochs", "communication")):
             assert experiment.local.epochs == 3
 

@@ -19,6 +19,7 @@ from fedcams.report.extra import ExtraMissing, load
 from fedcams.report.page import page
 from fedcams.report.palette import COLOURS, look
 from fedcams.report.partitions import histograms
+from fedcams.report.parts import parts
 from fedcams.report.profiles import compute, time_to
 from fedcams.report.series import curve, position
 from fedcams.report.tables import markdown, write_rounds_csv, write_summary_csv
@@ -38,6 +39,7 @@ def write_run(
     histogram: list[list[int]] | None = None,
     q: float | None = None,
     gamma: float | None = None,
+    parts: tuple[int, int, int] | None = None,
     **keys: Any,
 ) -> Path:
     """A run of as many rounds as there are accuracies; two clients a round, the bytes given being those of both."""
@@ -45,7 +47,9 @@ def write_run(
     folder.mkdir(parents=True)
     (folder / "experiment.toml").write_text(experiment.to_toml(), "utf-8")
     records = [
-        RoundRecord(t, [0, 1], 1 / t, None if a is None else 2 - a, a, up, down, 0, 0, 80, 320, q, gamma, 1.0)
+        RoundRecord(
+            t, [0, 1], 1 / t, None if a is None else 2 - a, a, up, down, 0, 0, 80, 320, q, gamma, 1.0, *(parts or ())
+        )
         for t, a in enumerate(accuracy, 1)
     ]
     (folder / "rounds.jsonl").write_text("".join(f"{record.to_json()}\n" for record in records))
@@ -170,6 +174,36 @@ def test_bytes_to_a_target_are_those_of_every_seed(runs: Path) -> None:
     assert (sparse.reached, sparse.bytes_to_target) == (0, None)
     dense, _ = summarize(collect([runs]), target=0.9).rows
     assert (dense.reached, dense.bytes_to_target) == (1, None)
+
+
+def two_way(root: Path) -> Path:
+    """Ten rounds uncompressed, as an older version recorded them, and ten with deltas, catching up and dense models."""
+    write_run(root / "a", rising(0.9), up=4000, label="dense")
+    keys = {"label": "two-way", "uplink": "sign", "downlink": "shared(topk(ratio=1/64))"}
+    write_run(root / "b", rising(0.8), up=100, down=1000, parts=(300, 500, 150), **keys)
+    return root
+
+
+def test_bytes_down_are_told_apart(tmp_path: Path) -> None:
+    collection = collect([two_way(tmp_path)])
+    dense, sparse = summarize(collection).rows
+    assert (dense.down_catchup, dense.bytes_total) == (None, 80000)
+    assert (sparse.down_catchup, sparse.down_dense, sparse.bytes_total) == (0.5, 0.15, 11000)
+    (found,) = parts(collection)
+    assert (found.label, found.bytes, found.total) == ("two-way", (1000, 3000, 5000, 1500, 500), 11000)
+    text = markdown(collection, summarize(collection))
+    assert "| Uplink | Downlink | Seeds |" in text
+    assert "10.0 kB (50% catch-up, 15% dense) | 11.0 kB |" in text
+
+
+def test_where_the_bytes_go_is_drawn_once_the_downlink_is_compressed(runs: Path, tmp_path: Path) -> None:
+    assert "chart-communication" not in page(collect([runs]), summarize(collect([runs])))
+    out = report([two_way(tmp_path / "two")], tmp_path / "out").parent
+    assert "chart-communication" in (out / "index.html").read_text("utf-8")
+    assert "chart-tradeoff" in (out / "index.html").read_text("utf-8")
+    assert {"communication.png", "tradeoff.svg"} <= {path.name for path in (out / "figures").iterdir()}
+    last = read_csv(out / "rounds.csv")[-1]
+    assert (last["wire_down_deltas"], last["wire_down_catchup"], last["wire_down_dense"]) == ("300", "500", "150")
 
 
 def test_the_best_score_may_be_negative(tmp_path: Path) -> None:

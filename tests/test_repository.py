@@ -29,7 +29,7 @@ LEVELS: list[set[str]] = [
     {"simulation"},
     {"experiment"},
     {"runs"},
-    {"report", "trackers", "bench"},
+    {"report", "trackers", "bench", "plan"},
     {"cli"},
     {"__main__"},
 ]

@@ -36,6 +36,11 @@ KINDS: list[dict[str, Any]] = [
     {"uplink": "topk(ratio=1/16)", "server": "fedavg", "feedback": False},
     {"uplink": "identity", "sampler": "bernoulli(p=0.2)", "evaluate_every": 2},  # some cohorts are empty
     {"uplink": "sign", **MIXER},  # batch-norm, so buffers
+    {"uplink": "sign", "downlink": "shared(topk(ratio=1/16))"},
+    {"uplink": "identity", "downlink": "shared(blockq, warm=true)", "sampler": "bernoulli(p=0.2)"},
+    {"uplink": "sign", "downlink": "replica(blockq(bits=2))", **MIXER},
+    {"uplink": "topk(ratio=1/16)", "downlink": "replica(sign, warm=true)"},
+    {"uplink": "sign", "downlink": "stateless"},
 ]
 
 

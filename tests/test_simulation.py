@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -19,8 +21,9 @@ from fedcams.compress import Compressor
 from fedcams.engines import engine
 from fedcams.layout import Layout
 from fedcams.registry import registered
-from fedcams.rounds import Client, Instruction, Reply, Update, client
+from fedcams.rounds import Client, HeldStore, Instruction, Reply, Update, client
 from fedcams.rounds import server as half
+from fedcams.rounds.messages import INSTRUCTION
 from fedcams.simulation import History, RoundRecord, simulate
 
 COMPRESSORS = [compressor(spec) for cls in registered("compressor").values() for spec in cls.examples]
@@ -57,7 +60,11 @@ def through_bytes(history: History) -> Iterator[tuple[Tensor, Tensor | None, int
     """The same run client by client: x, buffers, bytes up and bytes down after each round."""
     simulation, state = history.simulation, history.state
     config, problem = simulation.server, simulation.problem
-    me = Client(simulation.uplink, config.buffer_layout, config.downlink)
+    held = HeldStore.in_memory(config.layout)
+    if getattr(config.downlink, "warm", False):
+        for i in problem.clients:
+            held.start(i, state.x)
+    me = Client(simulation.uplink, config.buffer_layout, config.downlink, held)
 
     def train(x: Tensor, buffers: Tensor | None, instruction: Instruction) -> Update:
         update = engine("loop").train(problem, x, buffers, [instruction.client], instruction.round, instruction.seed)
@@ -83,11 +90,37 @@ def test_batched_rounds_are_the_two_halves_bit_for_bit(codec: Compressor, norm: 
     feedback = codec.contraction(Layout.flat(100)) is not None
     options = {"model": net(norm), "uplink": codec, "engine": "loop", "feedback": feedback, "seed": 3, **KEEP_PAIRS}
     batched, apart = run(**options), run(**options)
+    assert_equal_rounds(batched, apart)
+
+
+def assert_equal_rounds(batched: History, apart: History) -> None:
     for record, (x, buffers, up, down) in zip(batched, through_bytes(apart), strict=True):
         assert torch.equal(batched.state.x, x)
         assert (buffers is None) == (batched.state.buffers is None)
         assert buffers is None or torch.equal(batched.state.buffers, buffers)
         assert (record.wire_up, record.wire_down) == (up, down)
+        parts = [record.wire_down_deltas, record.wire_down_catchup, record.wire_down_dense, record.wire_down_buffers]
+        assert sum(parts) + INSTRUCTION.overhead * len(record.cohort) == down
+
+
+DOWNLINKS = [spec for cls in registered("downlink").values() for spec in cls.examples]
+WRAPPED = [
+    f"{name}({codec})"
+    for name in ("shared", "replica")
+    for codec in COMPRESSORS
+    if codec.contraction(Layout.flat(1)) is not None
+]
+
+
+@pytest.mark.parametrize("downlink", [*DOWNLINKS, *WRAPPED])
+@pytest.mark.parametrize("norm", [False, True])
+def test_batched_rounds_are_the_two_halves_with_every_downlink(downlink: str, norm: bool) -> None:
+    options = {"model": net(norm), "uplink": "sign", "downlink": downlink, "rounds": 9, **KEEP_PAIRS}
+    batched, apart = (run(**options, engine="loop", seed=3) for _ in range(2))
+    assert_equal_rounds(batched, apart)
+    common = batched.simulation.server.downlink.common(batched.state.downlink)
+    for record in batched.records:
+        assert (record.held_accuracy is None) == (common is None)
 
 
 def test_a_quadratic_is_the_papers_algorithm_round_by_round() -> None:
@@ -135,6 +168,16 @@ def test_two_runs_with_one_seed_are_identical_and_others_are_not() -> None:
     assert lines(1) == lines(1)
     assert lines(1) != lines(2)
     assert [RoundRecord.from_json(line).to_json() for line in lines(1)] == lines(1)
+
+
+def test_records_of_before_the_downlink_was_told_apart_are_read() -> None:
+    record = next(iter(run()))
+    values = json.loads(record.to_json())
+    added = ("wire_down_deltas", "wire_down_catchup", "wire_down_dense", "held_loss", "held_accuracy")
+    old = {key: value for key, value in values.items() if key not in added}
+    read = RoundRecord.from_json(json.dumps(old))
+    assert read == dataclasses.replace(record, **dict.fromkeys(added))
+    assert record.wire_down_dense == record.wire_down - INSTRUCTION.overhead * len(record.cohort)
 
 
 def test_stacked_and_loop_tell_the_same_story() -> None:

@@ -2,6 +2,7 @@
 
 from fedcams.aggregate import Aggregator
 from fedcams.compress import compressor
+from fedcams.downlink import HeldStore
 from fedcams.errors import FedcamsError, LayoutError, SpecError, WireError
 from fedcams.feedback import ErrorFeedback
 from fedcams.layout import Layout
@@ -15,6 +16,7 @@ __all__ = [
     "Aggregator",
     "ErrorFeedback",
     "FedcamsError",
+    "HeldStore",
     "Layout",
     "LayoutError",
     "ResidualStore",

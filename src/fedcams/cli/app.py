@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from fedcams.cli.benching import bench
 from fedcams.cli.listing import list_
+from fedcams.cli.planning import plan
 from fedcams.cli.reporting import report
 from fedcams.cli.running import resume, run
 from fedcams.cli.sweeping import sweep
@@ -51,6 +52,7 @@ app.command()(run)
 app.command()(resume)
 app.command()(report)
 app.command()(sweep)
+app.command()(plan)
 app.command("list")(list_)
 app.add_typer(bench, name="bench")
 

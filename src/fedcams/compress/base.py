@@ -17,7 +17,7 @@ from fedcams.errors import LayoutError, SpecError
 from fedcams.layout import Layout
 from fedcams.registry import Spec, resolve
 
-FieldKind = Literal["f32", "bf16", "uint", "sign", "index"]
+FieldKind = Literal["f32", "bf16", "uint", "sign", "packed", "index"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Field:
     """One array that a compressor sends: `count` symbols of a kind.
 
     `f32`, `bf16`: finite reals. `uint`: integers of `bits` bits. `index`: strictly ascending positions in [0, d).
-    `sign`: one bit each, already packed (`fedcams.bits.signs`), so its tensor has `ceil(count/8)` bytes.
+    Already packed, so that their tensors have `ceil(count·bits/8)` bytes: `sign`, one bit each (`fedcams.bits.signs`),
+    and `packed`, integers of `bits` <= 8 bits (`fedcams.bits.levels`).
     """
 
     kind: FieldKind
@@ -35,6 +36,8 @@ class Field:
     def __post_init__(self) -> None:
         if self.kind == "uint" and not 1 <= self.bits <= 32:
             raise SpecError(f"a uint field with bits={self.bits}; allowed: 1 to 32")
+        if self.kind == "packed" and not 1 <= self.bits <= 8:
+            raise SpecError(f"a packed field with bits={self.bits}; allowed: 1 to 8")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -42,17 +45,18 @@ class Field:
         if self.kind == "uint":
             return torch.uint8 if self.bits <= 8 else torch.int64
         reals = {"f32": torch.float32, "bf16": torch.bfloat16}
-        return reals.get(self.kind, torch.uint8 if self.kind == "sign" else torch.int64)
+        return reals.get(self.kind, torch.int64 if self.kind == "index" else torch.uint8)
 
     @property
     def columns(self) -> int:
         """The last dimension of the tensor that holds this field."""
-        return packed_size(self.count) if self.kind == "sign" else self.count
+        packed = {"sign": 1, "packed": self.bits}.get(self.kind)
+        return self.count if packed is None else packed_size(self.count * packed)
 
     @property
     def paper_bits(self) -> int:
         """The paper's price: 32 bits a real or an index, one a sign, b a b-bit integer."""
-        return self.count * {"sign": 1, "uint": self.bits}.get(self.kind, 32)
+        return self.count * {"sign": 1, "uint": self.bits, "packed": self.bits}.get(self.kind, 32)
 
 
 Code = Mapping[str, Tensor]

@@ -3,43 +3,120 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
-import torch
 from torch import Tensor
 
+from fedcams.downlink.held import HeldStore
+from fedcams.downlink.message import Message
+from fedcams.downlink.versions import Held, OutOfStep
+from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.registry import Spec, resolve
+from fedcams.residuals import ResidualStore
+
+
+class Turn(NamedTuple):
+    """What a downlink sends in a round, the server's model `x [d]`, and what it may need for that."""
+
+    x: Tensor
+    layout: Layout
+    round: int
+    seed: int
+    replicas: ResidualStore | None = None
+
+
+class Sent(NamedTuple):
+    """What a client got: a `delta` (or a compressed model), a `catchup` for rounds it missed, or the `dense` model."""
+
+    kind: Literal["delta", "catchup", "dense"]
+    size: int
+    """Bytes of the model's part of the instruction."""
+
+
+class Delivery(NamedTuple):
+    """A round's models in a simulation."""
+
+    start: Tensor
+    """What these clients hold then: `[d]` where all hold the same, and else `[C, d]`."""
+    sent: list[Sent]
+    state: Any
 
 
 class Downlink(Spec, ABC):
-    """The root of all downlinks. State is data: `init` makes it, `send` returns the next one."""
+    """The root of all downlinks. State is data: `init` makes it, `send` and `heard` return the next one.
+
+    The server never assumes that a message has arrived: what it believes of a client changes by what the client says.
+    """
 
     kind = "downlink"
+    keeps: ClassVar[bool] = False
+    """Whether clients keep the model that they got, in a HeldStore."""
+    replicates: ClassVar[bool] = False
+    """Whether the server keeps a model of every client, in a ResidualStore."""
 
-    @abstractmethod
     def init(self, x: Tensor) -> Any:
         """What the server keeps between rounds, before anything was sent."""
+        return None
 
     @abstractmethod
-    def send(self, state: Any, x: Tensor, layout: Layout, clients: Sequence[int]) -> tuple[dict[int, bytes], Any]:
-        """The bytes for each of these clients, and the state after them."""
+    def send(self, state: Any, turn: Turn, clients: Sequence[int]) -> tuple[dict[int, bytes], Any]:
+        """The bytes for each of these clients, and the state until `heard`."""
 
-    def deliver(self, state: Any, x: Tensor, layout: Layout, clients: Sequence[int]) -> tuple[Tensor, list[int], Any]:
-        """What a simulation needs of `send` and `receive`: the models that these clients then hold, `[d]` where all
-        hold the same and else `[C, d]`, the bytes sent to each, and the state after it."""
-        sent, state = self.send(state, x, layout, clients)
-        held = torch.stack([self.receive(sent[client], layout) for client in clients])
-        return held, [len(sent[client]) for client in clients], state
+    def expected(self, state: Any, client: int) -> Held | None:
+        """What a client holds that got what was sent to it last; None for downlinks that keep nothing."""
+        return None
+
+    def heard(self, state: Any, turn: Turn, words: Mapping[int, Held | None], over: bool = True) -> Any:
+        """The state given what clients said in this round that they hold; of the others nothing new is known.
+
+        Once a round is over, what was sent in it need not be remembered: the next message builds on what is known.
+        """
+        return state
+
+    @abstractmethod
+    def deliver(self, state: Any, turn: Turn, clients: Sequence[int]) -> Delivery:
+        """`send`, receipt and `heard` as a simulation needs them, in which nothing gets lost: no bytes, no digests."""
 
     @abstractmethod
     def paper_bits(self, layout: Layout) -> int:
         """Bits of one client's link in a round by the paper's rule."""
 
-    @abstractmethod
-    def receive(self, data: bytes, layout: Layout, held: Tensor | None = None) -> Tensor:
-        """The model `[d]` that a client holds from now on, given what it held before."""
+    def common(self, state: Any) -> Tensor | None:
+        """The model `[d]` that all clients of the last round hold, where that is one and not the server's own."""
+        return None
+
+    def receive(self, data: bytes, layout: Layout, store: HeldStore | None, client: int) -> tuple[Tensor, Held | None]:
+        """The model `[d]` to train from, and what to tell the server about it; refuses by OutOfStep."""
+        if store is None:
+            raise SpecError(f"{self}: clients keep their model; give them a HeldStore, in memory or on disk")
+        if store.layout.id != layout.id:
+            raise OutOfStep(f"client {client} keeps models of layout {store.layout.id.hex()}, another model", None)
+        return follow(store, client, Message.from_bytes(data))
+
+
+def follow(store: HeldStore, client: int, message: Message) -> tuple[Tensor, Held]:
+    """What a client that keeps its model does with a message. It is staged: what was held stays until the server shows,
+    by building on the new model, that it knows of it, so a reply that gets lost leaves both sides where they were."""
+    base = None if message.base is None else _settle(store, client, message.base)
+    model = message.apply(base, store.layout)
+    store.stage(client, message)
+    return model, message.result
+
+
+def _settle(store: HeldStore, client: int, named: Held) -> Tensor:
+    """The model that the server builds on: the one held, or the staged one, which then becomes the one held."""
+    held = store.held(client)
+    if held == named:
+        return store.model(client)
+    staged = store.staged(client)
+    if staged is None or staged.result != named or (staged.base is not None and staged.base != held):
+        found = "nothing" if held is None else str(held)
+        raise OutOfStep(f"client {client} holds {found}, and the message builds on {named}; ask for all of it", held)
+    model = staged.apply(None if staged.base is None else store.model(client), store.layout)
+    store.keep(client, named, model)
+    return model
 
 
 def downlink(spec: str | Downlink) -> Downlink:

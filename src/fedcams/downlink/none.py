@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedcams.compress import compressor
-from fedcams.downlink.base import Downlink
+from fedcams.downlink.base import Delivery, Downlink, Sent, Turn
+from fedcams.downlink.held import HeldStore
 from fedcams.layout import Layout
 from fedcams.registry import register
 from fedcams.wire import decode, encode, size
@@ -23,17 +24,14 @@ class NoDownlink(Downlink):
 
     examples = ("none",)
 
-    def init(self, x: Tensor) -> None:
-        return None
+    def send(self, state: None, turn: Turn, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
+        return dict.fromkeys(clients, encode(DENSE, turn.x, turn.layout)), None
 
-    def send(self, state: None, x: Tensor, layout: Layout, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
-        return dict.fromkeys(clients, encode(DENSE, x, layout)), None
-
-    def deliver(self, state: None, x: Tensor, layout: Layout, clients: Sequence[int]) -> tuple[Tensor, list[int], None]:
-        return x, [size(DENSE, {"values": x}, layout)] * len(clients), None
+    def deliver(self, state: None, turn: Turn, clients: Sequence[int]) -> Delivery:
+        return Delivery(turn.x, [Sent("dense", size(DENSE, {"values": turn.x}, turn.layout))] * len(clients), None)
 
     def paper_bits(self, layout: Layout) -> int:
         return DENSE.paper_bits(layout)
 
-    def receive(self, data: bytes, layout: Layout, held: Tensor | None = None) -> Tensor:
-        return decode(data, layout)
+    def receive(self, data: bytes, layout: Layout, store: HeldStore | None, client: int) -> tuple[Tensor, None]:
+        return decode(data, layout), None

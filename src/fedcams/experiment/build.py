@@ -48,7 +48,9 @@ def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.devic
     clients = Shards(loaded.train_x, loaded.train_y, parts)
     problem = Problem(model, loaded.loss, clients, experiment.local, loaded.prepare, loaded.augment)
     layout, buffers = problem.layout, problem.buffer_layout
-    server = Server(layout, experiment.server, experiment.seed, buffers, experiment.downlink, experiment.weighting)
+    downlink = experiment.downlink
+    replicas = ResidualStore.in_memory(layout, device) if downlink.replicates else None
+    server = Server(layout, experiment.server, experiment.seed, buffers, downlink, experiment.weighting, replicas)
     store = ResidualStore.in_memory(layout, device) if experiment.feedback else None
     simulation = Simulation(
         problem,

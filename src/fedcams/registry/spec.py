@@ -44,7 +44,7 @@ class Spec:
         shown = []
         for position, (key, (param, default)) in enumerate(params(type(self)).items()):
             value = getattr(self, key)
-            if value != default:
+            if value != default and not (param.kind == "spec" and str(value) == default):
                 positional = param.kind == "spec" and position == 0
                 shown.append(show(value) if positional else f"{key}={show(value)}")
         return f"{self.name}({', '.join(shown)})" if shown else self.name

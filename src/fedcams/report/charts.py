@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from fedcams.report.axes import ACCURACY, AXES, COMPRESSION, CURVES, ROUNDS, Metric
+from fedcams.report.axes import ACCURACY, AXES, BYTES, COMPRESSION, CURVES, ROUNDS, Metric
 from fedcams.report.collect import Collection, Method
 from fedcams.report.extra import load
 from fedcams.report.palette import Look, look
 from fedcams.report.partitions import Histogram
+from fedcams.report.parts import PARTS, Parts, parts
 from fedcams.report.series import Curve, curve
+from fedcams.report.summary import Row, Summary
+from fedcams.report.units import human_bytes
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,82 @@ def compression(collection: Collection) -> list[Chart]:
     """What compression loses, of the methods that lose something."""
     charts = [_lines(collection, metric, False, axes=False) for metric in COMPRESSION]
     return [chart for chart in charts if chart.figure["data"]]
+
+
+def communication(collection: Collection, summary: Summary) -> list[Chart]:
+    """What accuracy costs, and where the bytes of each method went, where the downlink is compressed somewhere."""
+    found = parts(collection)
+    return [_tradeoff(summary), _stacks(found)] if found and summary.target is not None else []
+
+
+def _tradeoff(summary: Summary) -> Chart:
+    """One point a method: final accuracy, from the lowest to the highest seed, against all bytes."""
+    go = load("plotly.graph_objects")
+    traces = [_point(go, row, index, summary.percent) for index, row in enumerate(summary.rows) if row.final]
+    layout = {
+        "xaxis": {
+            "title": {"text": BYTES.title},
+            "type": "log",
+            "exponentformat": "SI",
+            "ticksuffix": "B",
+            "dtick": "D2",
+        },
+        "yaxis": {"zeroline": False, "tickformat": ".1%" if summary.percent else ""},
+    }
+    return Chart("tradeoff", "Final accuracy against all bytes", _plain(go.Figure(traces, layout)), {})
+
+
+def _point(go: Any, row: Row, index: int, percent: bool) -> Any:
+    assert row.final is not None
+    low, high = row.final.mean - row.final.low, row.final.high - row.final.mean
+    return go.Scatter(
+        x=[row.bytes_total],
+        y=[row.final.mean],
+        error_y={"type": "data", "symmetric": False, "array": [high], "arrayminus": [low], "thickness": 1},
+        mode="markers",
+        name=html.escape(row.label, quote=False),
+        legendgroup=row.label,
+        marker={"color": look(index).colour, "size": 11, "symbol": SYMBOLS[look(index).dash]},
+        hovertemplate=f"%{{y:{'.2%' if percent else '.4~g'}}}, {human_bytes(row.bytes_total)}",
+    )
+
+
+SYMBOLS = {"solid": "circle", "dash": "square", "dot": "diamond", "dashdot": "cross"}
+
+
+def _stacks(found: list[Parts]) -> Chart:
+    go = load("plotly.graph_objects")
+    methods = [f"{html.escape(part.label, quote=False)} · {human_bytes(part.total)}" for part in found]
+    traces = [
+        _part(go, name, colour, [p.bytes[i] for p in found], found, methods)
+        for i, (name, colour) in enumerate(PARTS.items())
+    ]
+    layout = {
+        "barmode": "stack",
+        "xaxis": {
+            "title": {"text": "Part of all bytes, up + down"},
+            "tickformat": ".0%",
+            "zeroline": False,
+            "range": [0, 1],
+        },
+        "yaxis": {"automargin": True, "autorange": "reversed", "showgrid": False},
+    }
+    return Chart("communication", "Where the bytes go", _plain(go.Figure(traces, layout)), {})
+
+
+def _part(go: Any, name: str, colour: str, sizes: list[float], found: list[Parts], methods: list[str]) -> Any:
+    shares = [size / part.total if part.total else 0.0 for size, part in zip(sizes, found, strict=True)]
+    texts = [human_bytes(size) for size in sizes]
+    return go.Bar(
+        x=shares,
+        y=methods,
+        orientation="h",
+        name=name,
+        legendgroup=name,
+        marker={"color": colour},
+        customdata=texts,
+        hovertemplate="%{customdata}, %{x:.1%}",
+    )
 
 
 def partition(histogram: Histogram, index: int) -> Chart:

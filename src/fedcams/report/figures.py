@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from fedcams.report.axes import ACCURACY, AXES, COMPRESSION, CURVES, ROUNDS, Axis, Metric
+from fedcams.report.axes import ACCURACY, AXES, BYTES, COMPRESSION, CURVES, ROUNDS, Axis, Metric
 from fedcams.report.collect import Collection
 from fedcams.report.extra import load
 from fedcams.report.palette import look
 from fedcams.report.partitions import Histogram, histograms
+from fedcams.report.parts import PARTS, Parts, parts
 from fedcams.report.profiles import PROFILES, time_to
 from fedcams.report.series import curve
 from fedcams.report.summary import Summary
-from fedcams.report.units import score
+from fedcams.report.units import human_bytes, score
 
 SIZE = (4.8, 3.2)
 """Inches; two of them fill the width of a page."""
@@ -35,6 +36,7 @@ STYLE = {
     "svg.hashsalt": "fedcams",  # ids in SVG are random otherwise
 }
 LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+MARKERS = {"solid": "o", "dash": "s", "dot": "D", "dashdot": "P"}
 HATCHES = {"": "", "/": "///", "x": "xxx", ".": "..."}
 
 
@@ -65,6 +67,9 @@ def _figures(collection: Collection, summary: Summary) -> Iterator[tuple[str, An
     for metric, axis in pairs:
         if figure := _lines(collection, metric, axis, summary.percent):
             yield f"{metric.key}-{axis.key}", figure
+    if (found := parts(collection)) and summary.target is not None:
+        yield "communication", _stacks(found)
+        yield "tradeoff", _tradeoff(summary)
     for index, histogram in enumerate(histograms(collection)):
         yield f"partition-{index + 1}", _heat_map(histogram)
     if summary.target is not None:
@@ -107,6 +112,43 @@ def _heat_map(histogram: Histogram) -> Any:
     axes.grid(False)
     axes.set(xlabel="Client", ylabel="Label")
     axes.set_title(_text(histogram.title), fontsize=9)
+    return figure
+
+
+def _tradeoff(summary: Summary) -> Any:
+    """Final accuracy of each method, from its lowest to its highest seed, against all bytes."""
+    figure, axes = _figure()
+    for index, row in enumerate(summary.rows):
+        if row.final is not None:
+            low, high = row.final.mean - row.final.low, row.final.high - row.final.mean
+            style = {"color": look(index).colour, "marker": MARKERS[look(index).dash], "capsize": 2}
+            axes.errorbar([row.bytes_total], [row.final.mean], [[low], [high]], ls="", label=_text(row.label), **style)
+    ticker = load("matplotlib.ticker")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(unit="B"))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    if summary.percent:
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+    axes.set(xlabel=BYTES.title, ylabel="Final accuracy")
+    _legend(figure)
+    return figure
+
+
+def _stacks(found: list[Parts]) -> Any:
+    """Where the bytes of each method went, as parts of all of them."""
+    figure, axes = _figure()
+    places, left = np.arange(len(found)), np.zeros(len(found))
+    for index, (name, colour) in enumerate(PARTS.items()):
+        shares = np.array([part.bytes[index] / part.total if part.total else 0.0 for part in found])
+        axes.barh(places, shares, 0.7, left=left, color=colour, label=name)
+        left += shares
+    axes.set_yticks(places, [f"{_text(part.label)}\n{human_bytes(part.total)}" for part in found], fontsize=7.5)
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.xaxis.set_major_formatter(load("matplotlib.ticker").PercentFormatter(1.0))
+    axes.set(xlabel="Part of all bytes, up + down", xlim=(0, 1))
+    _legend(figure)
     return figure
 
 

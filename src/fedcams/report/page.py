@@ -28,6 +28,7 @@ def page(collection: Collection, summary: Summary) -> str:
     """The whole file."""
     curves = charts.curves(collection, summary.percent)
     compression = charts.compression(collection)
+    communication = charts.communication(collection, summary)
     partitions = [charts.partition(histogram, index) for index, histogram in enumerate(histograms(collection))]
     return Template(_part("page.html")).substitute(
         title=_title(collection),
@@ -41,11 +42,12 @@ def page(collection: Collection, summary: Summary) -> str:
         curves=_cards(curves, wide=1),
         band=BAND[0].upper() + BAND[1:],
         compression=_section("Compression", compression, COMPRESSION_NOTE),
+        communication=_section("Communication", communication, COMMUNICATION_NOTE),
         network=network(collection, summary),
         partitions=_section("Partitions", partitions, PARTITION_NOTE),
         environment=versions(collection),
         plotly=load("plotly.offline").get_plotlyjs(),
-        data=_data(collection, summary, [*curves, *compression, *partitions]),
+        data=_data(collection, summary, [*curves, *communication, *compression, *partitions]),
         script=_part("page.js"),
     )
 
@@ -53,6 +55,10 @@ def page(collection: Collection, summary: Summary) -> str:
 COMPRESSION_NOTE = (
     "q is the relative error ‖C(h) − h‖/‖h‖, mean over the cohort; γ is ‖C(mean h) − mean C(h)‖/‖mean Δ‖, where it was "
     "measured. Methods that lose nothing are left out."
+)
+COMMUNICATION_NOTE = (
+    "All clients and rounds, mean over seeds. Updates go up, the rest down: deltas to clients that are in step, or "
+    "whole models, compressed; what brings back clients that missed several, and dense models, as at a first contact."
 )
 PARTITION_NOTE = "How many examples of each label every client trains on."
 

@@ -15,15 +15,13 @@ from fedcams.report.collect import Collection
 from fedcams.report.palette import look
 from fedcams.report.profiles import PROFILES, compute
 from fedcams.report.summary import Summary
-from fedcams.report.tables import Cell, cells, columns
+from fedcams.report.tables import Cell, cells, columns, text_columns
 from fedcams.report.units import human_bytes, score
 
 FACTS = {
     "Task": "task", "Model": "model", "Partition": "partition", "Clients": "clients", "Cohort": "sampler",
     "Local training": "local", "Downlink": "downlink", "Rounds": "rounds", "Seeds": "seed",
 }  # fmt: skip
-TEXT_COLUMNS = 3
-"""The first ones of the table hold words, the others numbers."""
 
 
 def facts(collection: Collection) -> str:
@@ -89,12 +87,13 @@ def tiles(summary: Summary) -> str:
 
 def summary_table(summary: Summary) -> str:
     """Head and body; a cell carries the number it is sorted by."""
+    words = text_columns(summary)
     heads = "".join(
-        f'<th class="{_kind(i)}" title="{escape(doc)}"><button type="button">{escape(name)}</button></th>'
+        f'<th class="{_kind(i, words)}" title="{escape(doc)}"><button type="button">{escape(name)}</button></th>'
         for i, (name, doc) in enumerate(columns(summary).items())
     )
     rows = "".join(
-        f"<tr>{''.join(_cell(cell, i, index) for i, cell in enumerate(cells(row, summary)))}</tr>"
+        f"<tr>{''.join(_cell(cell, i, index, words) for i, cell in enumerate(cells(row, summary)))}</tr>"
         for index, row in enumerate(summary.rows)
     )
     return f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>"
@@ -160,20 +159,20 @@ def _input(key: str, value: float, least: float | None, name: str = "") -> str:
     return f'<input id="{key}" type="number" step="any" required value="{value:.10g}"{low}{named}>'
 
 
-def _cell(cell: Cell, column: int, row: int) -> str:
+def _cell(cell: Cell, column: int, row: int, words: int) -> str:
     order = "" if cell.order is None else f' data-order="{escape(str(cell.order))}"'
     note = f"<small>{escape(cell.note)}</small>" if cell.note else ""
     text = escape(cell.text)
     if column == 0:
         text = _dot(row) + text
-    elif column < TEXT_COLUMNS:
+    elif column < words:
         text = f"<code>{', '.join(f'<span>{part}</span>' for part in text.split(', '))}</code>"
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
-    return f'<td class="{_kind(column)}"{order}{hint}>{text}{note}</td>'
+    return f'<td class="{_kind(column, words)}"{order}{hint}>{text}{note}</td>'
 
 
-def _kind(column: int) -> str:
-    return "" if column >= TEXT_COLUMNS else "text" if column else "text method"
+def _kind(column: int, words: int) -> str:
+    return "" if column >= words else "text" if column else "text method"
 
 
 def _dot(index: int) -> str:

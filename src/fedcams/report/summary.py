@@ -10,6 +10,7 @@ import numpy as np
 
 from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, ROUNDS, Axis
 from fedcams.report.collect import Collection, Method
+from fedcams.report.parts import share_of_down
 from fedcams.report.profiles import compute, first_at
 from fedcams.report.series import Array, position, values
 from fedcams.runs import Run
@@ -46,6 +47,12 @@ class Row:
     bytes_up: float
     """Of all rounds and clients."""
     bytes_down: float
+    bytes_total: float
+    """Up and down."""
+    down_catchup: float | None
+    """The part of the bytes down that brings back clients that missed deltas; None where it was not recorded."""
+    down_dense: float | None
+    """The part that is dense models."""
     reached: int
     """How many seeds reached the target."""
     rounds_to_target: float | None
@@ -67,6 +74,11 @@ class Summary:
     """Whether the caller chose the target."""
     percent: bool
     """Whether the metric is a part of one, as an accuracy is."""
+
+    @property
+    def two_way(self) -> bool:
+        """Whether the downlink is compressed somewhere."""
+        return any(row.downlink != "none" for row in self.rows)
 
 
 def summarize(collection: Collection, target: float | None = None) -> Summary:
@@ -112,12 +124,20 @@ def _row(method: Method, target: float | None) -> Row:
         best=_spread(method, best_score),
         bytes_up=fmean(sum(record.wire_up for record in run.records) for run in runs),
         bytes_down=fmean(sum(record.wire_down for record in run.records) for run in runs),
+        bytes_total=fmean(sum(record.wire_up + record.wire_down for record in run.records) for run in runs),
+        down_catchup=_share(runs, "catchup"),
+        down_dense=_share(runs, "dense"),
         reached=sum(hit is not None for hit in _hits(method, target)),
         rounds_to_target=_at_target(method, target, ROUNDS),
         bytes_up_to_target=_at_target(method, target, BYTES_UP),
         bytes_to_target=_at_target(method, target, BYTES),
         seconds_per_round=_median_seconds(runs),
     )
+
+
+def _share(runs: list[Run], key: str) -> float | None:
+    shares = [share for run in runs if (share := share_of_down(run, key)) is not None]
+    return fmean(shares) if len(shares) == len(runs) else None
 
 
 def _evaluations(run: Run) -> tuple[Array, Array]:

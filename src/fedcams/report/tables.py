@@ -20,7 +20,8 @@ from fedcams.report.units import NONE, human_bytes, human_seconds, score
 SPREADS = ("final", "last", "best")
 RECORDED = (
     "train_loss", "test_loss", "test_accuracy", "wire_up", "wire_down", "wire_up_buffers", "wire_down_buffers",
-    "paper_bits_up", "paper_bits_down", "q", "gamma", "delta_norm",
+    "paper_bits_up", "paper_bits_down", "q", "gamma", "delta_norm", "wire_down_deltas", "wire_down_catchup",
+    "wire_down_dense", "held_loss", "held_accuracy",
 )  # fmt: skip
 
 
@@ -87,15 +88,22 @@ def columns(summary: Summary) -> dict[str, str]:
         "Method": "the experiment's label",
         "Server": "what the server does with the mean update",
         "Uplink": "how updates travel to the server",
+        **({"Downlink": "how the model travels to clients"} if summary.two_way else {}),
         "Seeds": "how many runs; numbers are means over them, small print is lowest to highest",
         "Final accuracy": "mean over the last 20% of the rounds",
         "Last": "accuracy at the last evaluation",
         "Best": "highest accuracy of any evaluation",
         "Bytes up": "sent by all clients in all rounds, headers and buffers included",
-        "Bytes down": "sent to all clients in all rounds",
+        "Bytes down": "sent to all clients in all rounds; small print: what catching up and dense models take of it",
+        "Up + down": "both together",
         f"Bytes to{target or ' target'}": "up + down until the target accuracy was first reached, by every seed",
         "Time a round": "median of the measured seconds, evaluation apart",
     }
+
+
+def text_columns(summary: Summary) -> int:
+    """How many columns, the first ones, hold words; the others hold numbers."""
+    return list(columns(summary)).index("Seeds")
 
 
 def cells(row: Row, summary: Summary) -> list[Cell]:
@@ -104,10 +112,12 @@ def cells(row: Row, summary: Summary) -> list[Cell]:
         Cell(row.label, row.label),
         _spec("server", row.server),
         _spec("compressor", row.uplink),
+        *([_spec("downlink", row.downlink)] if summary.two_way else []),
         Cell(str(len(row.seeds)), len(row.seeds)),
         *(_spread(spread, summary.percent, len(row.seeds)) for spread in (row.final, row.last, row.best)),
         Cell(human_bytes(row.bytes_up), row.bytes_up),
-        Cell(human_bytes(row.bytes_down), row.bytes_down),
+        Cell(human_bytes(row.bytes_down), row.bytes_down, _shares(row)),
+        Cell(human_bytes(row.bytes_total), row.bytes_total),
         _to_target(row, summary),
         Cell(human_seconds(row.seconds_per_round), row.seconds_per_round),
     ]
@@ -124,6 +134,14 @@ def _spread(spread: Spread | None, percent: bool, seeds: int) -> Cell:
     return Cell(score(spread.mean, percent), spread.mean, f"{low} … {high}" if seeds > 1 else "")
 
 
+def _shares(row: Row) -> str:
+    """What catching up and dense models take of the bytes down, where there is anything else."""
+    if row.downlink == "none" or row.down_catchup is None or row.down_dense is None:
+        return ""
+    shares = {"catch-up": row.down_catchup, "dense": row.down_dense}
+    return ", ".join(f"{100 * share:.0f}% {name}" for name, share in shares.items() if share)
+
+
 def _to_target(row: Row, summary: Summary) -> Cell:
     if row.bytes_to_target is None:
         seeds = len(row.seeds)
@@ -138,7 +156,8 @@ def _to_target(row: Row, summary: Summary) -> Cell:
 def markdown(collection: Collection, summary: Summary) -> str:
     """The table, for README files and issues."""
     heads = list(columns(summary))
-    lines = [heads, ["---"] * 4 + ["---:"] * (len(heads) - 4)]
+    words = text_columns(summary) + 1
+    lines = [heads, ["---"] * words + ["---:"] * (len(heads) - words)]
     lines += [[_markdown(cell) for cell in cells(row, summary)] for row in summary.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     notes = [note for method in collection.methods for note in method.unfinished]

@@ -1,21 +1,27 @@
 """A federated round as two pure halves that meet only in an `Instruction` and a `Reply`."""
 
+from fedcams.downlink import Held, HeldStore, OutOfStep
 from fedcams.feedback import Pending
 from fedcams.rounds import client, server
 from fedcams.rounds.client import Client, Update
-from fedcams.rounds.messages import Accepted, Instruction, Reply
+from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply, answer_from_bytes
 from fedcams.rounds.server import Closed, Server, ServerState
 
 __all__ = [
     "Accepted",
     "Client",
     "Closed",
+    "Held",
+    "HeldStore",
     "Instruction",
+    "OutOfStep",
     "Pending",
+    "Refusal",
     "Reply",
     "Server",
     "ServerState",
     "Update",
+    "answer_from_bytes",
     "client",
     "server",
 ]

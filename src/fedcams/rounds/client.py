@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedcams.downlink import Downlink, downlink
+from fedcams.downlink import Downlink, HeldStore, OutOfStep, downlink
 from fedcams.feedback import ErrorFeedback, Pending
 from fedcams.keys import derive
 from fedcams.layout import Layout
-from fedcams.rounds.messages import Instruction, Reply
+from fedcams.rounds.messages import Instruction, Refusal, Reply
 from fedcams.wire import decode, encode, pack
 
 
@@ -38,12 +38,19 @@ class Client:
     uplink: ErrorFeedback
     buffer_layout: Layout | None = None
     downlink: Downlink = field(default_factory=lambda: downlink("none"))
+    held: HeldStore | None = None
+    """Where it keeps its model, for a downlink by which clients keep it."""
 
 
 def reply(client: Client, instruction: Instruction, train: Train) -> tuple[Reply, Pending]:
-    """Trains and encodes; nothing is stored until the pending update is committed."""
+    """Trains and encodes; no residual is stored until the pending update is committed.
+
+    A client that keeps its model stages the one received first, so that it survives a kill from here on. It refuses by
+    OutOfStep, before any training, an instruction that builds on a model which it does not hold: `refusal` tells the
+    server.
+    """
     codec, layout = client.uplink.compressor, client.uplink.layout
-    x = client.downlink.receive(instruction.model, layout)
+    x, held = client.downlink.receive(instruction.model, layout, client.held, instruction.client)
     buffers = decode(instruction.buffers, client.buffer_layout) if client.buffer_layout else None
     update = train(x, buffers, instruction)
     key = derive(instruction.seed, "uplink", instruction.round, instruction.client)
@@ -51,7 +58,12 @@ def reply(client: Client, instruction: Instruction, train: Train) -> tuple[Reply
     payload = pack(codec, {name: tensor[0] for name, tensor in pending.code.items()}, layout)
     sent = b"" if update.buffers is None else encode("identity", update.buffers, client.buffer_layout)
     about = (update.examples, update.steps, update.loss)
-    return Reply(instruction.round, instruction.client, payload, sent, *about), pending
+    return Reply(instruction.round, instruction.client, payload, sent, *about, held), pending
+
+
+def refusal(instruction: Instruction, error: OutOfStep) -> Refusal:
+    """What to answer instead of a reply."""
+    return Refusal(instruction.round, instruction.client, error.held, str(error))
 
 
 def commit(client: Client, pending: Pending) -> None:

@@ -7,12 +7,14 @@ import hashlib
 import math
 from dataclasses import dataclass
 
+from fedcams.downlink.versions import DIGEST, Held
 from fedcams.errors import NonCanonical, NonFinite
-from fedcams.rounds.frames import Frame
+from fedcams.wire.frames import Frame
 
-DIGEST = 16
 INSTRUCTION = Frame(b"FCMI", f"QQqBQ{DIGEST}s", blobs=2)  # round, client, seed, accepted? round, digest
 REPLY = Frame(b"FCMR", "QQQQd", blobs=2)  # round, client, examples, steps, loss
+REPLY_HOLDING = Frame(b"FCMH", f"QQQQdQ{DIGEST}s", blobs=2)  # the same, and the version and digest of what is held
+REFUSAL = Frame(b"FCMX", f"QQBQ{DIGEST}s", blobs=1)  # round, client, held? version, digest; why
 
 
 def digest(payload: bytes) -> bytes:
@@ -62,7 +64,10 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Reply:
-    """From one client to the server: the compressed update of a round and what the training saw."""
+    """From one client to the server: the compressed update of a round and what the training saw.
+
+    `held` names the model that it was trained from, where clients keep theirs.
+    """
 
     round: int
     client: int
@@ -71,26 +76,70 @@ class Reply:
     examples: int
     steps: int
     loss: float
+    held: Held | None = None
 
     def to_bytes(self) -> bytes:
         """The message as it crosses a network."""
-        head = (self.round, self.client, self.examples, self.steps, self.loss)
-        return REPLY.pack(head, self.payload, self.buffers)
+        head = (self.round, self.client, self.examples, self.steps, self.loss, *(self.held or ()))
+        return self._frame.pack(head, self.payload, self.buffers)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Reply:
         """The reverse of `to_bytes`; refuses what is damaged."""
-        (round, client, examples, steps, loss), (payload, buffers) = REPLY.unpack(data)
+        frame = REPLY_HOLDING if data[:4] == REPLY_HOLDING.magic else REPLY
+        (round, client, examples, steps, loss, *held), (payload, buffers) = frame.unpack(data)
         if not math.isfinite(loss):
             raise NonFinite(f"client {client} reports the loss {loss}")
-        return cls(round, client, payload, buffers, examples, steps, loss)
+        return cls(round, client, payload, buffers, examples, steps, loss, Held(*held) if held else None)
 
     @property
     def size(self) -> int:
         """`len(to_bytes())`."""
-        return REPLY.overhead + len(self.payload) + len(self.buffers)
+        return self._frame.overhead + len(self.payload) + len(self.buffers)
+
+    @property
+    def _frame(self) -> Frame:
+        return reply_frame(self.held is not None)
 
     @functools.cached_property
     def digest(self) -> bytes:
         """The name of this update."""
         return digest(self.payload)
+
+
+def reply_frame(holding: bool) -> Frame:
+    """The frame of a reply from a client that keeps its model, or of one that does not."""
+    return REPLY_HOLDING if holding else REPLY
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """From one client to the server: the instruction builds on something that the client does not hold."""
+
+    round: int
+    client: int
+    held: Held | None
+    """What it holds instead; None for nothing sound."""
+    reason: str
+
+    def to_bytes(self) -> bytes:
+        """The message as it crosses a network."""
+        head = (self.round, self.client, self.held is not None, *(self.held or (0, bytes(DIGEST))))
+        return REFUSAL.pack(head, self.reason.encode())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Refusal:
+        """The reverse of `to_bytes`; refuses what is damaged."""
+        (round, client, present, version, name), (reason,) = REFUSAL.unpack(data)
+        if present > 1 or (not present and (version or any(name))):
+            raise NonCanonical(f"the mark for what is held is {present} beside version {version}")
+        try:
+            text = reason.decode()
+        except UnicodeDecodeError as error:
+            raise NonCanonical(f"the reason is not UTF-8: {error}") from None
+        return cls(round, client, Held(version, name) if present else None, text)
+
+
+def answer_from_bytes(data: bytes) -> Reply | Refusal:
+    """What a client sent: a reply or a refusal."""
+    return Refusal.from_bytes(data) if data[:4] == REFUSAL.magic else Reply.from_bytes(data)

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedcams.aggregate import Aggregator
-from fedcams.downlink import Downlink, downlink
-from fedcams.errors import FedcamsError, SpecError, UpdateError
+from fedcams.downlink import Downlink, Held, OutOfStep, Turn, downlink
+from fedcams.errors import FedcamsError, LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.optimizers import ServerOptimizer
-from fedcams.rounds.messages import Accepted, Instruction, Reply
+from fedcams.residuals import ResidualStore
+from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply
 from fedcams.wire import encode, unpack
 
 
@@ -27,8 +28,15 @@ class Server:
     buffer_layout: Layout | None = None
     downlink: Downlink = field(default_factory=lambda: downlink("none"))
     weighting: str = "uniform"
+    replicas: ResidualStore | None = None
+    """What clients hold, for a downlink that keeps it at the server; in memory unless given."""
 
     def __post_init__(self) -> None:
+        if self.replicas is None and self.downlink.replicates:
+            object.__setattr__(self, "replicas", ResidualStore.in_memory(self.layout))
+        if self.replicas is not None and self.replicas.layout.id != self.layout.id:
+            theirs, ours = (f"{layout.id.hex()} with d={layout.d}" for layout in (self.replicas.layout, self.layout))
+            raise LayoutError(f"replicas are rows of layout {theirs}, the model's is {ours}; give an empty store")
         if self.weighting not in ("uniform", "examples"):
             raise SpecError(f"weighting={self.weighting!r}; allowed: uniform or examples")
         if not -(2**63) <= self.seed < 2**63:
@@ -47,7 +55,10 @@ class ServerState(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """How a round ended; without an accepted update there was no step and the norm is zero."""
+    """How a round ended; without an accepted update there was no step and the norm is zero.
+
+    Among the refused are clients that were out of step: the next instruction brings them the dense model.
+    """
 
     round: int
     accepted: list[int]
@@ -62,8 +73,11 @@ def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerSta
 
 
 def open(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[dict[int, Instruction], ServerState]:
-    """The instructions of the next round, client by client in ascending id."""
-    models, sent = server.downlink.send(state.downlink, state.x, server.layout, sorted(cohort))
+    """The instructions of the next round, client by client in ascending id.
+
+    A message that is lost, in whatever direction, changes nothing: the next one builds on what the client last said.
+    """
+    models, sent = server.downlink.send(state.downlink, _turn(server, state), sorted(cohort))
     buffers = b"" if state.buffers is None else encode("identity", state.buffers, server.buffer_layout)
     instructions = {
         client: Instruction(state.round + 1, client, server.seed, model, buffers, state.accepted.get(client))
@@ -72,16 +86,26 @@ def open(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[d
     return instructions, state._replace(downlink=sent)
 
 
+def resend(server: Server, state: ServerState, refusal: Refusal) -> tuple[Instruction, ServerState]:
+    """An instruction for a client that refused the one of the round now open, built on what it says it holds."""
+    if refusal.round != state.round + 1:
+        raise UpdateError(f"a refusal of round {refusal.round} in round {state.round + 1}; it came too late")
+    told = server.downlink.heard(state.downlink, _turn(server, state), {refusal.client: refusal.held}, over=False)
+    instructions, state = open(server, state._replace(downlink=told), [refusal.client])
+    return instructions[refusal.client], state
+
+
 def close(
-    server: Server, state: ServerState, cohort: Collection[int], replies: Iterable[Reply]
+    server: Server, state: ServerState, cohort: Collection[int], answers: Iterable[Reply | Refusal]
 ) -> tuple[ServerState, Closed]:
     """The state after the round. Consumes the old one; a bad reply is refused with its reason, the others count."""
     round = state.round + 1
-    intake = _Intake(server, round, cohort)
-    for reply in replies:
-        intake.offer(reply)
+    intake = _Intake(server, state, cohort)
+    for answer in answers:
+        intake.offer(answer)
     accepted = {**state.accepted, **{client: Accepted(round, name) for client, name in intake.names.items()}}
-    state = state._replace(round=round, accepted=accepted)
+    told = server.downlink.heard(state.downlink, _turn(server, state), intake.words)
+    state = state._replace(round=round, accepted=accepted, downlink=told)
     if not intake.names:
         return state, Closed(round, [], intake.refused, 0.0)
     delta = intake.updates.mean()
@@ -92,28 +116,52 @@ def close(
     return state, closed
 
 
-class _Intake:
-    """The replies of one round: what is sound goes into the sums, the rest is refused with a reason."""
+def _turn(server: Server, state: ServerState) -> Turn:
+    return Turn(state.x, server.layout, state.round + 1, server.seed, server.replicas)
 
-    def __init__(self, server: Server, round: int, cohort: Collection[int]) -> None:
-        self.server, self.round, self.cohort = server, round, cohort
+
+class _Intake:
+    """The answers of one round: what is sound goes into the sums, the rest is refused with a reason."""
+
+    def __init__(self, server: Server, state: ServerState, cohort: Collection[int]) -> None:
+        self.server, self.state, self.round, self.cohort = server, state, state.round + 1, cohort
         self.updates = Aggregator(server.layout)
         self.buffers = Aggregator(server.buffer_layout) if server.buffer_layout else None
         self.names: dict[int, bytes] = {}
+        self.words: dict[int, Held | None] = {}
+        """What clients say they hold: even a reply that is refused tells that."""
         self.refused: dict[int, str] = {}
 
-    def offer(self, reply: Reply) -> None:
+    def offer(self, answer: Reply | Refusal) -> None:
         try:
-            self._add(reply)
+            self._check(answer)
+            self._listen(answer)
+            if isinstance(answer, Refusal):
+                raise OutOfStep(answer.reason, answer.held)
+            self._add(answer)
         except FedcamsError as error:
-            self.refused[reply.client] = f"{type(error).__name__}: {error}"
+            self.refused[answer.client] = f"{type(error).__name__}: {error}"
+
+    def _check(self, answer: Reply | Refusal) -> None:
+        if answer.round != self.round:
+            raise UpdateError(
+                f"an update for round {answer.round} in round {self.round}; it came too late or too early"
+            )
+        if answer.client not in self.cohort:
+            raise UpdateError(f"client {answer.client} was not asked in round {self.round}")
+
+    def _listen(self, answer: Reply | Refusal) -> None:
+        """That a client holds what it was sent last outweighs anything else it said in this round."""
+        if self.words.get(answer.client) != self._expected(answer.client):
+            self.words[answer.client] = answer.held
+
+    def _expected(self, client: int) -> Held | None:
+        return self.server.downlink.expected(self.state.downlink, client)
 
     def _add(self, reply: Reply) -> None:
         """Everything is checked before anything is added, so that a reply counts whole or not at all."""
-        if reply.round != self.round:
-            raise UpdateError(f"an update for round {reply.round} in round {self.round}; it came too late or too early")
-        if reply.client not in self.cohort:
-            raise UpdateError(f"client {reply.client} was not asked in round {self.round}")
+        if reply.held != (sent := self._expected(reply.client)):
+            raise UpdateError(f"client {reply.client} trained from {reply.held or 'nothing kept'}, and was sent {sent}")
         weight = 1.0 if self.server.weighting == "uniform" else float(reply.examples)
         update = unpack(reply.payload, self.server.layout)
         buffers = unpack(reply.buffers, self.server.buffer_layout) if self.buffers is not None else None

@@ -3,13 +3,14 @@
 checkpoint/state.json           the round, what the checkpoint belongs to, small state, and the next file's digest
 checkpoint/<round>.safetensors  the model, the optimizer's vectors
 checkpoint/residuals/           a ResidualStore on disk
+checkpoint/replicas/            another one, where the downlink keeps a model of every client
 
 The checkpoint is what `state.json` names; a new one comes to stand beside the old one until it replaces that file:
 
-1. the rows that changed go to `residuals/`, where the snapshot keeps the old ones
+1. the rows that changed go to `residuals/` and `replicas/`, where the snapshots keep the old ones
 2. `<round>.safetensors` is written
 3. `state.json` is replaced: the one moment in which the new checkpoint takes the place of the old one
-4. the residuals' snapshot moves to the new round, and the old `.safetensors` is removed
+4. the rows' snapshots move to the new round, and the old `.safetensors` is removed
 
 After a kill before 3 the rows of step 1 are newer than the snapshot and are rolled back; after a kill between 3 and 4
 they are those of the checkpoint, and the snapshot is moved then.
@@ -34,16 +35,17 @@ from fedcams.runs.rows import SavedRows, Versions
 from fedcams.runs.state import pack, unpack
 from fedcams.simulation import Simulation
 
-STATE, RESIDUALS, VERSION = "state.json", "residuals", 1
+STATE, VERSION = "state.json", 1
+RESIDUALS, REPLICAS = "residuals", "replicas"
 
 
 class Checkpoints:
-    """The checkpoint of one run; the residuals it saves and brings back are those of the simulation's store."""
+    """The checkpoint of one run; the rows it saves and brings back are those of the simulation's stores."""
 
     def __init__(self, folder: Path, experiment: Experiment, simulation: Simulation) -> None:
         self.folder, self.experiment, self.server = folder, experiment, simulation.server
-        store = simulation.uplink.store
-        self._rows = None if store is None else SavedRows(store, folder / RESIDUALS)
+        stores = {RESIDUALS: simulation.uplink.store, REPLICAS: self.server.replicas}
+        self._rows = {name: SavedRows(store, folder / name) for name, store in stores.items() if store is not None}
         layouts = (self.server.layout, self.server.buffer_layout)
         self._layouts = [None if layout is None else layout.id.hex() for layout in layouts]
 
@@ -52,14 +54,14 @@ class Checkpoints:
     def save(self, state: ServerState) -> None:
         """Makes this state the one to go on from; takes memory for three copies of its tensors."""
         last = state.round == self.experiment.rounds
-        rows = None if last else self._rows  # nobody goes on from the last round, and rows are most of the bytes
+        kept = {} if last else self._rows  # nobody goes on from the last round, and rows are most of the bytes
         with disk_errors("write", self.folder):
-            self._save_state(state, [] if rows is None else rows.save())
-            if rows is not None:
+            self._save_state(state, {name: rows.save() for name, rows in kept.items()})
+            for rows in kept.values():
                 rows.mark(state.round)
-            _keep_only(self.folder, f"{state.round}.safetensors", *([] if last else [RESIDUALS]))
+            _keep_only(self.folder, f"{state.round}.safetensors", *kept)
 
-    def _save_state(self, state: ServerState, versions: Versions) -> None:
+    def _save_state(self, state: ServerState, versions: dict[str, Versions]) -> None:
         small, tensors = pack(state, self.server)
         # copies: safetensors refuses tensors that share memory
         data = safetensors.torch.save({name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()})
@@ -70,7 +72,8 @@ class Checkpoints:
             "experiment": self.experiment.to_dict(),
             "layouts": self._layouts,
             "tensors": _digest(data),
-            "residuals": versions,
+            RESIDUALS: versions.get(RESIDUALS, []),
+            REPLICAS: versions.get(REPLICAS, []),
             "state": small,
         }
         write_file(self.folder / STATE, json.dumps({**values, "digest": _digest(_canonical(values))}).encode())
@@ -109,12 +112,12 @@ class Checkpoints:
             ) from error
 
     def _load_rows(self, values: dict[str, Any]) -> None:
-        try:
-            if self._rows is not None:
-                self._rows.load(values["round"], values["residuals"])
-        except ResidualError as error:
-            found = f"{self.folder / RESIDUALS}: damaged ({error}); a run cannot go on without one of its rows"
-            raise RunError(f"{found}: {_anew(self.folder)}") from error
+        for name, rows in self._rows.items():
+            try:
+                rows.load(values["round"], values[name])
+            except ResidualError as error:
+                found = f"{self.folder / name}: damaged ({error}); a run cannot go on without one of its rows"
+                raise RunError(f"{found}: {_anew(self.folder)}") from error
 
 
 def is_last(folder: Path, experiment: Experiment) -> bool:

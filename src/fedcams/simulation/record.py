@@ -35,6 +35,16 @@ class RoundRecord:
     """Dissimilarity ‖C(mean h) - mean C(h)‖/‖mean Δ‖, where it was asked for."""
     delta_norm: float
     """Norm of the mean decoded update."""
+    wire_down_deltas: int | None = None
+    """The part of `wire_down` that is deltas, or compressed models. These three are None in older records; what is left
+    of `wire_down` are buffers and the heads of messages."""
+    wire_down_catchup: int | None = None
+    """The part that brings clients back which missed several deltas."""
+    wire_down_dense: int | None = None
+    """The part that is dense models."""
+    held_loss: float | None = None
+    """Test loss of the model that clients hold, where all hold one and it is not the server's."""
+    held_accuracy: float | None = None
 
     def to_json(self) -> str:
         """One line; equal records give equal lines."""

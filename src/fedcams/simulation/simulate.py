@@ -67,7 +67,9 @@ def simulate(
     layout, buffer_layout = problem.layout, problem.buffer_layout
     store = (residuals or ResidualStore.in_memory(layout, problem.device)) if feedback else None
     chosen = resolve_sampler(f"uniform(n={cohort})" if isinstance(cohort, int) else cohort)
-    config = Server(layout, resolve_server(server), seed, buffer_layout, resolve_downlink(downlink), weighting)
+    down = resolve_downlink(downlink)
+    replicas = ResidualStore.in_memory(layout, problem.device) if down.replicates else None
+    config = Server(layout, resolve_server(server), seed, buffer_layout, down, weighting, replicas)
     simulation = Simulation(
         problem,
         config,

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from fedcams.aggregate import mean_of_rows
 from fedcams.compress import compressor
+from fedcams.downlink import Sent, Turn
 from fedcams.engines import Engine, Examples, Problem
 from fedcams.errors import UpdateError
 from fedcams.feedback import ErrorFeedback, Pending
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.rounds import Server, ServerState
-from fedcams.rounds.messages import INSTRUCTION, REPLY
+from fedcams.rounds.messages import INSTRUCTION, reply_frame
 from fedcams.sampler import Sampler
 from fedcams.simulation.evaluate import Metric, evaluate
 from fedcams.simulation.phases import Phases
@@ -50,7 +51,8 @@ class Simulation:
         if not cohort:
             return self._skip(state._replace(round=round))
         with phases("broadcast"):
-            start, down, sent = self.server.downlink.deliver(state.downlink, state.x, self.server.layout, cohort)
+            turn = Turn(state.x, self.server.layout, round, seed, self.server.replicas)
+            start, sent, told = self.server.downlink.deliver(state.downlink, turn, cohort)
         with phases("train"):
             update = self.engine.train(self.problem, start, state.buffers, cohort, round, seed)
         before = self._mean_before(cohort, update.delta) if self.measure_gamma else None
@@ -65,13 +67,14 @@ class Simulation:
         with phases("step"):
             x, optimizer = self.server.optimizer.step(state.optimizer, state.x, mean)
             self.uplink.commit(pending)
-        state = ServerState(round, x, buffers, optimizer, sent, state.accepted)
+        state = ServerState(round, x, buffers, optimizer, told, state.accepted)
         with phases("record"):
-            counts = self._counts(pending, state.buffers, down)
+            counts = self._counts(pending, state.buffers, sent)
         with phases("evaluate"):
-            loss, score = self._evaluate(state)
+            loss, score, *held = self._evaluate(state)
         train_loss, q = float(update.loss.double().mean()), _mean_error(pending)
-        return state, RoundRecord(round, cohort, train_loss, loss, score, *counts, q, gamma, norm)
+        parts = [sum(size for kind, size in sent if kind == name) for name in ("delta", "catchup", "dense")]
+        return state, RoundRecord(round, cohort, train_loss, loss, score, *counts, q, gamma, norm, *parts, *held)
 
     @functools.cached_property
     def _population(self) -> list[int]:
@@ -103,23 +106,33 @@ class Simulation:
 
     # -- the record ----------------------------------------------------------------------------------------------
 
-    def _counts(self, pending: Pending, buffers: Tensor | None, down: list[int]) -> tuple[int, int, int, int, int, int]:
+    def _counts(
+        self, pending: Pending, buffers: Tensor | None, sent: list[Sent]
+    ) -> tuple[int, int, int, int, int, int]:
         """wire_up, wire_down, wire_up_buffers, wire_down_buffers, paper_bits_up, paper_bits_down."""
         layout, count = self.server.layout, len(pending.ids)
         apart = count * _buffer_size(self.server.buffer_layout, buffers)
-        up = count * REPLY.overhead + sum(sizes(self.uplink.compressor, pending.code, layout)) + apart
+        head = reply_frame(self.server.downlink.keeps).overhead
+        up = count * head + sum(sizes(self.uplink.compressor, pending.code, layout)) + apart
         paper = self.uplink.compressor.paper_bits(layout), self.server.downlink.paper_bits(layout)
-        return up, count * INSTRUCTION.overhead + sum(down) + apart, apart, apart, *paper
+        down = count * INSTRUCTION.overhead + sum(size for _, size in sent) + apart
+        return up, down, apart, apart, *paper
 
     def _skip(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
         """A round in which nobody took part: no step, and recorded."""
-        loss, score = self._evaluate(state)
-        return state, RoundRecord(state.round, [], None, loss, score, 0, 0, 0, 0, 0, 0, None, None, 0.0)
+        loss, score, *held = self._evaluate(state)
+        zeros = (0,) * 6
+        return state, RoundRecord(state.round, [], None, loss, score, *zeros, None, None, 0.0, 0, 0, 0, *held)
 
-    def _evaluate(self, state: ServerState) -> tuple[float, float] | tuple[None, None]:
+    def _evaluate(self, state: ServerState) -> tuple[float | None, float | None, float | None, float | None]:
+        """Loss and metric of the server's model, and of the one that clients hold."""
         if self.test is None or state.round % self.evaluate_every:
-            return None, None
-        return evaluate(self.problem, state.x, state.buffers, self.test, self.metric, self.engine)
+            return None, None, None, None
+        own = evaluate(self.problem, state.x, state.buffers, self.test, self.metric, self.engine)
+        common = self.server.downlink.common(state.downlink)
+        if common is None:
+            return *own, None, None
+        return *own, *evaluate(self.problem, common, state.buffers, self.test, self.metric, self.engine)
 
 
 def _mean_buffers(layout: Layout | None, rows: Tensor | None, weights: Sequence[float]) -> Tensor | None:

@@ -41,7 +41,7 @@ def field_size(field: Field, row: Tensor, d: int) -> int:
 
 def fixed_size(field: Field) -> int:
     """Bytes of a field whose length does not depend on its contents; for positions the least, a bit each."""
-    bits = {"f32": 32, "bf16": 16, "uint": field.bits, "sign": 1, "index": 1}[field.kind]
+    bits = {"f32": 32, "bf16": 16, "uint": field.bits, "packed": field.bits, "sign": 1, "index": 1}[field.kind]
     return packed_size(field.count * bits)
 
 
@@ -57,15 +57,17 @@ def unpack_field(name: str, field: Field, data: Bytes, d: int) -> tuple[Tensor, 
         values = torch.from_numpy(unpack_uints(data[:size], field.bits, field.count))
         return values.to(field.dtype), size
     body = torch.from_numpy(data[:size].copy())
-    if field.kind == "sign":
-        _check_sign_padding(name, field, body)
+    if field.kind in ("sign", "packed"):
+        _check_padding(name, field, body)
         return body, size
     return _reals(name, field, body), size
 
 
-def _check_sign_padding(name: str, field: Field, body: Tensor) -> None:
-    if field.count % 8 and int(body[-1]) >> field.count % 8:
-        raise BadPadding(f"field {name!r}: the bits after the last of {field.count} signs are not zero")
+def _check_padding(name: str, field: Field, body: Tensor) -> None:
+    used = field.count * max(1, field.bits) % 8
+    if used and int(body[-1]) >> used:
+        what = "signs" if field.kind == "sign" else f"{field.bits}-bit integers"
+        raise BadPadding(f"field {name!r}: the bits after the last of {field.count} {what} are not zero")
 
 
 def _reals(name: str, field: Field, body: Tensor) -> Tensor:

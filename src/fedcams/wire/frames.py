@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from fedcams.errors import BadMagic, ChecksumMismatch, TrailingBytes, Truncated, UnknownVersion
@@ -25,13 +27,14 @@ class Frame:
         """Bytes of a message beside its blobs."""
         return self.head.size + CHECKSUM.size
 
-    def pack(self, head: tuple[Any, ...], *blobs: bytes) -> bytes:
-        """The message."""
-        start = self.head.pack(self.magic, VERSION, *head, *map(len, blobs))
-        checksum = 0
-        for part in (start, *blobs):
+    def pack(self, head: tuple[Any, ...], *blobs: bytes | Sequence[bytes]) -> bytes:
+        """The message; a blob may be given in parts, which saves a copy of it."""
+        whole = [[blob] if isinstance(blob, bytes) else blob for blob in blobs]
+        start = self.head.pack(self.magic, VERSION, *head, *(sum(map(len, blob)) for blob in whole))
+        parts, checksum = [start, *itertools.chain.from_iterable(whole)], 0
+        for part in parts:
             checksum = zlib.crc32(part, checksum)
-        return b"".join([start, *blobs, CHECKSUM.pack(checksum)])
+        return b"".join([*parts, CHECKSUM.pack(checksum)])
 
     def unpack(self, data: bytes) -> tuple[tuple[Any, ...], list[bytes]]:
         """Head and blobs, or the WireError that says what is wrong."""

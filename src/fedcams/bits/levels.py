@@ -1,0 +1,283 @@
+"""Blocks of neighbours as small integers times a step: quantised, packed, and added back, each in one pass.
+
+A block of n coordinates has one step s, a bfloat16 with the sign of the block's largest magnitude; coordinate x becomes
+the integer q nearest to x/s (or one of its two neighbours at random), -(2^(b-1) - 1) <= q <= 2^(b-1), and travels as
+the b-bit level q + 2^(b-1) - 1. A step has 8 significant bits, so s·q is exact in float32. Levels lie one after the
+other, the lowest bit first, padding zero. A block is a power of two of at least 8 coordinates: it starts at a whole
+byte, and no thread's range cuts it.
+
+Each function has a kernel for one row on the CPU and a batched torch version for any other device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fedcams.bits.parallel import kernel, split
+from fedcams.bits.signs import packed_size
+
+Vector = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+BF16_MAX = float(torch.finfo(torch.bfloat16).max)
+MASK = 0xFFFFFFFF
+MAGNITUDE = 0x7FFFFFFF
+
+
+def most(bits: int) -> int:
+    """The largest |q|; on the side opposite to the step it is one less."""
+    return 1 << (bits - 1)
+
+
+def largest_step(bits: int) -> float:
+    """So that no product with a level overflows."""
+    return BF16_MAX / most(bits)
+
+
+# -- quantising ----------------------------------------------------------------------------------------------------
+
+
+def quantise(x: Tensor, bits: int, block: int, seeds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`x [C, d]` -> steps bfloat16 `[C, ceil(d/block)]` and packed levels uint8 `[C, ceil(d·bits/8)]`.
+
+    Without seeds to the nearest; with them (int64 `[C, 2]`, 32 bits each) at random, so that the mean of q·s is x.
+    """
+    if x.device.type != "cpu":
+        return _quantise_torch(x, bits, block, seeds)
+    rows, d = x.shape
+    steps = torch.empty(rows, -(-d // block), dtype=torch.int16)
+    out = torch.empty(rows, packed_size(d * bits), dtype=torch.uint8)
+    keys = np.zeros((rows, 2), np.uint32) if seeds is None else seeds.numpy().astype(np.uint32)
+    for row, step, packed, key in zip(x.numpy(), steps.numpy().view(np.uint16), out.numpy(), keys, strict=True):
+        _quantise_row(row, bits, block, seeds is not None, key, step, packed)
+    return steps.view(torch.bfloat16), out
+
+
+def _quantise_row(
+    row: Vector, bits: int, block: int, draw: bool, key: NDArray[np.uint32], steps: NDArray[np.uint16], out: Bytes
+) -> None:
+    def work(a: int, b: int) -> None:
+        part, targets = row[a:b], steps[a // block : -(-b // block)]
+        _quantise(part, part.view(np.int32), a, bits, block, draw, key, targets, out[a * bits >> 3 :])
+
+    split(row.size, work)
+
+
+@kernel
+def _quantise(
+    x: Vector,
+    words: NDArray[np.int32],
+    first: int,
+    bits: int,
+    block: int,
+    draw: bool,
+    key: NDArray[np.uint32],
+    steps: NDArray[np.uint16],
+    out: Bytes,
+) -> None:
+    levels = np.zeros(block, np.uint8)
+    rounded = np.zeros(1, np.uint32)
+    for number in range(steps.size):
+        start = number * block
+        part = x[start : start + block]
+        rounded[0] = _step(words[start : start + block], bits, draw)
+        steps[number] = rounded[0] >> np.uint32(16)
+        step = rounded.view(np.float32)[0]
+        if step == 0:
+            levels[: part.size] = (1 << (bits - 1)) - 1
+        elif draw:
+            _round_at_random(part, step, bits, first + start, key, levels)
+        else:
+            _round_to_nearest(part, step, bits, levels)
+        levels[part.size :] = 0
+        at = start * bits >> 3
+        _pack(levels, bits, out[at : at + ((part.size * bits + 7) >> 3)])
+
+
+@kernel
+def _step(words: NDArray[np.int32], bits: int, draw: bool) -> np.uint32:
+    """The bits of the step, rounded away from zero to bfloat16. Floats of one sign order as their bits do."""
+    above, below = np.int32(0), np.uint32(0)
+    for i in range(words.size):
+        above = max(above, words[i])
+        below = max(below, np.uint32(words[i]))
+    high, low = np.uint32(above), below & np.uint32(MAGNITUDE) if below > np.uint32(MAGNITUDE) else np.uint32(0)
+    pair = np.empty(2, np.uint32)
+    pair[0], pair[1] = max(high, low), min(high, low)
+    sizes = pair.view(np.float32)
+    half = 1 << (bits - 1)
+    size = np.float32(sizes[0] / np.float32(half))
+    if draw:  # nothing may be cut off, on either side
+        size = max(size, np.float32(sizes[1] / np.float32(half - 1)))
+    if pair[0] >= np.uint32(0x7F800000):  # infinity or NaN: shows in the step
+        return np.uint32(0x7F800000)
+    size = min(size, np.float32(BF16_MAX / half))
+    sizes[0] = size
+    up = (pair[0] + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+    return np.uint32(up | np.uint32(0x80000000)) if low > high else np.uint32(up)
+
+
+@kernel
+def _round_to_nearest(x: Vector, step: np.float32, bits: int, levels: Bytes) -> None:
+    half = np.float32(1 << (bits - 1))
+    least = np.float32(1) - half
+    for i in range(x.size):
+        q = min(max(np.rint(x[i] / step), least), half)
+        levels[i] = np.uint8(np.int32(q - least))
+
+
+@kernel
+def _round_at_random(
+    x: Vector, step: np.float32, bits: int, first: int, key: NDArray[np.uint32], levels: Bytes
+) -> None:
+    half = np.float32(1 << (bits - 1))
+    least = np.float32(1) - half
+    for i in range(x.size):
+        ratio = x[i] / step
+        down = np.floor(ratio)
+        chance = np.float32(_hash(np.uint32(first + i), key[0], key[1]) >> np.uint32(8)) * np.float32(2.0**-24)
+        q = min(max(down + np.float32(chance < ratio - down), least), half)
+        levels[i] = np.uint8(np.int32(q - least))
+
+
+@kernel
+def _hash(i: np.uint32, first: np.uint32, second: np.uint32) -> np.uint32:
+    """32 bits for a coordinate, from two words of a key."""
+    value = i ^ first
+    value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    value = np.uint32((value ^ (value >> np.uint32(15))) * np.uint32(0x846CA68B))
+    value = np.uint32((value ^ (value >> np.uint32(16))) + second)
+    value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    return value ^ (value >> np.uint32(15))
+
+
+@kernel
+def _pack(levels: Bytes, bits: int, out: Bytes) -> None:
+    """Eight levels are `bits` whole bytes; one and two to a byte, the common cases, in loops that become vectors."""
+    if bits == 8:
+        out[:] = levels[: out.size]
+    elif bits == 4:
+        for i in range(out.size):
+            out[i] = levels[2 * i] | (levels[2 * i + 1] << np.uint8(4))
+    elif bits == 2:
+        for i in range(out.size):
+            low = levels[4 * i] | (levels[4 * i + 1] << np.uint8(2))
+            out[i] = low | (levels[4 * i + 2] << np.uint8(4)) | (levels[4 * i + 3] << np.uint8(6))
+    else:
+        for i in range(0, out.size, bits):
+            word = np.uint64(0)
+            for j in range(8):
+                word |= np.uint64(levels[8 * i // bits + j]) << np.uint64(bits * j)
+            for j in range(min(bits, out.size - i)):
+                out[i + j] = np.uint8((word >> np.uint64(8 * j)) & np.uint64(255))
+
+
+def _quantise_torch(x: Tensor, bits: int, block: int, seeds: Tensor | None) -> tuple[Tensor, Tensor]:
+    d, half = x.shape[-1], most(bits)
+    blocks = pad(x, (0, -d % block)).unflatten(-1, (-1, block))
+    high, low = blocks.amax(-1).clamp(min=0), -blocks.amin(-1).clamp(max=0)
+    size = torch.maximum(high, low) / half
+    if seeds is not None:
+        size = torch.maximum(size, torch.minimum(high, low) / (half - 1))
+    size = torch.where(size.isfinite(), size.clamp(max=largest_step(bits)), torch.inf)
+    up = ((size.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
+    steps = torch.where(low > high, -up, up)
+    ratio = blocks / steps[..., None]
+    if seeds is None:
+        q = ratio.round()
+    else:
+        q = ratio.floor() + (_chances(seeds, d, block, x.device) < ratio - ratio.floor())
+    q = torch.where(steps[..., None] == 0, 0, q.clamp(1 - half, half))
+    levels = (q.nan_to_num() + (half - 1)).to(torch.uint8).flatten(-2)[..., :d]
+    return steps.bfloat16(), pack_levels(levels, bits)
+
+
+def _chances(seeds: Tensor, d: int, block: int, device: torch.device) -> Tensor:
+    """`[C, blocks, block]` in [0, 1), the same as the kernel's."""
+    place = torch.arange(d + -d % block, device=device) & MASK
+    value = place ^ seeds[:, :1].to(device)
+    value = ((value ^ value >> 16) * 0x7FEB352D) & MASK
+    value = ((value ^ value >> 15) * 0x846CA68B) & MASK
+    value = ((value ^ value >> 16) + seeds[:, 1:].to(device)) & MASK
+    value = ((value ^ value >> 16) * 0x7FEB352D) & MASK
+    chances: Tensor = ((value ^ value >> 15) >> 8).float().mul(2.0**-24).unflatten(-1, (-1, block))
+    return chances
+
+
+# -- levels as bits ------------------------------------------------------------------------------------------------
+
+
+def pack_levels(levels: Tensor, bits: int) -> Tensor:
+    """uint8 `[..., count]`, each below 2^bits -> uint8 `[..., ceil(count·bits/8)]`, on any device."""
+    count = levels.shape[-1]
+    groups = pad(levels, (0, -count % 8)).unflatten(-1, (-1, 8)).long()
+    words = (groups << bits * torch.arange(8, device=levels.device)).sum(-1)
+    spread = (words[..., None] >> 8 * torch.arange(bits, device=levels.device)) & 255
+    packed: Tensor = spread.to(torch.uint8).flatten(-2)[..., : packed_size(count * bits)]
+    return packed
+
+
+def unpack_levels(data: Tensor, bits: int, count: int) -> Tensor:
+    """The reverse."""
+    groups = pad(data, (0, -data.shape[-1] % bits)).unflatten(-1, (-1, bits)).long()
+    words = (groups << 8 * torch.arange(bits, device=data.device)).sum(-1)
+    spread = (words[..., None] >> bits * torch.arange(8, device=data.device)) & ((1 << bits) - 1)
+    levels: Tensor = spread.to(torch.uint8).flatten(-2)[..., :count]
+    return levels
+
+
+# -- adding back ---------------------------------------------------------------------------------------------------
+
+
+def add_levels(out: Tensor, levels: Tensor, steps: Tensor, bits: int, block: int, weight: float) -> None:
+    """`out [C, d] += weight·q·steps`, `steps` bfloat16 `[C, ceil(d/block)]`, `levels` packed; in place."""
+    limit = largest_step(bits)  # no writer sends more, but anybody may
+    if out.device.type != "cpu":
+        sizes = (steps.float().clamp(-limit, limit) * weight).repeat_interleave(block, -1)
+        out += (unpack_levels(levels, bits, out.shape[-1]).float() - (most(bits) - 1)) * sizes[..., : out.shape[-1]]
+        return
+    words = steps.view(torch.int16).numpy().astype(np.uint32) << 16  # not torch, whose threads would spin on
+    scaled = np.clip(words.view(np.float32), -limit, limit) * np.float32(weight)
+    for row, packed, size in zip(out.numpy(), levels.numpy(), scaled, strict=True):
+        _add_row(row, packed, size, bits, block)
+
+
+def _add_row(row: Vector, packed: Bytes, steps: Vector, bits: int, block: int) -> None:
+    split(row.size, lambda a, b: _add(row[a:b], packed[a * bits >> 3 :], steps[a // block :], bits, block))
+
+
+@kernel
+def _add(out: Vector, packed: Bytes, steps: Vector, bits: int, block: int) -> None:
+    levels = np.zeros(block, np.uint8)
+    least = np.float32((1 << (bits - 1)) - 1)
+    for number in range((out.size + block - 1) // block):
+        part = out[number * block : (number + 1) * block]
+        at = number * block * bits >> 3
+        _unpack(packed[at : at + ((part.size * bits + 7) >> 3)], bits, levels)
+        step = steps[number]
+        for i in range(part.size):
+            part[i] += step * (np.float32(levels[i]) - least)
+
+
+@kernel
+def _unpack(packed: Bytes, bits: int, levels: Bytes) -> None:
+    if bits == 8:
+        levels[: packed.size] = packed
+    elif bits == 4:
+        for i in range(packed.size):
+            levels[2 * i] = packed[i] & np.uint8(15)
+            levels[2 * i + 1] = packed[i] >> np.uint8(4)
+    elif bits == 2:
+        for i in range(packed.size):
+            for j in range(4):
+                levels[4 * i + j] = (packed[i] >> np.uint8(2 * j)) & np.uint8(3)
+    else:
+        for i in range(0, packed.size, bits):
+            word = np.uint64(0)
+            for j in range(min(bits, packed.size - i)):
+                word |= np.uint64(packed[i + j]) << np.uint64(8 * j)
+            for j in range(8):
+                levels[8 * i // bits + j] = np.uint8((word >> np.uint64(bits * j)) & np.uint64((1 << bits) - 1))

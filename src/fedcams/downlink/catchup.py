@@ -1,0 +1,77 @@
+"""The cheapest way from a version of the shared model to the present one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from fedcams.bits.scatter import take_at
+from fedcams.bits.touched import changed_since
+from fedcams.downlink.feedback import dense_size
+from fedcams.downlink.message import as_bytes, message_size, replacing
+from fedcams.layout import Layout
+from fedcams.wire import pack, size
+
+
+class Way(NamedTuple):
+    """One way: what to send, and what that costs."""
+
+    kind: Literal["delta", "catchup", "dense"]
+    size: int
+    """Bytes of the message."""
+    replaces: bool = False
+    """Whether the payload's values replace those held, instead of being added."""
+    payloads: Callable[[], Sequence[bytes]] = tuple
+
+
+@dataclass(frozen=True)
+class Catchup:
+    """Ways to the model `w [d]`, by what is kept of the deltas that led to it."""
+
+    w: Tensor
+    version: int
+    touched: Tensor | None
+    log: Mapping[int, Tensor]
+    since: int
+    """All deltas after this version are in the log."""
+    layout: Layout
+    counting: bool = False
+    """Whether only sizes are asked for, as in a simulation: nothing is packed then."""
+
+    def cheapest(self, held: int | None) -> Way:
+        """For a client that holds this version; None stands for nothing."""
+        if held == self.version:
+            return Way("delta", message_size([]))
+        ways = [Way("dense", dense_size(self.w, self.layout))]
+        if held is not None and held >= self.since:
+            ways.append(self._chain(held))
+        if held is not None and self.touched is not None:
+            ways.append(self._values(held, ways))
+        return min(ways, key=lambda way: way.size)
+
+    def _chain(self, held: int) -> Way:
+        """The deltas it missed, one after the other."""
+        missed = [payload for version, payload in self.log.items() if version > held]
+        cost = message_size([payload.numel() for payload in missed])
+        return Way(self._kind(held), cost, False, lambda: [as_bytes(payload) for payload in missed])
+
+    def _values(self, held: int, others: Sequence[Way]) -> Way:
+        """The present values of every coordinate that has changed; not worked out where that cannot be cheaper."""
+        assert self.touched is not None
+        positions = changed_since(self.touched, held)
+        count = len(positions)
+        if count == 0 or 4 * count > min(way.size for way in others):
+            return others[0]
+        codec, values = replacing(count), take_at(self.w[None], positions[None])[0]
+        code = {"position": positions, "value": values}
+        if self.counting:
+            return Way(self._kind(held), message_size([size(codec, code, self.layout)]), True)
+        payload = pack(codec, code, self.layout)  # at once: to know its length is half of the work
+        return Way(self._kind(held), message_size([len(payload)]), True, lambda: [payload])
+
+    def _kind(self, held: int) -> Literal["delta", "catchup"]:
+        missed = sum(version > held for version in self.log)
+        return "delta" if missed == 1 and held >= self.since else "catchup"

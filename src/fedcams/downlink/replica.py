@@ -1,0 +1,149 @@
+"""A model of every client at the server: a contact costs the same however long the client was away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedcams.compress import Compressor
+from fedcams.downlink.base import Delivery, Downlink, Sent, Turn
+from fedcams.downlink.feedback import check_contractive, dense_message, dense_size
+from fedcams.downlink.message import ADD, Message, as_bytes, as_tensor, message_size
+from fedcams.downlink.versions import Held, digest_of
+from fedcams.keys import derive
+from fedcams.layout import Layout
+from fedcams.registry import flag, nested, register
+from fedcams.residuals import ResidualStore
+from fedcams.wire import pack, sizes
+
+
+class ReplicaState(NamedTuple):
+    """What is known of the clients' models, which are rows of a store."""
+
+    initial: Tensor | None
+    """The model that clients hold before their first contact, where they do."""
+    digests: Mapping[int, str]
+    """Client -> digest of its row, for those whose row can be built upon; a simulation leaves them empty."""
+    sent: Mapping[int, Tensor]
+    """Client -> the message it was sent in this round, as bytes, until the round is over."""
+    round: int
+    """That round."""
+    results: Mapping[int, str]
+    """Client -> the digest of what comes out of that message."""
+
+
+@register("replica")
+@dataclass(frozen=True)
+class Replica(Downlink):
+    """For every client i that was seen the server keeps the model y_i it holds, and sends C(x - y_i); both add it.
+
+    What C loses stays in x - y_i. The rows take as much memory as the clients' residuals do, and y_i changes only once
+    the client has said that it holds the new one.
+    """
+
+    codec: Compressor = nested("compressor", doc="how a difference travels; it must have a contraction")
+    warm: bool = flag(False, doc="clients hold the initial model already: a first contact sends no dense model")
+
+    keeps = True
+    replicates = True
+    examples = ("replica(blockq)", "replica(topk(ratio=1/64))", "replica(blockq(bits=2), warm=true)")
+    refused = (("replica(randk(ratio=0.5, scaled=true))", "has no contraction"), ("replica(topk)", "give either ratio"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_contractive(self.name, self.codec)
+
+    def init(self, x: Tensor) -> ReplicaState:
+        return ReplicaState(x.clone() if self.warm else None, {}, {}, 0, {})
+
+    # -- the server's side ---------------------------------------------------------------------------------------
+
+    def send(self, state: ReplicaState, turn: Turn, clients: Sequence[int]) -> tuple[dict[int, bytes], ReplicaState]:
+        messages = {client: self._message(state, turn, client) for client in clients}
+        made = {client: message.to_bytes() for client, message in messages.items()}
+        sent = {**state.sent, **{client: as_tensor(data) for client, data in made.items()}}
+        results = {**state.results, **{client: message.result.digest.hex() for client, message in messages.items()}}
+        return made, state._replace(sent=sent, round=turn.round, results=results)
+
+    def _message(self, state: ReplicaState, turn: Turn, client: int) -> Message:
+        base = _base(state, turn, client)
+        if base is None:
+            return dense_message(turn.x, turn.layout, Held(turn.round, digest_of(turn.x)))
+        row = self._rows(state, turn, [client])[0]
+        code = self.codec.encode(turn.x - row, turn.layout, _key(turn, client))
+        after = self.codec.add_to(row, code, turn.layout)
+        return Message(ADD, base, Held(turn.round, digest_of(after)), [pack(self.codec, code, turn.layout)])
+
+    def expected(self, state: ReplicaState, client: int) -> Held | None:
+        return Held(state.round, bytes.fromhex(state.results[client])) if client in state.results else None
+
+    def heard(
+        self, state: ReplicaState, turn: Turn, words: Mapping[int, Held | None], over: bool = True
+    ) -> ReplicaState:
+        digests = dict(state.digests)
+        for client, held in sorted(words.items()):
+            if over and held is not None and held == self.expected(state, client):  # a row changes once a round
+                self._follow(state, turn, client)
+                digests[client] = held.digest.hex()
+            elif held is None or held != _base(state, turn, client):
+                digests[client] = ""  # its row is of no use until it has got the dense model
+        state = state._replace(digests=dict(sorted(digests.items())))
+        return state._replace(sent={}, results={}) if over else state
+
+    def _follow(self, state: ReplicaState, turn: Turn, client: int) -> None:
+        """The client has taken the step that it was sent: so does its row."""
+        message = Message.from_bytes(as_bytes(state.sent[client]))
+        row = None if message.base is None else self._rows(state, turn, [client])[0].cpu()
+        _store(turn).commit([client], message.apply(row, turn.layout)[None], turn.round)
+
+    def _rows(self, state: ReplicaState, turn: Turn, clients: Sequence[int]) -> Tensor:
+        """`[C, d]`, on the device of x: what these clients hold, the initial model for those not seen."""
+        store = _store(turn)
+        rows = store.gather(clients).to(turn.x.device)
+        for row, client in zip(rows, clients, strict=True):
+            if store.round_of(client) is None and state.initial is not None:
+                row.copy_(state.initial)
+        return rows
+
+    # -- all of it at once ---------------------------------------------------------------------------------------
+
+    def deliver(self, state: ReplicaState, turn: Turn, clients: Sequence[int]) -> Delivery:
+        store, dense = _store(turn), dense_size(turn.x, turn.layout)
+        rows = self._rows(state, turn, clients)
+        there = [i for i, client in enumerate(clients) if self.warm or store.round_of(client) is not None]
+        new = [i for i in range(len(clients)) if i not in there]
+        rows[new] = turn.x
+        sent = [Sent("dense", dense)] * len(clients)
+        if there:
+            base = rows[there]
+            code = self.codec.encode(turn.x - base, turn.layout, [_key(turn, clients[i]) for i in there])
+            rows[there] = self.codec.add_to(base, code, turn.layout)
+            for i, payload in zip(there, sizes(self.codec, code, turn.layout), strict=True):
+                sent[i] = Sent("delta", message_size([payload]))
+        store.commit(clients, rows, turn.round)
+        return Delivery(rows, sent, state)
+
+    def paper_bits(self, layout: Layout) -> int:
+        return self.codec.paper_bits(layout)
+
+
+def _store(turn: Turn) -> ResidualStore:
+    assert turn.replicas is not None, "a server whose downlink replicates has a store"
+    return turn.replicas
+
+
+def _base(state: ReplicaState, turn: Turn, client: int) -> Held | None:
+    """What the client is known to hold, as far as the server has it too."""
+    version, name = _store(turn).round_of(client), state.digests.get(client)
+    if version is not None:
+        return Held(version, bytes.fromhex(name)) if name else None
+    if state.initial is None or name == "":
+        return None
+    return Held(0, digest_of(state.initial))
+
+
+def _key(turn: Turn, client: int) -> int:
+    return derive(turn.seed, "downlink", turn.round, client)

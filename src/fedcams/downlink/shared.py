@@ -1,0 +1,164 @@
+"""One broadcast model for all: the server sends what moves it towards its own, and helps up those who were away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcams.bits.touched import note_changes
+from fedcams.compress import Compressor
+from fedcams.downlink.base import Delivery, Downlink, Sent, Turn
+from fedcams.downlink.catchup import Catchup, Way
+from fedcams.downlink.feedback import check_contractive, dense_message, dense_size
+from fedcams.downlink.message import ADD, SET, Message, as_tensor
+from fedcams.downlink.versions import Held, digest_of
+from fedcams.keys import derive
+from fedcams.layout import Layout
+from fedcams.registry import flag, nested, register
+from fedcams.wire import pack
+
+NOTHING = -1
+
+
+class SharedState(NamedTuple):
+    """What all clients hold that have been there in the last round, and how to bring back the others."""
+
+    w: Tensor
+    """The broadcast model `[d]`."""
+    version: int
+    """The round of its last change; 0: it is the initial model."""
+    touched: Tensor | None
+    """int32 `[d]`, the version in which each coordinate last changed; None where every delta changes all of them."""
+    log: Mapping[int, Tensor]
+    """Version -> the payload, as bytes, that led to it; all together at most one dense model, as more never pays."""
+    since: int
+    """The log has all deltas after this version."""
+    known: Mapping[int, int]
+    """Client -> the version that it said it holds; -1 where that is none of ours."""
+    digests: Mapping[int, str]
+    """Version -> digest, of the versions that somebody may hold; a simulation has none."""
+
+
+@register("shared")
+@dataclass(frozen=True)
+class Shared(Downlink):
+    """The server keeps x, and one model w that clients share; each round it sends C(x - w), and everybody adds it.
+
+    What C loses stays in x - w and is sent later. A client that was away gets the cheapest of the deltas it missed, the
+    present values of all coordinates that these touched, or the dense w; afterwards its w is the server's, bit for bit.
+    """
+
+    codec: Compressor = nested("compressor", doc="how a delta travels; it must have a contraction")
+    warm: bool = flag(False, doc="clients hold the initial model already: a first contact sends no dense model")
+
+    keeps = True
+    examples = ("shared(topk(ratio=1/64))", "shared(blockq)", "shared(sign, warm=true)")
+    refused = (
+        ("shared", "codec is missing"),
+        ("shared(blockq(rounding=stochastic))", "has no contraction.*or stateless"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_contractive(self.name, self.codec)
+
+    def init(self, x: Tensor) -> SharedState:
+        sparse = all(field.count < x.numel() for field in self.codec.fields(Layout.flat(x.numel())).values())
+        touched = torch.zeros(x.numel(), dtype=torch.int32, device=x.device) if sparse else None
+        return SharedState(x.clone(), 0, touched, {}, 0, {}, {})
+
+    # -- the server's side ---------------------------------------------------------------------------------------
+
+    def send(self, state: SharedState, turn: Turn, clients: Sequence[int]) -> tuple[dict[int, bytes], SharedState]:
+        if not clients:
+            return {}, state
+        digests = state.digests
+        if self.warm and not digests and state.version == 0:
+            digests = {0: digest_of(state.w).hex()}
+        state = self._advance(state._replace(digests=digests), turn)
+        if state.version not in state.digests:
+            state = state._replace(digests={**state.digests, state.version: digest_of(state.w).hex()})
+        made = {version: self._message(state, turn, version) for version in self._versions(state, clients)}
+        return {i: made[self._held(state, i)] for i in clients}, state
+
+    def _message(self, state: SharedState, turn: Turn, version: int | None) -> bytes:
+        """For clients that hold this version, as far as the server has a name for it."""
+        result = Held(state.version, bytes.fromhex(state.digests[state.version]))
+        if version is None or version not in state.digests:
+            return dense_message(state.w, turn.layout, result).to_bytes()
+        base = Held(version, bytes.fromhex(state.digests[version]))
+        way = self.way(state, turn.layout, version)
+        if way.kind == "dense":
+            return dense_message(state.w, turn.layout, result).to_bytes()
+        return Message(SET if way.replaces else ADD, base, result, way.payloads()).to_bytes()
+
+    def way(self, state: SharedState, layout: Layout, held: int | None, counting: bool = False) -> Way:
+        """The cheapest way to the present model from this version; from nothing, all of it."""
+        kept = (state.w, state.version, state.touched, state.log, state.since)
+        return Catchup(*kept, layout, counting).cheapest(held)
+
+    def expected(self, state: SharedState, client: int) -> Held:
+        return Held(state.version, bytes.fromhex(state.digests[state.version]))
+
+    def heard(self, state: SharedState, turn: Turn, words: Mapping[int, Held | None], over: bool = True) -> SharedState:
+        said = {client: _version(state, held) for client, held in words.items()}
+        known = dict(sorted({**state.known, **said}.items()))
+        state = state._replace(known=known)
+        needed = {*known.values(), state.version, *([0] if self.warm else [])}
+        return state._replace(digests={v: name for v, name in state.digests.items() if v in needed})
+
+    def _advance(self, state: SharedState, turn: Turn) -> SharedState:
+        """Moves w towards x by what C lets through, once a round; they are equal before the first step."""
+        if state.version == turn.round or torch.equal(turn.x, state.w):
+            return state
+        key = derive(turn.seed, "downlink", turn.round)
+        code = self.codec.encode(turn.x - state.w, turn.layout, key)
+        w = self.codec.add_to(state.w.clone(), code, turn.layout)
+        touched = None if state.touched is None else note_changes(state.touched, state.w, w, turn.round)
+        log = {**state.log, turn.round: as_tensor(pack(self.codec, code, turn.layout))}
+        log, since = _bounded(log, state.since, dense_size(w, turn.layout))
+        return state._replace(w=w, version=turn.round, touched=touched, log=log, since=since)
+
+    def _held(self, state: SharedState, client: int) -> int | None:
+        version = state.known.get(client, 0 if self.warm else NOTHING)
+        return None if version == NOTHING else version
+
+    def _versions(self, state: SharedState, clients: Sequence[int]) -> set[int | None]:
+        return {self._held(state, i) for i in clients}
+
+    # -- all of it at once ---------------------------------------------------------------------------------------
+
+    def deliver(self, state: SharedState, turn: Turn, clients: Sequence[int]) -> Delivery:
+        state = self._advance(state, turn)
+        ways = {
+            version: self.way(state, turn.layout, version, counting=True) for version in self._versions(state, clients)
+        }
+        sent = [Sent(way.kind, way.size) for way in (ways[self._held(state, i)] for i in clients)]
+        known = dict(sorted({**state.known, **dict.fromkeys(clients, state.version)}.items()))
+        return Delivery(state.w, sent, state._replace(known=known))
+
+    def paper_bits(self, layout: Layout) -> int:
+        return self.codec.paper_bits(layout)
+
+    def common(self, state: SharedState) -> Tensor:
+        return state.w
+
+
+def _version(state: SharedState, held: Held | None) -> int:
+    """The version of that name, as far as there is one."""
+    return held.version if held is not None and state.digests.get(held.version) == held.digest.hex() else NOTHING
+
+
+def _bounded(log: Mapping[int, Tensor], since: int, limit: int) -> tuple[dict[int, Tensor], int]:
+    """The newest deltas that together are no larger than the dense model, and the version before them."""
+    kept: dict[int, Tensor] = {}
+    for version in sorted(log, reverse=True):
+        limit -= log[version].numel()
+        if limit < 0:
+            return dict(sorted(kept.items())), version
+        kept[version] = log[version]
+    return dict(sorted(kept.items())), since

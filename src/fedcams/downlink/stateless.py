@@ -1,0 +1,61 @@
+"""The whole model in few bits, rounded without bias: nothing is kept on either side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcams.compress import Compressor
+from fedcams.downlink.base import Delivery, Downlink, Sent, Turn
+from fedcams.downlink.held import HeldStore
+from fedcams.errors import SpecError
+from fedcams.keys import derive
+from fedcams.layout import Layout
+from fedcams.registry import nested, register
+from fedcams.wire import decode, encode, sizes
+
+
+@register("stateless")
+@dataclass(frozen=True)
+class Stateless(Downlink):
+    """C(x) for an unbiased C, drawn anew for every client and round, so that the clients' errors average out.
+
+    Nobody keeps anything, so it serves any number of clients, whether they were away or not.
+    """
+
+    codec: Compressor = nested("compressor", "blockq(bits=8, rounding=stochastic)", doc="how the model travels")
+
+    examples = ("stateless", "stateless(blockq(rounding=stochastic))")
+    refused = (
+        ("stateless(sign)", "sign is biased.*choose an unbiased one"),
+        ("stateless(blockq)", "blockq is biased.*rounding=stochastic"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.codec.unbiased:
+            raise SpecError(
+                f"stateless: {self.codec} is biased, and without memory nothing makes up for it; choose an unbiased "
+                "one, such as blockq(bits=8, rounding=stochastic), or a downlink that keeps what is lost"
+            )
+
+    def send(self, state: None, turn: Turn, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
+        return {i: encode(self.codec, turn.x, turn.layout, _key(turn, i)) for i in clients}, None
+
+    def deliver(self, state: None, turn: Turn, clients: Sequence[int]) -> Delivery:
+        rows, keys = turn.x.expand(len(clients), -1), [_key(turn, i) for i in clients]
+        code = self.codec.encode(rows, turn.layout, keys)
+        sent = [Sent("delta", size) for size in sizes(self.codec, code, turn.layout)]
+        return Delivery(self.codec.decode(code, turn.layout), sent, None)
+
+    def paper_bits(self, layout: Layout) -> int:
+        return self.codec.paper_bits(layout)
+
+    def receive(self, data: bytes, layout: Layout, store: HeldStore | None, client: int) -> tuple[Tensor, None]:
+        return decode(data, layout), None
+
+
+def _key(turn: Turn, client: int) -> int:
+    return derive(turn.seed, "downlink", turn.round, client)

@@ -1,0 +1,38 @@
+"""What messages cost, by the spec and the number of coordinates alone."""
+
+from __future__ import annotations
+
+import math
+
+from fedcams.bits.signs import packed_size
+from fedcams.compress import Compressor, Field, compressor
+from fedcams.layout import Layout
+from fedcams.wire.fields import fixed_size
+from fedcams.wire.payload import CHECKSUM, HEADER
+
+RICE_EXCESS = 1.015
+"""Entropy-coded positions against the least that uniform ones take (docs/wire-format.md)."""
+DENSE = compressor("identity")
+
+
+def payload_bytes(codec: Compressor, layout: Layout) -> int:
+    """The length of a payload: exact, but for positions, whose length depends on them; these are taken as uniform."""
+    fields = codec.fields(layout).values()
+    return HEADER.size + len(str(codec)) + CHECKSUM.size + sum(_field(field, layout.d) for field in fields)
+
+
+def _field(field: Field, d: int) -> int:
+    if field.kind != "index":
+        return fixed_size(field)
+    return max(fixed_size(field), packed_size(math.ceil(RICE_EXCESS * _log2_choices(d, field.count))))
+
+
+def _log2_choices(d: int, k: int) -> float:
+    """log2 of the number of ways to choose k of d."""
+    return (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
+
+
+def touched(codec: Compressor, layout: Layout) -> int | None:
+    """How many coordinates a payload changes; None where it may be all of them."""
+    counts = [field.count for field in codec.fields(layout).values()]
+    return None if max(counts) >= layout.d else max(counts)

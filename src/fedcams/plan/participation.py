@@ -1,0 +1,59 @@
+"""How often clients take part, and how long they were away in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcams.keys import generator
+from fedcams.sampler import Sampler
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Contacts:
+    """Contacts of all clients in all rounds: first ones by the round, later ones by the rounds since the last."""
+
+    first: Array
+    """`[T + 1]`, first contacts in round t."""
+    gaps: Array
+    """`[T]`, contacts of clients whose last contact was g rounds before."""
+
+    @property
+    def seen(self) -> float:
+        """Clients that took part at all."""
+        return float(self.first.sum())
+
+    @property
+    def total(self) -> float:
+        """All contacts."""
+        return float(self.first.sum() + self.gaps.sum())
+
+
+def expected_contacts(population: int, cohort: float, rounds: int) -> Contacts:
+    """On average, when every client takes part in a round with probability p = cohort/population, whatever was before.
+
+    First contacts in round t: N p (1-p)^(t-1). Contacts g rounds after the last one: N (T-g) p² (1-p)^(g-1).
+    """
+    p = cohort / population
+    t, g = np.arange(rounds + 1), np.arange(rounds)
+    first = np.where(t > 0, population * p * (1 - p) ** np.maximum(t - 1, 0), 0.0)
+    gaps = np.where(g > 0, population * (rounds - g) * p**2 * (1 - p) ** np.maximum(g - 1, 0), 0.0)
+    return Contacts(first, gaps)
+
+
+def simulated_contacts(sampler: Sampler, population: int, rounds: int, seed: int) -> Contacts:
+    """Of one run: the cohorts are those that a simulation with this seed draws, whose clients are 0, 1, 2, …"""
+    first, gaps = np.zeros(rounds + 1), np.zeros(rounds)
+    last = np.zeros(population, np.int64)
+    weights = np.ones(population) if sampler.weighs else None
+    for round in range(1, rounds + 1):
+        cohort = sampler.draw(population, generator(seed, "cohort", round), weights)
+        before = last[cohort]
+        first[round] += np.count_nonzero(before == 0)
+        np.add.at(gaps, round - before[before > 0], 1)
+        last[cohort] = round
+    return Contacts(first, gaps)

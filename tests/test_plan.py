@@ -1,0 +1,141 @@
+"""Plans against what simulations really send and keep, and against the paper's tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedcams import Layout, compressor
+from fedcams.experiment import Experiment, build
+from fedcams.plan import CANDIDATES, Plan, Setting, expected_contacts, plan, recommend, simulated_contacts
+from fedcams.plan.costs import payload_bytes
+from fedcams.plan.paper import paper_tables
+from fedcams.registry import registered
+from fedcams.report.profiles import Profile
+from fedcams.sampler import sampler
+from fedcams.wire import encode
+
+POPULATION, ROUNDS = 12, 25
+
+
+def simulated(**changes: Any) -> tuple[Experiment, list[Any], Any]:
+    """A short run that really encodes, its records and the server at its end."""
+    values = {"model": "mlp(hidden=8)", "clients": POPULATION, "sampler": "uniform(n=3)", "rounds": ROUNDS}
+    experiment = Experiment.from_dict({**values, "local": "sgd(lr=0.1, steps=1)", "evaluate_every": 99, **changes})
+    built = build(experiment)
+    state, records = built.state, []
+    for _ in range(ROUNDS):
+        state, record = built.simulation.advance(state)
+        records.append(record)
+    return experiment, records, (built.simulation.server, state)
+
+
+def planned(experiment: Experiment, d: int) -> Plan:
+    contacts = simulated_contacts(experiment.sampler, experiment.clients, experiment.rounds, experiment.seed)
+    return plan(Setting(d, 0, experiment.uplink, experiment.rounds), experiment.downlink, contacts)
+
+
+@pytest.mark.parametrize(
+    "downlink",
+    [
+        "none",
+        "stateless",
+        "replica(blockq)",
+        "replica(sign, warm=true)",
+        "shared(blockq)",
+        "shared(blockq(bits=2))",
+        "shared(sign, warm=true)",
+        "shared(identity)",
+    ],
+)
+def test_a_plan_is_what_a_run_sends_and_keeps(downlink: str) -> None:
+    """To the byte, as all of these have payloads of one length."""
+    experiment, records, (server, state) = simulated(uplink="sign", downlink=downlink)
+    found = planned(experiment, server.layout.d)
+    sums = {key: sum(getattr(record, key) for record in records) for key in vars(records[0]) if key.startswith("wire")}
+    assert (found.up, found.down) == (sums["wire_up"], sums["wire_down"])
+    parts = (sums["wire_down_deltas"], sums["wire_down_catchup"], sums["wire_down_dense"])
+    assert (found.deltas, found.catchup, found.dense) == parts
+    assert found.memory == kept(server, state)
+
+
+def kept(server: Any, state: Any) -> int:
+    """Bytes of all tensors of the downlink's state, and of its rows."""
+    rows = 0 if server.replicas is None else server.replicas.nbytes
+    return rows + _tensors(state.downlink)
+
+
+def _tensors(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(_tensors, value.values()))
+    return sum(map(_tensors, value)) if isinstance(value, tuple) else 0
+
+
+@pytest.mark.parametrize("downlink", ["shared(topk(ratio=1/16))", "replica(topk(ratio=1/16))"])
+def test_sparse_deltas_are_planned_as_if_they_chose_anew(downlink: str) -> None:
+    experiment, records, (server, _) = simulated(uplink="topk(ratio=1/16)", downlink=downlink)
+    found = planned(experiment, server.layout.d)
+    assert found.up == pytest.approx(sum(record.wire_up for record in records), rel=0.05)
+    assert found.down == pytest.approx(sum(record.wire_down for record in records), rel=0.3)
+
+
+@pytest.mark.parametrize("n", [1, 3, 12])
+def test_participation_on_average(n: int) -> None:
+    """The closed form against the mean over many seeds, and against what must hold for any."""
+    expected = expected_contacts(POPULATION, n, ROUNDS)
+    runs = [simulated_contacts(sampler(f"uniform(n={n})"), POPULATION, ROUNDS, seed) for seed in range(300)]
+    assert all(run.total == n * ROUNDS for run in runs)
+    assert expected.total == pytest.approx(n * ROUNDS)
+    for key in ("first", "gaps"):
+        found = np.array([getattr(run, key) for run in runs])
+        spread = found.std(0) / len(runs) ** 0.5
+        assert (np.abs(found.mean(0) - getattr(expected, key)) <= 5 * spread + 0.05).all()
+    assert expected.seen <= POPULATION
+
+
+def test_cohorts_are_those_of_the_simulation() -> None:
+    _, records, _ = simulated(sampler="bernoulli(p=0.3)", downlink="none")
+    contacts = simulated_contacts(sampler("bernoulli(p=0.3)"), POPULATION, ROUNDS, 1)
+    assert contacts.total == sum(len(record.cohort) for record in records)
+    assert contacts.seen == len({client for record in records for client in record.cohort})
+
+
+@pytest.mark.parametrize("spec", [spec for cls in registered("compressor").values() for spec in cls.examples])
+def test_payloads_are_as_long_as_planned(spec: str) -> None:
+    d = 20_000
+    x = torch.randn(d, generator=torch.Generator().manual_seed(1))
+    exact = not any(field.kind == "index" for field in compressor(spec).fields(Layout.flat(d)).values())
+    assert payload_bytes(compressor(spec), Layout.flat(d)) == pytest.approx(
+        len(encode(spec, x)), rel=0 if exact else 0.02
+    )
+
+
+def test_advice() -> None:
+    setting = Setting(11_173_962, 9600, compressor("sign"), 500)
+    plans = [plan(setting, spec, expected_contacts(100, 10, 500)) for spec in CANDIDATES]
+    assert str(recommend(plans, 64e9, 0.9).downlink) == "replica(blockq(bits=2))"
+    assert str(recommend(plans, 64e9, 0.5).downlink) == "replica(blockq)"
+    assert str(recommend(plans, 1e9, 0.9).downlink) == "stateless"
+    assert str(recommend(plans, 1e9, 1.0).downlink) == "shared(topk(ratio=1/64))"
+    assert recommend(plans[1:2], -1, 0.9) is None
+    everybody = [plan(setting, spec, expected_contacts(100, 100, 500)) for spec in CANDIDATES]
+    assert str(recommend(everybody, 1e9, 0.9).downlink) == "shared(blockq)"
+
+
+def test_times_are_transfers_and_latency() -> None:
+    setting = Setting(1000, 0, compressor("identity"), 10)
+    one = plan(setting, "none", expected_contacts(5, 5, 10))
+    profile = Profile("test", down=8, up=0.8, latency=100)
+    assert one.seconds(profile, 10) == pytest.approx(10 * 0.1 + one.down / 5 / 1e6 + one.up / 5 / 1e5)
+
+
+def test_the_papers_tables_are_its_rule_to_the_digits_it_prints() -> None:
+    one, two = paper_tables()
+    assert (len(one), len(two)) == (5, 5)
+    for row in one + two:
+        assert float(f"{row.bits:.2e}") == float(row.printed)
