@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import REPEATS, best_of, environment, save
+from timing import environment, save
 
 from fedcams import Layout
+from fedcams.bench.timing import REPEATS, best_of
 from fedcams.downlink import Turn, downlink
 from fedcams.downlink.message import ADD, SET, Message
 from fedcams.downlink.shared import Shared, SharedState
