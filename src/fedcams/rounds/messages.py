@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedcams.errors import NonCanonical, NonFinite
 from fedcams.rounds.frames import Frame
@@ -41,14 +43,27 @@ class Instruction:
 
     def to_bytes(self) -> bytes:
         """The message as it crosses a network."""
+        return b"".join(self.to_parts())
+
+    def to_parts(self) -> list[bytes]:
+        """The same bytes in parts; the model is one of them, not copied, so that many messages can share it."""
         last = self.accepted or Accepted(0, bytes(DIGEST))
         head = (self.round, self.client, self.seed, self.accepted is not None, last.round, last.digest)
-        return INSTRUCTION.pack(head, self.model, self.buffers)
+        return INSTRUCTION.parts(head, self.model, self.buffers)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Instruction:
         """The reverse of `to_bytes`; refuses what is damaged."""
-        (round, client, seed, present, last, name), (model, buffers) = INSTRUCTION.unpack(data)
+        return cls._of(*INSTRUCTION.unpack(data))
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[bytes]) -> Instruction:
+        """The reverse of `to_parts`."""
+        return cls._of(*INSTRUCTION.unpack_parts(parts))
+
+    @classmethod
+    def _of(cls, head: tuple[Any, ...], blobs: list[bytes]) -> Instruction:
+        (round, client, seed, present, last, name), (model, buffers) = head, blobs
         accepted = Accepted(last, name) if present else None
         if present > 1 or (not present and (last or any(name))):
             raise NonCanonical(f"the mark for an accepted update is {present} beside round {last}")
@@ -74,13 +89,26 @@ class Reply:
 
     def to_bytes(self) -> bytes:
         """The message as it crosses a network."""
+        return b"".join(self.to_parts())
+
+    def to_parts(self) -> list[bytes]:
+        """The same bytes in parts, the payload not copied."""
         head = (self.round, self.client, self.examples, self.steps, self.loss)
-        return REPLY.pack(head, self.payload, self.buffers)
+        return REPLY.parts(head, self.payload, self.buffers)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Reply:
         """The reverse of `to_bytes`; refuses what is damaged."""
-        (round, client, examples, steps, loss), (payload, buffers) = REPLY.unpack(data)
+        return cls._of(*REPLY.unpack(data))
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[bytes]) -> Reply:
+        """The reverse of `to_parts`."""
+        return cls._of(*REPLY.unpack_parts(parts))
+
+    @classmethod
+    def _of(cls, head: tuple[Any, ...], blobs: list[bytes]) -> Reply:
+        (round, client, examples, steps, loss), (payload, buffers) = head, blobs
         if not math.isfinite(loss):
             raise NonFinite(f"client {client} reports the loss {loss}")
         return cls(round, client, payload, buffers, examples, steps, loss)
