@@ -29,7 +29,7 @@ LEVELS: list[set[str]] = [
     {"simulation"},
     {"experiment"},
     {"runs"},
-    {"report", "trackers"},
+    {"report", "trackers", "flower"},
     {"cli"},
     {"__main__"},
 ]
