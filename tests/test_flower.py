@@ -274,7 +274,7 @@ class Faults:
         self.sent[answer.digest.hex()] = decode(answer.payload, max_d=100).double()
         kind, late = KINDS[derive(1, "fault", answer.round, node) % len(KINDS)], self.kept.pop(node, None)
         if kind == "damaged":
-            record["1"] = Array("uint8", record["1"].shape, record["1"].stype, record["1"].data[:-1] + b"x")
+            record["0"] = Array("uint8", record["0"].shape, record["0"].stype, record["0"].data[:-1] + b"x")
         if kind == "late":
             self.kept[node] = reply
         if kind == "error":

@@ -36,6 +36,7 @@ CONFIG: dict[str, Any] = {
     "rounds": ROUNDS,
     "seed": 1,
 }
+PATIENCE = 600.0
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "records" / "flower-wire.json"
 Counts = list[tuple[int, int]]
 """(up, down) of each node."""
@@ -98,12 +99,14 @@ def run(fed: Federation, proxies: list[CountingProxy], config: dict[str, Any]) -
 
 
 def wait_for_greetings_or_round(fed: Federation, run: str, checkpoint: Path, round: int) -> None:
-    """Round 0 begins when the server has opened its folder for replies: by then all nodes are known."""
-    if round:
-        fed.wait(run, round, checkpoint)
-        return
-    end = time.monotonic() + 300
-    while not (checkpoint / "replies").exists() and time.monotonic() < end:
+    """Round 0 begins when the server has opened its folder for replies: by then all nodes are known.
+
+    Looks at files only: asking Flower takes seconds, in which the next round would begin to be counted.
+    """
+    end = time.monotonic() + PATIENCE
+    while fed.rounds_done(checkpoint) < round if round else not (checkpoint / "replies").exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"round {round} does not end:\n{fed.flwr('log', run, 'here', '--show')}")
         time.sleep(0.05)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,18 +90,21 @@ class ArrayNames:
 
     def vectors(self, arrays: ArrayRecord) -> tuple[Tensor, Tensor | None]:
         """The parameters `[d]` and the buffers of an app's arrays; takes them out of the record as it goes."""
-        x = _take(self.layout, arrays, torch.empty(self.layout.d))
         buffers = self.buffer_layout
-        return x, None if buffers is None else _take(buffers, arrays, torch.empty(buffers.d))
+        return _take(self.layout, arrays), None if buffers is None else _take(buffers, arrays)
 
     def change(self, arrays: ArrayRecord, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """What training changed, `arrays - x [d]`, and the buffers; takes the arrays out of the record as it goes."""
-        after, buffers = self.vectors(arrays)
-        return after.sub_(x), buffers
+        buffers = self.buffer_layout
+        return _take(self.layout, arrays, minus=x), None if buffers is None else _take(buffers, arrays)
 
 
-def _take(layout: Layout, arrays: ArrayRecord, out: Tensor) -> Tensor:
-    for name, target in layout.split(out).items():
+def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None) -> Tensor:
+    """The layout's arrays as one vector, less another one; new memory is touched on several threads."""
+    out = torch.empty(layout.d)
+    base = None if minus is None else layout.split(minus)
+
+    def fill(name: str, target: Tensor) -> None:
         if name not in arrays:
             raise UpdateError(f"the array {name!r} is missing from the app's reply; return the whole model")
         values = from_array(arrays.pop(name))
@@ -108,7 +112,15 @@ def _take(layout: Layout, arrays: ArrayRecord, out: Tensor) -> Tensor:
             raise UpdateError(
                 f"the array {name!r} is {values.dtype} {values.shape}; expected float {tuple(target.shape)}"
             )
-        np.copyto(target.numpy(), values, casting="same_kind")
+        if base is None:
+            np.copyto(target.numpy(), values, casting="same_kind")
+        else:
+            np.subtract(values, base[name].numpy(), out=target.numpy(), casting="same_kind")
+
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as threads:
+        parts = layout.split(out).items()
+        for done in [threads.submit(fill, name, target) for name, target in parts]:
+            done.result()
     return out
 
 

@@ -33,6 +33,7 @@ from fedcams.flower.records import (
 )
 from fedcams.rounds import Instruction, Update
 from fedcams.rounds.site import Answer, Site
+from fedcams.runs.files import disk_errors, held
 
 SITE = ("site-id", "partition-id")
 """Where a node's configuration says which site it is; the first that is there counts."""
@@ -79,13 +80,21 @@ class Uplink:
         told, names = content.config_records[ABOUT], ArrayNames.from_json(str(content.config_records[ABOUT]["model"]))
         parts = message_parts(content.array_records.pop(INSTRUCTION), UNLIMITED)
         run = Training(message, context, app, names, self.arrays_key, self.config_key)
-        answer = self._site(told, site, names).answer(parts, run)
-        records = RecordDict({REPLY: message_record(answer.reply.to_parts()), ABOUT: _note(answer)})
+        folder = self._folder(told, site)
+        with held(folder):  # a SuperNode that was killed may have left a process behind that still trains
+            answer = self._site(folder, told, names).answer(parts, run)
+        # in one piece: every part more costs Flower's own traffic more than a kilobyte
+        records = RecordDict({REPLY: message_record([answer.reply.to_bytes()]), ABOUT: _note(answer)})
         records.update(run.others)
         return Message(records, reply_to=message)
 
-    def _site(self, told: ConfigRecord, site: int, names: ArrayNames) -> Site:
+    def _folder(self, told: ConfigRecord, site: int) -> Path:
         folder = self.state_dir / safe_name(str(told["run"])) / str(site)
+        with disk_errors("make", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _site(self, folder: Path, told: ConfigRecord, names: ArrayNames) -> Site:
         codec = self.compressor or compressor(str(told["uplink"]))
         return Site(folder, codec, names.layout, names.buffer_layout, bool(told["feedback"]), str(told["downlink"]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import math
@@ -55,9 +56,7 @@ def _opaque(data: bytes) -> Array:
 def to_array(values: NDArray[Any]) -> Array:
     """Numbers as Flower sends them, copied once."""
     values = np.asarray(values, order="C")
-    head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(values))
-    data = b"".join([head.getvalue(), values.reshape(-1).view(np.uint8).data])
+    data = b"".join([_head(values.dtype, values.shape), values.reshape(-1).view(np.uint8).data])
     return Array(dtype=str(values.dtype), shape=tuple(values.shape), stype=NUMPY, data=data)
 
 
@@ -66,6 +65,9 @@ def from_array(array: Array) -> NDArray[Any]:
     if array.stype != NUMPY:
         raise UpdateError(f"an array of the kind {array.stype!r}; expected {NUMPY!r}")
     try:
+        head = _head(np.dtype(array.dtype), array.shape)
+        if array.data.startswith(head):  # as NumPy writes it: there is nothing to parse
+            return np.frombuffer(array.data, array.dtype, math.prod(array.shape), len(head)).reshape(array.shape)
         stream = io.BytesIO(array.data)
         if np.lib.format.read_magic(stream) != (1, 0):
             return array.numpy()
@@ -75,6 +77,15 @@ def from_array(array: Array) -> NDArray[Any]:
         return np.frombuffer(array.data, dtype, math.prod(shape), stream.tell()).reshape(shape)
     except (ValueError, TypeError, SyntaxError) as error:
         raise UpdateError(f"an array that cannot be read ({error})") from None
+
+
+@functools.lru_cache(4096)
+def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The head of NumPy's file format."""
+    head = io.BytesIO()
+    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, about)
+    return head.getvalue()
 
 
 def only_arrays(content: RecordDict, key: str) -> ArrayRecord:
