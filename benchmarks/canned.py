@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcams.flower.records import ABOUT, INSTRUCTION, REPLY, about, message_record
+from fedcams.flower.records import ABOUT, REPLY, about, message_record
 from fedcams.rounds import Reply
 
 
@@ -21,6 +21,7 @@ class CannedGrid(Grid):
         identify()
         self.nodes, self.payload, self.buffers = nodes, payload, buffers
         self.waiting: dict[str, Message] = {}
+        self.asked: dict[str, int] = {}
         self.names = map(str, itertools.count())
 
     def set_run(self, run: Any) -> None: ...
@@ -39,19 +40,24 @@ class CannedGrid(Grid):
         names = []
         for message in messages:
             names.append(next(self.names))
-            self.waiting[names[-1]] = Message(self._answer(message), reply_to=message)
-            self.waiting[names[-1]].metadata.__dict__["_reply_to_message_id"] = names[-1]
+            self.waiting[names[-1]] = Message(RecordDict(), message.metadata.dst_node_id, "train")
+            self.asked[names[-1]] = int(message.metadata.group_id or 0)
         return names
 
-    def _answer(self, message: Message) -> RecordDict:
-        site = message.metadata.dst_node_id
-        if INSTRUCTION not in message.content.array_records:
+    def _answer(self, site: int, round: int) -> RecordDict:
+        if not round:  # a greeting
             return RecordDict({ABOUT: about(site=site)})
-        head = Reply(int(message.metadata.group_id), site, self.payload, self.buffers, 10, 5, 0.5)
-        return RecordDict({REPLY: message_record([head.to_bytes()]), ABOUT: about(note="")})
+        answer = Reply(round, site, self.payload, self.buffers, 10, 5, 0.5)
+        return RecordDict({REPLY: message_record([answer.to_bytes()]), ABOUT: about(note="")})
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self.waiting.pop(name) for name in message_ids]
+        replies = []
+        for name in message_ids:
+            message = self.waiting.pop(name)
+            answer = self._answer(message.metadata.dst_node_id, self.asked.pop(name))
+            replies.append(Message(answer, reply_to=message))
+            replies[-1].metadata.__dict__["_reply_to_message_id"] = name
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import re
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -441,3 +445,15 @@ def test_a_client_that_lies_is_refused_with_the_reason(
     assert re.match(reason, line["refused"]["1"])
     assert list(line["accepted"]) == ["0"]
     assert np.array_equal(result.arrays["w"].numpy(), np.ones((2, 3)))
+
+
+@pytest.mark.parametrize(("side", "limit"), [("client", 3), ("server", 1 + 3 + 2)])
+def test_memory_is_a_few_times_the_model_however_many_reply(side: str, limit: int) -> None:
+    """In a process of its own; the server's limit holds the model and the three vectors of fedams."""
+    script = str(Path(__file__).with_name("flower_memory.py"))
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # freed arrays go back to the system at once
+    told = subprocess.run(
+        [sys.executable, script, side, "10000000"], env=env, capture_output=True, text=True, check=True
+    )
+    found = json.loads(told.stdout.splitlines()[-1])
+    assert found["peak"] < limit * found["model"]

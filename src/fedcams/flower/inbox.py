@@ -36,8 +36,8 @@ class Inbox:
         """Empties the folder; `x [d]` is the model that was sent."""
         self.folder, self.names, self.arrays_key, self.round, self.x = folder, names, arrays_key, round, x
         self.limit = SLACK * (REPLY_FRAME.overhead + _dense_size(names.layout) + _dense_size(names.buffer_layout))
-        self.came: dict[int, int] = {}
-        """Client -> bytes of its reply."""
+        self.came: dict[int, list[int]] = {}
+        """Client -> bytes of each part of its reply."""
         self.refused: dict[int, str] = {}
         self.absent: dict[int, str] = {}
         self.notes: dict[int, str] = {}
@@ -57,15 +57,21 @@ class Inbox:
         except FedcamsError as error:
             self.refused[client] = f"{type(error).__name__}: {error}"
             return
+        finally:
+            for record in message.content.array_records.values():
+                record.clear()  # messages refer to themselves in circles: their bytes would wait for the collector
         with (self.folder / str(client)).open("wb") as file:
             file.writelines(parts)
-        self.came[client] = sum(map(len, parts))
+        self.came[client] = [len(part) for part in parts]
         self.metrics[client] = RecordDict(dict(message.content.metric_records))
 
     def replies(self) -> Iterator[Reply]:
         """In ascending client id, one at a time."""
         for client in sorted(self.came):
-            yield Reply.from_bytes((self.folder / str(client)).read_bytes())
+            with (self.folder / str(client)).open("rb") as file:
+                parts = [file.read(size) for size in self.came[client]]  # so that none has to be cut out
+            yield Reply.from_parts(parts)
+            del parts
 
     def _ours(self, client: int, content: RecordDict) -> list[bytes]:
         told = about_of(content) or {}
@@ -79,7 +85,7 @@ class Inbox:
             raise UpdateError(f"client {client} answers for client {reply.client}")
         if note := str(told.get("note", "")):
             self.notes[client] = note[:300]
-        return parts
+        return reply.to_parts()
 
     def _dense(self, client: int, content: RecordDict) -> list[bytes]:
         """An app without the mod returns its whole model; the change is formed here."""

@@ -57,7 +57,9 @@ class Rounds:
         if enough:
             instructions, state = half.open(self.server, state, asked)
             down = sum(instruction.size for instruction in instructions.values())
-            self._collect(grid, self._send(grid, state, instructions, asked), inbox)
+            sent = self._send(grid, state, instructions, asked)
+            del instructions  # they hold a copy of the model
+            self._collect(grid, sent, inbox)
             if len(inbox.came) < self.strategy.min_replies:
                 skipped = self._too_few("sound replies", len(inbox.came), "min_replies")
         replies = [] if skipped else inbox.replies()
@@ -138,7 +140,7 @@ class Rounds:
             "notes": _sorted(inbox.notes),
             "skipped": skipped,
             "delta_norm": closed.delta_norm,
-            "wire_up": sum(inbox.came.values()),
+            "wire_up": sum(map(sum, inbox.came.values())),
             "wire_down": down,
         }
 
