@@ -1,4 +1,4 @@
-"""The example's app in Flower's own simulation (Ray), in a process of its own: `flower_simulation.py checkpoint config`."""
+"""The example's app in Flower's own simulation (Ray), as a script: `flower_simulation.py checkpoint config`."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -195,8 +196,10 @@ class Federation:
 
 @contextlib.contextmanager
 def federation(folder: Path, **options: Any) -> Iterator[Federation]:
-    """A federation whose processes end with it, whatever happens."""
+    """A federation whose processes end with it, whatever happens, a polite request to end included."""
     made = Federation(folder, **options)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         made.start_link()
         yield made
