@@ -144,16 +144,11 @@ class Chaos:
             time.sleep(0.2)
 
     def _sent(self, site: int) -> None:
-        threading.Thread(target=self._arrived, args=(site, self.round.get(site, 0)), daemon=True).start()
-
-    def _arrived(self, site: int, round: int) -> None:
         """A reply was sent when the server has it."""
-        while (done := self.fed.rounds_done()) == round - 1 and (round, site, "after reply") in self.faults:
-            if (self.fed.folder / "server" / "replies" / str(site)).exists():
-                break
+        round = self.round.get(site, 0)
+        while self.fed.rounds_done() < round and not (self.fed.folder / "server" / "replies" / str(site)).exists():
             time.sleep(0.05)
-        if done >= round - 1:
-            self.at(round, site, "after reply")
+        self.at(round, site, "after reply")
 
     def _end_without(self, site: int, round: int) -> None:
         """Brings the deadline of the round when the others have answered and nothing more can come."""
