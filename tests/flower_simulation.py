@@ -22,13 +22,13 @@ def main() -> None:
 
     @clients.train()
     def train(message: Message, context: Context) -> Message:
-        context.run_config = CONFIG
-        return client_app.train(message, context)
+        own = Context(context.run_id, context.node_id, context.node_config, context.state, CONFIG)
+        return client_app.train(message, own)
 
     @server.main()
     def run(grid: Grid, context: Context) -> None:
-        context.run_config = {**CONFIG, "checkpoint": sys.argv[1]}
-        server_app.main(grid, context)
+        config = {**CONFIG, "checkpoint": sys.argv[1]}
+        server_app.main(grid, Context(context.run_id, context.node_id, {}, context.state, config))
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server, clients, CONFIG["clients"], backend_config=resources)

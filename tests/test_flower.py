@@ -29,7 +29,7 @@ from fedcams.flower.book import read_ledger
 from fedcams.flower.records import INSTRUCTION, REPLY, from_array, message_parts, message_record, to_array
 from fedcams.keys import derive
 from fedcams.layout import Layout
-from fedcams.rounds import Reply
+from fedcams.rounds import Instruction, Reply
 from fedcams.runs import RunError
 from flower_grid import Fault, LocalGrid
 
@@ -345,19 +345,25 @@ def test_an_app_that_fails_is_refused_and_its_residual_kept(tmp_path: Path) -> N
     assert sorted(second["accepted"]) == ["0", "1", "2", "3"]
 
 
+OWN = Layout(("w", "b"), ((2, 3), (3,)))
+
+
 # -- who means ill -----------------------------------------------------------------------------------------------------
 
 
 def evil_app(folder: Path, change: Callable[[Message], None]) -> ClientApp:
-    """A client that keeps to the protocol, and then changes what it sends."""
+    """A client that introduces itself properly, and then changes what it sends."""
 
     def evil(message: Message, context: Context, app: Callable[[Message, Context], Message]) -> Message:
-        reply = app(message, context)
-        if reply.has_content() and REPLY in reply.content.array_records:
-            change(reply)
+        if INSTRUCTION not in message.content.array_records:
+            return app(message, context)
+        asked = Instruction.from_parts(message_parts(message.content.array_records[INSTRUCTION], 10**9))
+        answer = Reply(asked.round, asked.client, encode("topk(k=3)", torch.ones(9), OWN), b"", 10, 1, 0.5)
+        reply = Message(RecordDict({REPLY: message_record([answer.to_bytes()])}), reply_to=message)
+        change(reply)
         return reply
 
-    app = ClientApp(mods=[evil, uplink("topk(k=3)", state_dir=folder)])
+    app = ClientApp(mods=[evil, uplink(state_dir=folder)])
     app.train()(plain_app(1.0)._registered_funcs["train.default"])
     return app
 
@@ -414,7 +420,6 @@ def lie(**changes: Any) -> Callable[[Message], None]:
     return change
 
 
-OWN = Layout(("w", "b"), ((2, 3), (3,)))
 NAN = encode("identity", torch.ones(9), OWN)
 NAN = NAN[:-8] + b"\0\0\xc0\x7f"
 NAN += zlib.crc32(NAN).to_bytes(4, "little")
@@ -429,7 +434,7 @@ LIES: list[tuple[str, Callable[[Message], None]]] = [
         lie(payload=encode("sign", torch.full((9,), 1e10), OWN)),
     ),
     ("NonFinite: client 1 reports the loss nan", lie(loss=float("nan"))),
-    ("UpdateError: the reply holds fedcams", lambda reply: reply.content.array_records.pop(REPLY) and None),
+    ("UpdateError: the reply holds nothing", lambda reply: reply.content.array_records.pop(REPLY) and None),
 ]
 
 

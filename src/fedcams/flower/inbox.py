@@ -48,7 +48,7 @@ class Inbox:
     def take(self, client: int, plain: bool, message: Message) -> None:
         """Checks a reply as far as it can be without decoding it; what is wrong with it is kept as the reason."""
         if message.has_error():
-            where = self.refused if message.error.code == APP_RAISED else self.absent
+            where = self.refused if message.error.code in APP_RAISED else self.absent
             reason = " ".join((message.error.reason or "").split())
             where[client] = f"Flower, code {message.error.code}: {reason[-300:]}"
             return

@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 
 from fedcams.flower.records import ABOUT, about, about_of
 
-APP_RAISED = 2
-"""Flower's error code for an app that ran and raised; others say that a node or a message is gone."""
+APP_RAISED = (0, 2)
+"""Flower's codes for an app that raised, in its simulation and in a deployment; others say that somebody is gone."""
 PAUSE = 0.5
 """Seconds between two looks at the SuperLink."""
 logger = logging.getLogger("flwr.fedcams")
@@ -101,7 +101,7 @@ class Roster:
             return
         del self.greeted[node]
         if message.has_error():
-            if message.error.code == APP_RAISED:
+            if message.error.code in APP_RAISED:
                 self.plain.add(node)
             return  # anything else says that the node is gone, and it is greeted again when it is back
         told = about_of(message.content)
