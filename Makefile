@@ -13,18 +13,25 @@ PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --disable-pip-version-che
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test lint format bench golden docs constraints clean distclean
+.PHONY: help demo flower-demo test test-slow lint format bench golden docs constraints clean distclean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  ARGS="..." is passed on (make test ARGS="-k wire -x"), PYTHON=python3.12 chooses the interpreter of a new $(VENV).'
 
 demo: $(READY) ## Compare seven methods on digits, three seeds each, and write a report
 	$(PY) -m fedcams run demo $(ARGS)
 
+flower-demo: $(READY) ## Run a federation over Flower with TLS and count the bytes on its sockets
+	PYTHONPATH=examples/flower_app:examples/flower_demo $(PY) examples/flower_demo/demo.py $(ARGS)
+
 test: $(READY) ## Run the tests
 	$(PY) -m pytest -n 2 $(ARGS)
+
+test-slow: $(READY) ## Run the tests that take minutes: chaos over Flower, its simulation, large models
+	$(PIP_INSTALL) 'flwr[simulation]'
+	$(PY) -m pytest -m slow $(ARGS)
 
 lint: $(READY) ## Check format, lint and types
 	$(PY) -m ruff format --check .
@@ -35,10 +42,11 @@ format: $(READY) ## Format the code and fix what the linter can fix
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(READY) ## Time the core, and whole rounds
+bench: $(READY) ## Time the core, whole rounds, catching up, and what the adapter costs on top of Flower
 	$(PY) benchmarks/core.py $(ARGS)
 	$(PY) benchmarks/rounds.py $(ARGS)
 	$(PY) benchmarks/catchup.py $(ARGS)
+	$(PY) benchmarks/flower.py $(if $(findstring --save,$(ARGS)),--save)
 
 golden: $(READY) ## Write the golden payloads anew (only when the wire format changes on purpose)
 	$(PY) tests/make_golden.py $(ARGS)

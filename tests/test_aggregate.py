@@ -94,3 +94,25 @@ def test_holding_many_compressed_updates_takes_no_dense_copies() -> None:
         return aggregator
 
     assert peak_memory(collect) < 50 * 4 * d / 10  # a tenth of fifty dense vectors
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (3.0, 1.0, 0.5)])
+def test_updates_that_come_in_order_give_the_same_mean_and_are_not_kept(weights: tuple[float, ...]) -> None:
+    layout = Layout.flat(1000)
+    payloads = [encode(codec, torch.randn(1000), layout) for codec in ("sign", "identity", "topk(k=9)")]
+    held, running = Aggregator(layout), Aggregator(layout, in_order=True)
+    for i in (2, 0, 1):
+        held.add(i, payloads[i], weights[i])
+    for i in (0, 1, 2):
+        running.add(i, payloads[i], weights[i])
+    assert running.ids == [0, 1, 2]
+    assert torch.equal(running.mean(), held.mean())
+    assert not running._codes
+
+
+def test_what_comes_out_of_order_is_refused() -> None:
+    aggregator = Aggregator(Layout.flat(8), in_order=True)
+    aggregator.add(5, encode("sign", torch.ones(8)))
+    with pytest.raises(UpdateError, match="client 4 came after client 5"):
+        aggregator.add(4, encode("sign", torch.ones(8)))
+    assert torch.equal(aggregator.mean(), torch.ones(8))

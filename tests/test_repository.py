@@ -29,7 +29,7 @@ LEVELS: list[set[str]] = [
     {"simulation"},
     {"experiment"},
     {"runs"},
-    {"report", "trackers", "bench", "plan"},
+    {"report", "trackers", "bench", "plan", "flower"},
     {"cli"},
     {"__main__"},
 ]

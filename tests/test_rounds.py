@@ -12,7 +12,7 @@ from torch import Tensor
 
 import oracle
 from fedcams import ErrorFeedback, Layout, ResidualStore, SpecError, encode, server
-from fedcams.errors import BadMagic, NonFinite, TrailingBytes, Truncated, UnknownVersion
+from fedcams.errors import BadMagic, NonFinite, TrailingBytes, Truncated, UnknownVersion, WireError
 from fedcams.rounds import Accepted, Client, Instruction, Reply, Server, ServerState, Update, client
 from fedcams.rounds import server as half
 
@@ -205,3 +205,44 @@ def test_damaged_messages_are_refused() -> None:
         Reply.from_bytes(data[:4] + b"\x09" + data[5:])
     with pytest.raises(NonFinite, match="client 5 reports the loss nan"):
         Reply.from_bytes(dataclasses.replace(MESSAGES[2], loss=float("nan")).to_bytes())
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_bound_on_the_norm(in_order: bool) -> None:
+    config, state, instructions = opened(max_norm=20.0)
+    replies = [answer(instructions[0], 1.0), answer(instructions[1], 1e6), answer(instructions[2], 2.0)]
+    state, closed = half.close(config, state, [0, 1, 2], replies, in_order)
+    assert closed.accepted == [0, 2]
+    assert closed.refused[1].startswith("UpdateError: an update of norm 7.74597e+06; at most max_norm=20")
+    assert torch.equal(state.x, torch.full((D,), 1.5))
+    with pytest.raises(SpecError, match="max_norm=0"):
+        opened(max_norm=0)
+
+
+@pytest.mark.parametrize(("value", "reason"), [(3e38, "the mean of the updates is not finite"), (1e30, "norm inf")])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_updates_that_overflow_together_change_nothing(in_order: bool, value: float, reason: str) -> None:
+    config, state, instructions = opened()
+    replies = [answer(instructions[i], value) for i in (0, 1)]
+    state, closed = half.close(config, state, [0, 1], replies, in_order)
+    assert closed.accepted == []
+    assert all(reason in closed.refused[i] for i in (0, 1))
+    assert torch.equal(state.x, torch.zeros(D))
+    assert state.accepted == {}
+
+
+def test_messages_in_parts_are_the_same_bytes() -> None:
+    _, _, instructions = opened()
+    instruction = dataclasses.replace(instructions[1], buffers=b"b" * 9, accepted=Accepted(3, bytes(range(16))))
+    reply = answer(instruction, buffers=b"")
+    for message in (instruction, reply):
+        parts = message.to_parts()
+        assert b"".join(parts) == message.to_bytes()
+        assert type(message).from_parts(parts) == message
+        assert type(message).from_parts([parts[0] + parts[1], *parts[2:]]) == message
+        for i in range(len(parts)):
+            for damaged in (parts[i][:-1], parts[i] + b"x", b"\x81" + parts[i][1:]):
+                if damaged != parts[i]:
+                    with pytest.raises(WireError):
+                        type(message).from_parts([*parts[:i], damaged, *parts[i + 1 :]])
+    assert instruction.to_parts()[1] is instruction.model

@@ -27,21 +27,25 @@ def mean_of_rows(compressor: Compressor, code: Code, layout: Layout, weights: Se
 class Aggregator:
     """Collects one round's updates; `mean` decodes them in ascending client id into one float32 sum and divides once.
 
-    Updates are held as checked codes, never as dense vectors.
+    Updates are held as checked codes, never as dense vectors. With `in_order` they must come in ascending client id
+    and are added at once, so that memory does not grow with their number; the mean is the same, bit for bit.
     """
 
-    def __init__(self, layout: Layout, device: torch.device | str = "cpu") -> None:
+    def __init__(self, layout: Layout, device: torch.device | str = "cpu", in_order: bool = False) -> None:
         self.layout = layout
         self.device = device
-        self._updates: dict[int, tuple[Compressor, Code, float]] = {}
+        self.in_order = in_order
+        self._weights: dict[int, float] = {}
+        self._codes: dict[int, tuple[Compressor, Code]] = {}
+        self._total: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self._updates)
+        return len(self._weights)
 
     @property
     def ids(self) -> list[int]:
         """The clients whose updates are in, ascending."""
-        return sorted(self._updates)
+        return sorted(self._weights)
 
     def add(self, client_id: int, payload: bytes | Payload, weight: float = 1.0) -> None:
         """Takes a client's payload in, or says what is wrong with it and leaves the sum as it was."""
@@ -57,20 +61,41 @@ class Aggregator:
 
     def add_code(self, client_id: int, compressor: Compressor, code: Code, weight: float = 1.0) -> None:
         """The same for a code of this layout that never was bytes."""
-        if client_id in self._updates:
+        if client_id in self._weights:
             raise UpdateError(f"client {client_id} is in this round already; one update a client and round")
         if not (math.isfinite(weight) and weight > 0):
             raise UpdateError(f"client {client_id}: weight={weight}; allowed: a finite number above 0")
-        self._updates[client_id] = (compressor, code, weight)
+        if self.in_order and client_id < max(self._weights, default=client_id):
+            raise UpdateError(
+                f"client {client_id} came after client {max(self._weights)}; in_order=True needs ascending"
+            )
+        self._weights[client_id] = weight
+        if self.in_order:
+            self._total = self._zeros() if self._total is None else self._total
+            self._add(self._total, compressor, code, weight)
+        else:
+            self._codes[client_id] = (compressor, code)
 
     def mean(self, out: Tensor | None = None) -> Tensor:
         """The weighted mean `[d]`, in new memory or in `out`, which saves the price of new pages every round."""
-        if not self._updates:
+        if not self._weights:
             raise UpdateError("no update was added; a mean needs at least one")
-        total = torch.zeros(self.layout.d, device=self.device) if out is None else out.zero_()
-        for client_id in self.ids:
-            compressor, code, weight = self._updates[client_id]
-            compressor.add_to(total, {name: t.to(self.device) for name, t in code.items()}, self.layout, weight)
-        divide(total, sum(self._updates[client_id][2] for client_id in self.ids))
+        total = self._sum(out)
+        divide(total, sum(self._weights[client_id] for client_id in self.ids))
         self.layout.check_finite(total, "mean of the updates")
         return total
+
+    def _sum(self, out: Tensor | None) -> Tensor:
+        if self._total is not None:
+            total, self._total = self._total, None  # taken once: the mean is formed in its memory
+            return total if out is None else out.copy_(total)
+        total = self._zeros() if out is None else out.zero_()
+        for client_id in sorted(self._codes):
+            self._add(total, *self._codes[client_id], self._weights[client_id])
+        return total
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(self.layout.d, device=self.device)
+
+    def _add(self, total: Tensor, compressor: Compressor, code: Code, weight: float) -> None:
+        compressor.add_to(total, {name: t.to(self.device) for name, t in code.items()}, self.layout, weight)

@@ -79,3 +79,26 @@ class ErrorFeedback:
 
     def discard(self, pending: Pending) -> None:
         """The updates were not accepted: the stored residuals stay as they are."""
+
+
+class DurableFeedback(ErrorFeedback):
+    """The same for a client whose process may end between its reply and the server's word on it.
+
+    `hold` stores the new residual next to the old one; `commit` and `discard` choose between the two, and need of the
+    pending update only its round. The store must outlive the process and belong to this client alone, since it is its
+    snapshot that says which residual counts.
+    """
+
+    def hold(self, pending: Pending) -> None:
+        """Makes the residual last, to be committed or discarded by whatever process comes next."""
+        super().commit(pending)
+
+    def commit(self, pending: Pending) -> None:
+        """The held residual is the one to go on with."""
+        if self.store is not None:
+            self.store.snapshot(pending.round)
+
+    def discard(self, pending: Pending | None = None) -> None:
+        """The one before it is, also where a process died before it could say what it held."""
+        if self.store is not None:
+            self.store.rollback(self.store.snapshot_round or 0)

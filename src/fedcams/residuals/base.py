@@ -90,7 +90,7 @@ class ResidualStore(ABC):
         self._check_rows(clients, rows)
         for client, row in zip(clients, rows.detach(), strict=True):
             if client in self._rounds:
-                add(row, self._read(client, self._rounds[client]).to(row.device))
+                self._add_row(client, self._rounds[client], row)
 
     def commit(self, ids: Iterable[SupportsIndex], rows: Tensor, round: SupportsIndex) -> None:
         """Stores a copy of `rows [C, d]` as the rows of these clients as of this round.
@@ -163,6 +163,10 @@ class ResidualStore(ABC):
     @abstractmethod
     def _read(self, client: int, round: int) -> Tensor:
         """This version, `[d]`; may be the stored memory itself, so it is only read."""
+
+    def _add_row(self, client: int, round: int, row: Tensor) -> None:
+        """Adds this version into `row [d]`, in place."""
+        add(row, self._read(client, round).to(row.device))
 
     @abstractmethod
     def _put(self, client: int, round: int, row: Tensor, freed: int | None) -> None:

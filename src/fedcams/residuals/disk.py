@@ -24,14 +24,16 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcams.bits.vectors import add
 from fedcams.durable import os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
 from fedcams.layout import Layout
@@ -41,6 +43,7 @@ _HEADER = struct.Struct("<4sI8sQQQI")
 _MAGIC, _VERSION = b"FCRR", 1
 _NAME = re.compile(r"(0|[1-9][0-9]*)-(0|[1-9][0-9]*)\.row")
 _STORE = "store.json"
+_PIECE = 2**20  # values read at a time
 _FIELDS = ("magic", "format version", "layout id", "client", "round", "d")
 _RESTORE = "restore the file, or delete it and reopen to go on without it"
 _ANEW = "give an empty folder"
@@ -49,7 +52,7 @@ _os_errors = functools.partial(os_errors, ResidualError)
 
 @final
 class DiskStore(ResidualStore):
-    """One immutable file for each version; reading or adding a row takes the memory of one row.
+    """One immutable file for each version; adding a row takes the memory of a small piece of it.
 
     One process writes a folder, and opening counts as writing: it removes what a killed process left behind. There is
     no lock. A second store on the same folder in that process may read until the first one commits.
@@ -103,17 +106,34 @@ class DiskStore(ResidualStore):
     # -- what the base asks for ----------------------------------------------------------------------------------
 
     def _read(self, client: int, round: int) -> Tensor:
-        path = self.folder / _name(client, round)
-        data = np.empty(self.layout.d, dtype="<f4")
+        row = np.empty(self.layout.d, np.float32)
+        for start, piece in self._pieces(client, round):
+            row[start : start + len(piece)] = piece
+        return torch.from_numpy(row)
+
+    def _add_row(self, client: int, round: int, row: Tensor) -> None:
+        for start, piece in self._pieces(client, round):
+            source = torch.from_numpy(piece.astype(np.float32, copy=False))
+            add(row[start : start + len(piece)], source.to(row.device))
+
+    def _pieces(self, client: int, round: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """(start, values) of the row, in one small memory; what is damaged is noticed at the last one."""
+        path, total, found = self.folder / _name(client, round), 4 * self.layout.d, 0
+        memory = np.empty(min(_PIECE, self.layout.d), dtype="<f4")
         with _os_errors("read", path, "restore it, or reopen if another store wrote"), path.open("rb") as file:
             crc = self._check_header(path, file.read(_HEADER.size), client, round)
-            if (size := file.readinto(data.data)) < data.nbytes:
-                raise ResidualError(f"{path}: truncated, {size} of {data.nbytes} bytes of the row; {_RESTORE}")
+            for start in range(0, self.layout.d, _PIECE):
+                piece = memory[: self.layout.d - start]
+                if (size := file.readinto(piece.data)) < piece.nbytes:
+                    raise ResidualError(
+                        f"{path}: truncated, {4 * start + size} of {total} bytes of the row; {_RESTORE}"
+                    )
+                found = zlib.crc32(piece.data, found)
+                yield start, piece
             if file.read(1):
-                raise ResidualError(f"{path}: something follows after the {data.nbytes} bytes of the row; {_RESTORE}")
-        if (found := zlib.crc32(data.data)) != crc:
+                raise ResidualError(f"{path}: something follows after the {total} bytes of the row; {_RESTORE}")
+        if found != crc:
             raise ResidualError(f"{path}: damaged, checksum {found:08x} instead of {crc:08x}; {_RESTORE}")
-        return torch.from_numpy(data.astype(np.float32, copy=False))
 
     def _check_header(self, path: Path, header: bytes, client: int, round: int) -> int:
         """Refuses a header that is not the one expected here; returns the checksum it gives."""

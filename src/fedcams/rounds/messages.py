@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedcams.downlink.versions import DIGEST, Held
 from fedcams.errors import NonCanonical, NonFinite
@@ -43,14 +45,27 @@ class Instruction:
 
     def to_bytes(self) -> bytes:
         """The message as it crosses a network."""
+        return b"".join(self.to_parts())
+
+    def to_parts(self) -> list[bytes]:
+        """The same bytes in parts; the model is one of them, not copied, so that many messages can share it."""
         last = self.accepted or Accepted(0, bytes(DIGEST))
         head = (self.round, self.client, self.seed, self.accepted is not None, last.round, last.digest)
-        return INSTRUCTION.pack(head, self.model, self.buffers)
+        return INSTRUCTION.parts(head, self.model, self.buffers)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Instruction:
         """The reverse of `to_bytes`; refuses what is damaged."""
-        (round, client, seed, present, last, name), (model, buffers) = INSTRUCTION.unpack(data)
+        return cls._of(*INSTRUCTION.unpack(data))
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[bytes]) -> Instruction:
+        """The reverse of `to_parts`."""
+        return cls._of(*INSTRUCTION.unpack_parts(parts))
+
+    @classmethod
+    def _of(cls, head: tuple[Any, ...], blobs: list[bytes]) -> Instruction:
+        (round, client, seed, present, last, name), (model, buffers) = head, blobs
         accepted = Accepted(last, name) if present else None
         if present > 1 or (not present and (last or any(name))):
             raise NonCanonical(f"the mark for an accepted update is {present} beside round {last}")
@@ -80,14 +95,26 @@ class Reply:
 
     def to_bytes(self) -> bytes:
         """The message as it crosses a network."""
+        return b"".join(self.to_parts())
+
+    def to_parts(self) -> list[bytes]:
+        """The same bytes in parts, the payload not copied."""
         head = (self.round, self.client, self.examples, self.steps, self.loss, *(self.held or ()))
-        return self._frame.pack(head, self.payload, self.buffers)
+        return self._frame.parts(head, self.payload, self.buffers)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Reply:
         """The reverse of `to_bytes`; refuses what is damaged."""
-        frame = REPLY_HOLDING if data[:4] == REPLY_HOLDING.magic else REPLY
-        (round, client, examples, steps, loss, *held), (payload, buffers) = frame.unpack(data)
+        return cls._of(*_reply_frame(data).unpack(data))
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[bytes]) -> Reply:
+        """The reverse of `to_parts`."""
+        return cls._of(*_reply_frame(parts[0] if parts else b"").unpack_parts(parts))
+
+    @classmethod
+    def _of(cls, head: tuple[Any, ...], blobs: list[bytes]) -> Reply:
+        (round, client, examples, steps, loss, *held), (payload, buffers) = head, blobs
         if not math.isfinite(loss):
             raise NonFinite(f"client {client} reports the loss {loss}")
         return cls(round, client, payload, buffers, examples, steps, loss, Held(*held) if held else None)
@@ -105,6 +132,10 @@ class Reply:
     def digest(self) -> bytes:
         """The name of this update."""
         return digest(self.payload)
+
+
+def _reply_frame(start: bytes) -> Frame:
+    return reply_frame(start[:4] == REPLY_HOLDING.magic)
 
 
 def reply_frame(holding: bool) -> Frame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from fedcams.layout import Layout
 from fedcams.optimizers import ServerOptimizer
 from fedcams.residuals import ResidualStore
 from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply
-from fedcams.wire import encode, unpack
+from fedcams.wire import Payload, encode, unpack
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Server:
     weighting: str = "uniform"
     replicas: ResidualStore | None = None
     """What clients hold, for a downlink that keeps it at the server; in memory unless given."""
+    max_norm: float | None = None
+    """The L2 norm above which a decoded update is refused; checking it takes memory for one vector `[d]`."""
 
     def __post_init__(self) -> None:
         if self.replicas is None and self.downlink.replicates:
@@ -41,6 +44,8 @@ class Server:
             raise SpecError(f"weighting={self.weighting!r}; allowed: uniform or examples")
         if not -(2**63) <= self.seed < 2**63:
             raise SpecError(f"seed={self.seed}; allowed: what fits into 64 bits with a sign")
+        if self.max_norm is not None and not self.max_norm > 0:
+            raise SpecError(f"max_norm={self.max_norm}; allowed: a number above 0, or None for no bound")
 
 
 class ServerState(NamedTuple):
@@ -96,24 +101,29 @@ def resend(server: Server, state: ServerState, refusal: Refusal) -> tuple[Instru
 
 
 def close(
-    server: Server, state: ServerState, cohort: Collection[int], answers: Iterable[Reply | Refusal]
+    server: Server,
+    state: ServerState,
+    cohort: Collection[int],
+    answers: Iterable[Reply | Refusal],
+    in_order: bool = False,
 ) -> tuple[ServerState, Closed]:
-    """The state after the round. Consumes the old one; a bad reply is refused with its reason, the others count."""
+    """The state after the round. Consumes the old one; a bad reply is refused with its reason, the others count.
+
+    Replies that come one after the other in ascending client id need the memory of one, with `in_order`.
+    """
     round = state.round + 1
-    intake = _Intake(server, state, cohort)
+    intake = _Intake(server, state, cohort, in_order)
     for answer in answers:
         intake.offer(answer)
+    delta, buffers = intake.means()
     accepted = {**state.accepted, **{client: Accepted(round, name) for client, name in intake.names.items()}}
     told = server.downlink.heard(state.downlink, _turn(server, state), intake.words)
     state = state._replace(round=round, accepted=accepted, downlink=told)
-    if not intake.names:
+    if delta is None:
         return state, Closed(round, [], intake.refused, 0.0)
-    delta = intake.updates.mean()
-    buffers = state.buffers if intake.buffers is None else intake.buffers.mean()
-    closed = Closed(round, intake.updates.ids, intake.refused, float(delta.norm()))
+    closed = Closed(round, sorted(intake.names), intake.refused, float(delta.norm()))
     x, optimizer = server.optimizer.step(state.optimizer, state.x, delta)
-    state = state._replace(x=x, optimizer=optimizer, buffers=buffers)
-    return state, closed
+    return state._replace(x=x, optimizer=optimizer, buffers=state.buffers if buffers is None else buffers), closed
 
 
 def _turn(server: Server, state: ServerState) -> Turn:
@@ -123,10 +133,10 @@ def _turn(server: Server, state: ServerState) -> Turn:
 class _Intake:
     """The answers of one round: what is sound goes into the sums, the rest is refused with a reason."""
 
-    def __init__(self, server: Server, state: ServerState, cohort: Collection[int]) -> None:
+    def __init__(self, server: Server, state: ServerState, cohort: Collection[int], in_order: bool) -> None:
         self.server, self.state, self.round, self.cohort = server, state, state.round + 1, cohort
-        self.updates = Aggregator(server.layout)
-        self.buffers = Aggregator(server.buffer_layout) if server.buffer_layout else None
+        self.updates = Aggregator(server.layout, in_order=in_order)
+        self.buffers = Aggregator(server.buffer_layout, in_order=in_order) if server.buffer_layout else None
         self.names: dict[int, bytes] = {}
         self.words: dict[int, Held | None] = {}
         """What clients say they hold: even a reply that is refused tells that."""
@@ -164,8 +174,32 @@ class _Intake:
             raise UpdateError(f"client {reply.client} trained from {reply.held or 'nothing kept'}, and was sent {sent}")
         weight = 1.0 if self.server.weighting == "uniform" else float(reply.examples)
         update = unpack(reply.payload, self.server.layout)
+        self._check_norm(update)
         buffers = unpack(reply.buffers, self.server.buffer_layout) if self.buffers is not None else None
         self.updates.add(reply.client, update, weight)
         if self.buffers is not None and buffers is not None:
             self.buffers.add(reply.client, buffers, weight)
         self.names[reply.client] = reply.digest
+
+    def _check_norm(self, update: Payload) -> None:
+        bound = self.server.max_norm
+        if bound is not None and not (norm := float(update.decode().norm())) <= bound:
+            raise UpdateError(f"an update of norm {norm:.6g}; at most max_norm={bound:g} is taken")
+
+    def means(self) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
+        """Of the updates and of the buffers; None where there is none.
+
+        Updates that are finite one by one may overflow together, or when an optimizer squares them: then nobody can
+        say whose fault it is, and none counts.
+        """
+        if not self.names:
+            return None, None
+        try:
+            delta, buffers = self.updates.mean(), None if self.buffers is None else self.buffers.mean()
+            if not math.isfinite(norm := float(delta.norm())):
+                raise UpdateError(f"the mean of the updates has the norm {norm}; set max_norm to refuse such updates")
+            return delta, buffers
+        except UpdateError as error:
+            self.refused |= dict.fromkeys(self.names, f"{type(error).__name__}: {error}")
+            self.names.clear()
+            return None, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -45,8 +45,35 @@ def unpack(
         None if server.buffer_layout is None else server.buffer_layout.join(model),
         _unpack(saved["optimizer"], tensors, like.optimizer),
         _unpack(saved["downlink"], tensors, like.downlink),
-        {client: Accepted(last, bytes.fromhex(name)) for client, last, name in saved["accepted"]},
+        _accepted(saved),
     )
+
+
+def restore(
+    round: int,
+    saved: Mapping[str, Any],
+    names: Iterable[str],
+    read: Callable[[str], Tensor],
+    server: Server,
+    like: ServerState,
+) -> ServerState:
+    """The same, tensor by tensor into the memory of `like`: takes no more than the largest tensor beside it."""
+    _, memory = pack(like, server)
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        found, target = read(name), memory.get(name)
+        fits = target is not None and (target.shape, target.dtype) == (found.shape, found.dtype)
+        tensors[name] = target.copy_(found) if target is not None and fits else found.clone()
+    return like._replace(
+        round=round,
+        optimizer=_unpack(saved["optimizer"], tensors, like.optimizer),
+        downlink=_unpack(saved["downlink"], tensors, like.downlink),
+        accepted=_accepted(saved),
+    )
+
+
+def _accepted(saved: Mapping[str, Any]) -> dict[int, Accepted]:
+    return {client: Accepted(last, bytes.fromhex(name)) for client, last, name in saved["accepted"]}
 
 
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedcams.errors import BadMagic, ChecksumMismatch, TrailingBytes, Truncated, UnknownVersion
@@ -28,13 +28,16 @@ class Frame:
         return self.head.size + CHECKSUM.size
 
     def pack(self, head: tuple[Any, ...], *blobs: bytes | Sequence[bytes]) -> bytes:
-        """The message; a blob may be given in parts, which saves a copy of it."""
+        """The message; a blob may be given in pieces, which saves a copy of it."""
         whole = [[blob] if isinstance(blob, bytes) else blob for blob in blobs]
         start = self.head.pack(self.magic, VERSION, *head, *(sum(map(len, blob)) for blob in whole))
-        parts, checksum = [start, *itertools.chain.from_iterable(whole)], 0
-        for part in parts:
-            checksum = zlib.crc32(part, checksum)
-        return b"".join([*parts, CHECKSUM.pack(checksum)])
+        pieces = [start, *itertools.chain.from_iterable(whole)]
+        return b"".join([*pieces, CHECKSUM.pack(_checksum(pieces))])
+
+    def parts(self, head: tuple[Any, ...], *blobs: bytes) -> list[bytes]:
+        """The message as head, blobs and checksum: laid end to end they are `pack`, and no blob is copied."""
+        start = self.head.pack(self.magic, VERSION, *head, *map(len, blobs))
+        return [start, *blobs, CHECKSUM.pack(_checksum([start, *blobs]))]
 
     def unpack(self, data: bytes) -> tuple[tuple[Any, ...], list[bytes]]:
         """Head and blobs, or the WireError that says what is wrong."""
@@ -45,6 +48,24 @@ class Frame:
             blobs.append(data[at : at + length])
             at += length
         return tuple(head[: len(head) - self.blobs]), blobs
+
+    def unpack_parts(self, parts: Sequence[bytes]) -> tuple[tuple[Any, ...], list[bytes]]:
+        """The same for the parts of a message, the blobs as they are; however else it is cut, it is copied once."""
+        if not self._is_cut_as_packed(parts):
+            return self.unpack(b"".join(parts))  # which says what is wrong with it, if anything is
+        start, *blobs, end = parts
+        if _checksum([start, *blobs]) != CHECKSUM.unpack(end)[0]:
+            raise ChecksumMismatch("the checksum does not match: the bytes were changed on the way")
+        _, _, *head = self.head.unpack(start)
+        return tuple(head[: len(head) - self.blobs]), list(blobs)
+
+    def _is_cut_as_packed(self, parts: Sequence[bytes]) -> bool:
+        sizes = [len(part) for part in parts]
+        if len(sizes) != self.blobs + 2 or sizes[0] != self.head.size:
+            return False
+        if parts[0][:5] != self.magic + bytes([VERSION]):
+            return False
+        return sizes[1:] == [*self.head.unpack(parts[0])[-self.blobs :], CHECKSUM.size]
 
     def _check(self, data: bytes) -> list[int]:
         """The lengths of the blobs, once everything is known to fit together."""
@@ -63,3 +84,10 @@ class Frame:
         if zlib.crc32(memoryview(data)[: -CHECKSUM.size]) != checksum:
             raise ChecksumMismatch("the checksum does not match: the bytes were changed on the way")
         return lengths
+
+
+def _checksum(parts: Iterable[bytes]) -> int:
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return checksum

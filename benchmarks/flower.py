@@ -1,0 +1,126 @@
+"""What fedcams costs on top of Flower: the mod for a client, the strategy for a reply. Run by `make bench`.
+
+The app answers at once and the grid is in this process, so what is timed is ours alone: parsing and checking messages,
+arrays there and back, error feedback, encoding, and everything that is written to disk and synced. `--save` writes
+`benchmarks/records/flower.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from canned import CannedGrid, identify
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from rich.console import Console
+from rich.table import Table
+from timing import environment, save
+
+from fedcams import encode
+from fedcams.flower import FedCAMS, uplink
+from fedcams.flower.arrays import ArrayNames
+from fedcams.flower.book import Book
+from fedcams.flower.records import ABOUT, INSTRUCTION, REPLY, REST, about, message_parts, message_record
+from fedcams.flower.rounds import Rounds
+from fedcams.models import build
+from fedcams.rounds import Accepted, Instruction, Reply
+from fedcams.rounds.server import start
+
+COHORT = 10
+SPECS = ("sign", "topk(ratio=1/64)", "topk(ratio=1/64, values=bf16)")
+GOALS = {"client": 100.0, "reply": 60.0}
+RECORD = Path(__file__).parent / "records" / "flower.json"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rounds", type=int, default=10, help="rounds of each; the best and the median are shown")
+    options.add_argument("--save", action="store_true", help=f"write {RECORD.name}")
+    chosen = options.parse_args()
+    identify()
+    torch.manual_seed(0)
+    arrays = ArrayRecord(build("resnet18", (3, 32, 32), 10, seed=1).state_dict())
+    names = ArrayNames.of(arrays)
+    times: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
+        for spec in SPECS:
+            times[f"client {spec}"] = sorted(client(Path(folder), spec, arrays, names, chosen.rounds))
+            times[f"reply {spec}"] = sorted(reply(Path(folder), spec, arrays, names, chosen.rounds))
+    Console().print(table(times, names.layout.d))
+    if chosen.save:
+        record = {"d": names.layout.d, "cohort": COHORT, "runs": chosen.rounds, "environment": environment()}
+        save(RECORD, {**record, "milliseconds": times})
+
+
+def client(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, rounds: int) -> Iterator[float]:
+    """One train message through the mod, settling the one before, disk and all."""
+    mod, context = uplink(spec, state_dir=folder / "sites"), Context(1, 1, {"site-id": 0}, RecordDict(), {})
+    name = f"bench{SPECS.index(spec)}"
+    told = about(kind="instruction", run=name, uplink=spec, feedback=True, downlink="none", model=names.to_json())
+    x, buffers = names.vectors(ArrayRecord(dict(arrays)))
+    assert buffers is not None
+    model, apart = encode("identity", x, names.layout), encode("identity", buffers, names.buffer_layout)
+    accepted = None
+    for round in range(1, rounds + 2):
+        parts = Instruction(round, 0, 1, model, apart, accepted).to_parts()
+        rest, config = names.rest(arrays), ConfigRecord()
+        content = RecordDict({INSTRUCTION: message_record(parts), ABOUT: told, REST: rest, "config": config})
+        message = Message(content, 1, "train")
+        after = names.join(x + 0.01 * torch.randn(len(x)), buffers, rest)
+        app = Answering(Message(RecordDict({"arrays": after}), reply_to=message))
+        began = time.perf_counter()
+        sent = mod(message, context, app)
+        took = 1000 * (time.perf_counter() - began)
+        accepted = Accepted(round, Reply.from_parts(message_parts(sent.content.array_records[REPLY], 2**40)).digest)
+        if round > 1:  # the first compiles
+            yield took
+
+
+class Answering:
+    """An app that has its answer ready."""
+
+    def __init__(self, answer: Message) -> None:
+        self.answer = answer
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return self.answer
+
+
+def reply(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, rounds: int) -> Iterator[float]:
+    """A whole round of ten clients, instructions and checkpoint included, divided by ten."""
+    checkpoint = folder / f"server{SPECS.index(spec)}"
+    checkpoint.mkdir()
+    strategy = FedCAMS("fedams(lr=0.001, eps=1e-3)", spec, checkpoint=checkpoint, min_available=COHORT)
+    assert names.buffer_layout is not None
+    buffers = encode("identity", torch.zeros(names.buffer_layout.d), names.buffer_layout)
+    grid = CannedGrid(COHORT, encode(spec, 0.01 * torch.randn(names.layout.d), names.layout), buffers)
+    server = strategy._server(names)
+    book = Book(checkpoint, "bench", {}, server)
+    state = book.load(start(server, *names.vectors(ArrayRecord(dict(arrays)))))
+    loop = Rounds(strategy, server, names, names.rest(arrays), book, 60.0, ConfigRecord())
+    for round in range(1, rounds + 2):
+        began = time.perf_counter()
+        state, line, _ = loop.advance(grid, state)
+        took = 1000 * (time.perf_counter() - began) / COHORT
+        assert len(line["accepted"]) == COHORT, line
+        if round > 1:
+            yield took
+    book.close()
+
+
+def table(times: dict[str, list[float]], d: int) -> Table:
+    result = Table(title=f"ms on top of Flower, d = {d:,}, {torch.get_num_threads()} threads, cohort of {COHORT}")
+    for column in ("what", "best", "median", "goal"):
+        result.add_column(column, justify="left" if column == "what" else "right")
+    for name, values in times.items():
+        goal = GOALS[name.split()[0]]
+        result.add_row(name, f"{values[0]:.1f}", f"{values[len(values) // 2]:.1f}", f"< {goal:g}")
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The server: an ordinary ServerApp with our strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+
+from fedcams.flower import FedCAMS
+from fedcams.flower.arrays import ArrayNames
+from fedcams.simulation.evaluate import evaluate
+from fedcams_app.settings import built, experiment
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Runs the rounds, or those that are left of them."""
+    config = context.run_config
+    what, made = experiment(config), built(config)
+    model, arrays = made.simulation.problem.model, ArrayRecord(made.simulation.problem.model.state_dict())
+    strategy = FedCAMS(
+        what.server,
+        what.uplink,
+        checkpoint=Path(str(config["checkpoint"])),
+        run=str(config["name"]),
+        sampler=what.sampler,
+        clients=what.clients,
+        seed=what.seed,
+        min_available=int(config["min-available"]),
+        min_replies=int(config["min-replies"]),
+        max_norm=float(config["max-norm"]) or None,
+        model=model,
+    )
+    names, simulation = ArrayNames.of(arrays, model), made.simulation
+
+    def test(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if simulation.test is None:
+            return None
+        found = evaluate(simulation.problem, *names.vectors(arrays), simulation.test, simulation.metric)
+        return MetricRecord(dict(zip(("test_loss", "test_accuracy"), found, strict=True)))
+
+    strategy.start(grid, arrays, what.rounds, timeout=float(config["deadline"]), evaluate_fn=test)

@@ -1,0 +1,140 @@
+"""FedCAMS against dense updates on real sockets: TLS, node authentication, four SuperNodes, five rounds each.
+
+Every SuperNode reaches the SuperLink through a proxy of its own that counts bytes. Run by `make flower-demo`; with
+`--save` it writes what it measured to `benchmarks/records/flower-wire.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedcams.experiment import build
+from fedcams.flower.book import read_ledger
+from fedcams.runs.environment import environment
+from fedcams_app.settings import experiment
+from federation import Federation, federation
+from proxy import CountingProxy
+
+NODES, ROUNDS = 4, 5
+UPLINKS = ("identity", "sign", "topk(ratio=1/64, values=bf16)")
+CONFIG: dict[str, Any] = {
+    "task": "digits",
+    "model": "mlp(hidden=1200, layers=2)",
+    "partition": "iid",
+    "clients": NODES,
+    "sampler": "full",
+    "local": "sgd(lr=0.05, steps=10, batch=20)",
+    "server": "fedams(lr=0.001, eps=1e-3)",
+    "rounds": ROUNDS,
+    "seed": 1,
+}
+PATIENCE = 600.0
+RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "records" / "flower-wire.json"
+Counts = list[tuple[int, int]]
+"""(up, down) of each node."""
+console = Console()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--nodes", type=int, default=NODES)
+    options.add_argument("--rounds", type=int, default=ROUNDS)
+    options.add_argument("--save", action="store_true", help=f"write {RECORD.name}")
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fedcams-flower-") as folder:
+        record = measure(Path(folder), chosen.nodes, chosen.rounds)
+    show(record)
+    if chosen.save:
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def measure(folder: Path, nodes: int = NODES, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Bytes of every node and round for each uplink, and the same per round and node."""
+    config = {**CONFIG, "clients": nodes, "rounds": rounds}
+    d = build(experiment({**config, "uplink": "sign", "data": ""})).simulation.problem.layout.d
+    with federation(folder, secure=True, env={"OMP_NUM_THREADS": "1"}) as fed:
+        proxies = [CountingProxy(fed.port) for _ in range(nodes)]
+        try:
+            for site, proxy in enumerate(proxies):
+                fed.start_node(site, via=proxy.port)
+            console.print(f"SuperLink with TLS and node authentication, {nodes} SuperNodes, {d:,} parameters")
+            runs = {uplink: run(fed, proxies, {**config, "uplink": uplink}) for uplink in UPLINKS}
+        finally:
+            for proxy in proxies:
+                proxy.close()
+    return {"d": d, "nodes": nodes, "rounds": rounds, "environment": environment("cpu"), "uplinks": runs}
+
+
+def run(fed: Federation, proxies: list[CountingProxy], config: dict[str, Any]) -> dict[str, Any]:
+    """One run; the counts of a round are those from the end of the round before to its own."""
+    uplink, name = config["uplink"], "".join(c for c in config["uplink"] if c.isalnum())
+    checkpoint, rounds = fed.folder / f"server-{name}", config["rounds"]
+    started = fed.submit(
+        **config, name=name, checkpoint=str(checkpoint), min_available=config["clients"], deadline=300.0
+    )
+    counts: list[Counts] = []
+    before = None
+    for round in range(rounds + 1):
+        wait_for_greetings_or_round(fed, started, checkpoint, round)
+        now = [proxy.counted for proxy in proxies]
+        if before is not None:
+            counts.append([(up - u, down - d) for (up, down), (u, d) in zip(now, before, strict=True)])
+            console.print(f"  {uplink}: round {round} done")
+        before = now
+    ledger = read_ledger(checkpoint)
+    return {
+        "bytes": counts,
+        "wire_up": [line["wire_up"] for line in ledger],
+        "wire_down": [line["wire_down"] for line in ledger],
+        "accepted": [len(line["accepted"]) for line in ledger],
+    }
+
+
+def wait_for_greetings_or_round(fed: Federation, run: str, checkpoint: Path, round: int) -> None:
+    """Round 0 begins when the server has opened its folder for replies: by then all nodes are known.
+
+    Looks at files only: asking Flower takes seconds, in which the next round would begin to be counted.
+    """
+    end = time.monotonic() + PATIENCE
+    while fed.rounds_done(checkpoint) < round if round else not (checkpoint / "replies").exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"round {round} does not end:\n{fed.flwr('log', run, 'here', '--show')}")
+        time.sleep(0.05)
+
+
+def mean_bytes(measured: dict[str, Any]) -> tuple[float, float]:
+    """Up and down of one node in one round."""
+    flat = [pair for counts in measured["bytes"] for pair in counts]
+    return sum(up for up, _ in flat) / len(flat), sum(down for _, down in flat) / len(flat)
+
+
+def show(record: dict[str, Any]) -> None:
+    for uplink, measured in record["uplinks"].items():
+        detail = Table(title=f"{uplink}: kB up / down on the socket")
+        detail.add_column("round", justify="right")
+        for site in range(record["nodes"]):
+            detail.add_column(f"node {site}", justify="right")
+        for round, counts in enumerate(measured["bytes"], start=1):
+            detail.add_row(str(round), *(f"{up / 1000:,.1f} / {down / 1000:,.1f}" for up, down in counts))
+        console.print(detail)
+    summary = Table(title=f"One node and round, {record['d']:,} parameters, Flower's own traffic and TLS included")
+    for column in ("uplink", "bytes up", "less by", "of which ours", "bytes down"):
+        summary.add_column(column, justify="left" if column == "uplink" else "right")
+    dense, _ = mean_bytes(record["uplinks"]["identity"])
+    for uplink, measured in record["uplinks"].items():
+        up, down = mean_bytes(measured)
+        ours = sum(measured["wire_up"]) / sum(measured["accepted"])
+        summary.add_row(uplink, f"{up:,.0f}", f"{dense / up:.1f}x", f"{ours:,.0f}", f"{down:,.0f}")
+    console.print(summary)
+
+
+if __name__ == "__main__":
+    main()

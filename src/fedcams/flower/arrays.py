@@ -1,0 +1,132 @@
+"""A model as its app has it, named arrays, and as the core has it, flat vectors."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedcams.errors import LayoutError, UpdateError
+from fedcams.flower.records import from_array, to_array
+from fedcams.layout import Layout
+
+STATISTICS = ("*running_mean", "*running_var")
+"""What batch-norm layers call the buffers that are averaged."""
+
+
+@dataclass(frozen=True)
+class ArrayNames:
+    """Which arrays train, which are averaged, and the order in which the app expects them all.
+
+    The rest, such as integer counters, is neither: it goes to the clients as it is and does not come back.
+    """
+
+    order: tuple[str, ...]
+    layout: Layout
+    buffer_layout: Layout | None
+
+    @classmethod
+    def of(
+        cls, arrays: ArrayRecord, model: nn.Module | None = None, averaged: Sequence[str] = STATISTICS
+    ) -> ArrayNames:
+        """From an app's initial arrays; by the model where it is given, else by type and by the names of buffers."""
+        values = {name: from_array(array) for name, array in arrays.items()}
+        if model is not None:
+            layout, buffers = Layout.of(model), Layout.of_buffers(model)
+            for name in (*layout.names, *(buffers.names if buffers else ())):
+                if name not in values:
+                    raise LayoutError(
+                        f"the model's tensor {name!r} is not among the initial arrays; give its state_dict"
+                    )
+            return cls(tuple(values), layout, buffers)
+        floats = [name for name, value in values.items() if value.dtype.kind == "f"]
+        apart = {name for name in floats if any(fnmatch.fnmatchcase(name, pattern) for pattern in averaged)}
+        trained = _layout([name for name in floats if name not in apart], values)
+        if trained is None:
+            raise LayoutError(
+                "no array of floating-point numbers among the initial arrays; give the model's state_dict"
+            )
+        return cls(tuple(values), trained, _layout([name for name in floats if name in apart], values))
+
+    # -- over the wire -------------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """For the clients, who know only their app."""
+        layouts = [None if part is None else [part.names, part.shapes] for part in (self.layout, self.buffer_layout)]
+        return json.dumps([self.order, *layouts], separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> ArrayNames:
+        """The reverse of `to_json`."""
+        order, trained, buffers = json.loads(text)
+        layouts = [None if part is None else Layout(tuple(part[0]), _shapes(part[1])) for part in (trained, buffers)]
+        if layouts[0] is None:
+            raise LayoutError("the instruction names no array that trains")
+        return cls(tuple(order), layouts[0], layouts[1])
+
+    # -- there and back ------------------------------------------------------------------------------------------
+
+    def rest(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Of an app's arrays those that are in neither vector."""
+        known = {*self.layout.names, *(self.buffer_layout.names if self.buffer_layout else ())}
+        return ArrayRecord({name: array for name, array in arrays.items() if name not in known})
+
+    def join(self, x: Tensor, buffers: Tensor | None, rest: ArrayRecord) -> ArrayRecord:
+        """The app's arrays, in its order: one copy of the model."""
+        values = dict(self.layout.split(x))
+        if self.buffer_layout is not None and buffers is not None:
+            values |= self.buffer_layout.split(buffers)
+        made = {name: to_array(value.numpy()) for name, value in values.items()}
+        return ArrayRecord({name: made.pop(name) if name in made else rest[name] for name in self.order})
+
+    def vectors(self, arrays: ArrayRecord) -> tuple[Tensor, Tensor | None]:
+        """The parameters `[d]` and the buffers of an app's arrays; takes them out of the record as it goes."""
+        buffers = self.buffer_layout
+        return _take(self.layout, arrays), None if buffers is None else _take(buffers, arrays)
+
+    def change(self, arrays: ArrayRecord, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What training changed, `arrays - x [d]`, and the buffers; takes the arrays out of the record as it goes."""
+        buffers = self.buffer_layout
+        return _take(self.layout, arrays, minus=x), None if buffers is None else _take(buffers, arrays)
+
+
+def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None) -> Tensor:
+    """The layout's arrays as one vector, less another one; new memory is touched on several threads."""
+    out = torch.empty(layout.d)
+    base = None if minus is None else layout.split(minus)
+
+    def fill(name: str, target: Tensor) -> None:
+        if name not in arrays:
+            raise UpdateError(f"the array {name!r} is missing from the app's reply; return the whole model")
+        values = from_array(arrays.pop(name))
+        if values.dtype.kind != "f" or values.shape != tuple(target.shape):
+            raise UpdateError(
+                f"the array {name!r} is {values.dtype} {values.shape}; expected float {tuple(target.shape)}"
+            )
+        if base is None:
+            np.copyto(target.numpy(), values, casting="same_kind")
+        else:
+            np.subtract(values, base[name].numpy(), out=target.numpy(), casting="same_kind")
+
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as threads:
+        parts = layout.split(out).items()
+        for done in [threads.submit(fill, name, target) for name, target in parts]:
+            done.result()
+    return out
+
+
+def _layout(names: Sequence[str], values: Mapping[str, NDArray[Any]]) -> Layout | None:
+    return Layout(tuple(names), tuple(values[name].shape for name in names)) if names else None
+
+
+def _shapes(shapes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(shape) for shape in shapes)

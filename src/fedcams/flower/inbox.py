@@ -1,0 +1,115 @@
+"""The replies of one round: taken in one by one as they come, checked, and laid aside on disk.
+
+Only one reply is in memory at a time. They are read back in ascending client id, which makes the sum the same in
+whatever order they came.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from flwr.app import Message, RecordDict
+from torch import Tensor
+
+from fedcams.compress import compressor
+from fedcams.errors import FedcamsError, UpdateError
+from fedcams.flower.arrays import ArrayNames
+from fedcams.flower.mod import EXAMPLES, LOSSES
+from fedcams.flower.records import REPLY, about_of, message_parts, only_arrays
+from fedcams.flower.roster import APP_RAISED
+from fedcams.layout import Layout
+from fedcams.rounds import Reply
+from fedcams.rounds.messages import REPLY as REPLY_FRAME
+from fedcams.wire import encode
+
+DENSE = compressor("identity")
+SLACK = 2
+"""A reply may be so many times as long as the dense one: top-k with a ratio near one sends more than it saves."""
+
+
+class Inbox:
+    """What came of one round."""
+
+    def __init__(self, folder: Path, names: ArrayNames, arrays_key: str, round: int, x: Tensor) -> None:
+        """Empties the folder; `x [d]` is the model that was sent."""
+        self.folder, self.names, self.arrays_key, self.round, self.x = folder, names, arrays_key, round, x
+        self.limit = SLACK * (REPLY_FRAME.overhead + _dense_size(names.layout) + _dense_size(names.buffer_layout))
+        self.came: dict[int, list[int]] = {}
+        """Client -> bytes of each part of its reply."""
+        self.refused: dict[int, str] = {}
+        self.absent: dict[int, str] = {}
+        self.notes: dict[int, str] = {}
+        self.metrics: dict[int, RecordDict] = {}
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+
+    def take(self, client: int, plain: bool, message: Message) -> None:
+        """Checks a reply as far as it can be without decoding it; what is wrong with it is kept as the reason."""
+        if message.has_error():
+            where = self.refused if message.error.code in APP_RAISED else self.absent
+            reason = " ".join((message.error.reason or "").split())
+            where[client] = f"Flower, code {message.error.code}: {reason[-300:]}"
+            return
+        try:
+            parts = self._dense(client, message.content) if plain else self._ours(client, message.content)
+        except FedcamsError as error:
+            self.refused[client] = f"{type(error).__name__}: {error}"
+            return
+        finally:
+            for record in message.content.array_records.values():
+                record.clear()  # messages refer to themselves in circles: their bytes would wait for the collector
+        with (self.folder / str(client)).open("wb") as file:
+            file.writelines(parts)
+        self.came[client] = [len(part) for part in parts]
+        self.metrics[client] = RecordDict(dict(message.content.metric_records))
+
+    def replies(self) -> Iterator[Reply]:
+        """In ascending client id, one at a time."""
+        for client in sorted(self.came):
+            with (self.folder / str(client)).open("rb") as file:
+                parts = [file.read(size) for size in self.came[client]]  # so that none has to be cut out
+            yield Reply.from_parts(parts)
+            del parts
+
+    def _ours(self, client: int, content: RecordDict) -> list[bytes]:
+        told = about_of(content) or {}
+        if "refused" in told:
+            raise UpdateError(f"the client could not take part: {told['refused']}")
+        if REPLY not in content.array_records:
+            raise UpdateError(f"the reply holds {', '.join(content) or 'nothing'}; expected {REPLY}")
+        parts = message_parts(content.array_records[REPLY], self.limit)
+        reply = Reply.from_parts(parts)
+        if reply.client != client:
+            raise UpdateError(f"client {client} answers for client {reply.client}")
+        if note := str(told.get("note", "")):
+            self.notes[client] = note[:300]
+        return reply.to_parts()
+
+    def _dense(self, client: int, content: RecordDict) -> list[bytes]:
+        """An app without the mod returns its whole model; the change is formed here."""
+        delta, buffers = self.names.change(only_arrays(content, self.arrays_key), self.x)
+        metrics = {name: value for record in content.metric_records.values() for name, value in record.items()}
+        examples = metrics.get(EXAMPLES, 0)
+        loss = next((metrics[name] for name in LOSSES if name in metrics), 0.0)
+        if not isinstance(examples, int | float) or not isinstance(loss, int | float) or examples < 0:
+            raise UpdateError(f"{EXAMPLES}={examples!r}, loss={loss!r}; expected numbers")
+        apart = b"" if buffers is None else encode(DENSE, buffers, self.names.buffer_layout)
+        return Reply(
+            self.round, client, encode(DENSE, delta, self.names.layout), apart, int(examples), 0, float(loss)
+        ).to_parts()
+
+
+def _dense_size(layout: Layout | None) -> int:
+    return 0 if layout is None else 64 + 4 * layout.d
+
+
+def weigh(metrics: Mapping[int, RecordDict], accepted: list[int]) -> list[RecordDict]:
+    """The metrics of the accepted replies that tell what they weigh, in ascending client id."""
+    chosen = [metrics[client] for client in sorted(accepted) if client in metrics]
+    return [
+        record
+        for record in chosen
+        if len(record.metric_records) == 1 and EXAMPLES in next(iter(record.metric_records.values()))
+    ]

@@ -1,0 +1,187 @@
+"""The client's side: a mod between Flower and an app that trains a whole model and returns it.
+
+The app sees what it always sees, `arrays` and `config`, and answers with the trained arrays; what travels are the
+core's messages. Beside `server-round` the config tells the app `client` and `seed`, from which an app that wants the
+simulator's very numbers derives its randomness.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from torch import Tensor
+
+from fedcams.compress import Compressor, compressor
+from fedcams.errors import FedcamsError, SpecError
+from fedcams.flower.arrays import ArrayNames
+from fedcams.flower.records import (
+    ABOUT,
+    INSTRUCTION,
+    REPLY,
+    REST,
+    about,
+    about_of,
+    message_parts,
+    message_record,
+    only_arrays,
+)
+from fedcams.rounds import Instruction, Update
+from fedcams.rounds.site import Answer, Site
+from fedcams.runs.files import disk_errors, held
+
+SITE = ("site-id", "partition-id")
+"""Where a node's configuration says which site it is; the first that is there counts."""
+EXAMPLES, LOSSES = "num-examples", ("train_loss", "train-loss", "loss")
+"""Metrics of the app that the core wants to know."""
+UNLIMITED = 2**63
+Number = TypeVar("Number", int, float)
+
+
+class AppFailed(Exception):
+    """The app answered with an error, which goes to the server as it is."""
+
+    def __init__(self, reply: Message) -> None:
+        super().__init__(reply.error.reason)
+        self.reply = reply
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """Compresses what an app's training changed, with error feedback that survives the process and the machine."""
+
+    compressor: Compressor | None
+    state_dir: Path
+    arrays_key: str
+    config_key: str
+
+    def __call__(self, message: Message, context: Context, app: ClientAppCallable) -> Message:
+        """A Flower mod. What is not an instruction of ours, such as an evaluation, passes untouched."""
+        told = about_of(message.content) if message.has_content() else None
+        if told is None:
+            return app(message, context)
+        try:
+            site = site_of(context)
+            if told["kind"] == "greeting":
+                return _reply(message, about(site=site))
+            return self._train(message, context, app, site)
+        except AppFailed as failed:
+            return failed.reply
+        except FedcamsError as error:
+            return _reply(message, about(refused=f"{type(error).__name__}: {error}"))
+
+    def _train(self, message: Message, context: Context, app: ClientAppCallable, site: int) -> Message:
+        content = message.content
+        told, names = content.config_records[ABOUT], ArrayNames.from_json(str(content.config_records[ABOUT]["model"]))
+        parts = message_parts(content.array_records.pop(INSTRUCTION), UNLIMITED)
+        run = Training(message, context, app, names, self.arrays_key, self.config_key)
+        folder = self._folder(told, site)
+        with held(folder):  # a SuperNode that was killed may have left a process behind that still trains
+            answer = self._site(folder, told, names).answer(parts, run)
+        # in one piece: every part more costs Flower's own traffic more than a kilobyte
+        records = RecordDict({REPLY: message_record([answer.reply.to_bytes()]), ABOUT: _note(answer)})
+        records.update(run.others)
+        return Message(records, reply_to=message)
+
+    def _folder(self, told: ConfigRecord, site: int) -> Path:
+        folder = self.state_dir / safe_name(str(told["run"])) / str(site)
+        with disk_errors("make", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _site(self, folder: Path, told: ConfigRecord, names: ArrayNames) -> Site:
+        codec = self.compressor or compressor(str(told["uplink"]))
+        return Site(folder, codec, names.layout, names.buffer_layout, bool(told["feedback"]), str(told["downlink"]))
+
+
+def uplink(
+    spec: str | Compressor | None = None,
+    *,
+    state_dir: str | os.PathLike[str],
+    arrays_key: str = "arrays",
+    config_key: str = "config",
+) -> Uplink:
+    """A mod that sends updates compressed by `spec`, or where that is None by what the strategy names.
+
+    `state_dir` is where residuals live: a folder that outlives process and machine, `<run>/<site>` below it. The two
+    keys are those under which the app expects the model's arrays and its configuration.
+    """
+    return Uplink(None if spec is None else compressor(spec), Path(state_dir), arrays_key, config_key)
+
+
+class Training:
+    """Local training as the core calls it: the app, between arrays and vectors."""
+
+    def __init__(
+        self,
+        message: Message,
+        context: Context,
+        app: ClientAppCallable,
+        names: ArrayNames,
+        arrays_key: str,
+        config_key: str,
+    ) -> None:
+        self.message, self.context, self.app, self.names = message, context, app, names
+        self.arrays_key, self.config_key = arrays_key, config_key
+        self.others: dict[str, MetricRecord | ConfigRecord] = {}
+        """What the app answered beside the arrays; empty where a reply is only repeated."""
+
+    def __call__(self, x: Tensor, buffers: Tensor | None, instruction: Instruction) -> Update:
+        """(model `[d]`, buffers, instruction) -> Update."""
+        self.message.content = self._content(x, buffers, instruction)
+        reply = self.app(self.message, self.context)
+        if reply.has_error():
+            raise AppFailed(reply)
+        delta, after = self.names.change(only_arrays(reply.content, self.arrays_key), x)
+        self.others = {**reply.content.metric_records, **reply.content.config_records}
+        metrics = {name: value for record in reply.content.metric_records.values() for name, value in record.items()}
+        loss = next((metrics[name] for name in LOSSES if name in metrics), 0.0)
+        return Update(delta, after, _number(int, metrics.get(EXAMPLES, 0)), 0, _number(float, loss))
+
+    def _content(self, x: Tensor, buffers: Tensor | None, instruction: Instruction) -> RecordDict:
+        content = self.message.content
+        rest = content.array_records.get(REST, ArrayRecord())
+        config = ConfigRecord(dict(content.config_records.get(self.config_key, {})))
+        config["server-round"], config["client"], config["seed"] = (
+            instruction.round,
+            instruction.client,
+            instruction.seed,
+        )
+        return RecordDict({self.arrays_key: self.names.join(x, buffers, rest), self.config_key: config})
+
+
+def site_of(context: Context) -> int:
+    """Which client this node is."""
+    for key in SITE:
+        if key in context.node_config:
+            value = context.node_config[key]
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+                return value
+            raise SpecError(f"node-config {key}={value!r}; allowed: an integer from 0 to 2**63 - 1")
+    raise SpecError(f"node-config has none of {', '.join(SITE)}; start the SuperNode with --node-config 'site-id=0'")
+
+
+def safe_name(run: str) -> str:
+    """A run's name as that of a folder: the server chooses it, so it must not lead anywhere else."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
+        raise SpecError(
+            f"run={run!r}: allowed are up to 100 letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+    return run
+
+
+def _number(kind: type[Number], value: object) -> Number:
+    return kind(value) if isinstance(value, int | float) else kind(0)
+
+
+def _note(answer: Answer) -> ConfigRecord:
+    return about(note="; ".join(filter(None, ["repeated" if answer.again else "", answer.note])))
+
+
+def _reply(message: Message, told: ConfigRecord) -> Message:
+    return Message(RecordDict({ABOUT: told}), reply_to=message)

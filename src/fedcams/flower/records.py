@@ -1,0 +1,109 @@
+"""The core's messages and vectors as Flower's records, and back."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from fedcams.errors import UpdateError
+
+INSTRUCTION, REPLY, REST, ABOUT = "fedcams.instruction", "fedcams.reply", "fedcams.rest", "fedcams"
+"""Keys of our records in a message: its bytes, arrays that neither train nor are averaged, and what else to know."""
+MESSAGE = "fedcams.message"
+"""The `stype` of an array that holds a part of one of our messages; Flower refuses to read it as numbers."""
+NUMPY = "numpy.ndarray"
+"""The `stype` of Flower's own arrays: NumPy's file format."""
+
+
+def message_record(parts: Sequence[bytes], shared: dict[int, Array] | None = None) -> ArrayRecord:
+    """A message's parts, each an array. What `shared` holds already is not made, hashed and sent again."""
+    shared = {} if shared is None else shared
+    return ArrayRecord({str(i): shared.get(id(part)) or _opaque(part) for i, part in enumerate(parts)})
+
+
+def share(messages: Iterable[Sequence[bytes]]) -> dict[int, Array]:
+    """Arrays for the parts that several messages have in common. They are known by identity, so keep the parts."""
+    uses: dict[int, list[bytes]] = {}
+    for part in itertools.chain.from_iterable(messages):
+        uses.setdefault(id(part), []).append(part)
+    return {name: _opaque(parts[0]) for name, parts in uses.items() if len(parts) > 1}
+
+
+def message_parts(record: ArrayRecord, limit: int) -> list[bytes]:
+    """The reverse of `message_record`; refuses what is not one of our messages or longer than `limit` bytes."""
+    keys = [str(i) for i in range(len(record))]
+    if sorted(record) != sorted(keys) or any(array.stype != MESSAGE for array in record.values()):
+        found = ", ".join(sorted({array.stype for array in record.values()})) or "nothing"
+        raise UpdateError(f"the record holds {found}, not a message of fedcams")
+    parts = [record[key].data for key in keys]
+    if (size := sum(map(len, parts))) > limit:
+        raise UpdateError(f"a message of {size} bytes; at most {limit} are taken for this model")
+    return parts
+
+
+def _opaque(data: bytes) -> Array:
+    return Array(dtype="uint8", shape=(len(data),), stype=MESSAGE, data=data)
+
+
+def to_array(values: NDArray[Any]) -> Array:
+    """Numbers as Flower sends them, copied once."""
+    values = np.asarray(values, order="C")
+    data = b"".join([_head(values.dtype, values.shape), values.reshape(-1).view(np.uint8).data])
+    return Array(dtype=str(values.dtype), shape=tuple(values.shape), stype=NUMPY, data=data)
+
+
+def from_array(array: Array) -> NDArray[Any]:
+    """The numbers of an array, where they lie: not copied, only to be read."""
+    if array.stype != NUMPY:
+        raise UpdateError(f"an array of the kind {array.stype!r}; expected {NUMPY!r}")
+    try:
+        head = _head(np.dtype(array.dtype), array.shape)
+        if array.data.startswith(head):  # as NumPy writes it: there is nothing to parse
+            return np.frombuffer(array.data, array.dtype, math.prod(array.shape), len(head)).reshape(array.shape)
+        stream = io.BytesIO(array.data)
+        if np.lib.format.read_magic(stream) != (1, 0):
+            return array.numpy()
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        if fortran or dtype.hasobject:
+            return array.numpy()
+        return np.frombuffer(array.data, dtype, math.prod(shape), stream.tell()).reshape(shape)
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise UpdateError(f"an array that cannot be read ({error})") from None
+
+
+@functools.lru_cache(4096)
+def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The head of NumPy's file format."""
+    head = io.BytesIO()
+    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, about)
+    return head.getvalue()
+
+
+def only_arrays(content: RecordDict, key: str) -> ArrayRecord:
+    """The model's arrays in an app's message: those under the key, or the only ones there are."""
+    records = content.array_records
+    if key in records:
+        return records[key]
+    if len(records) != 1:
+        found = ", ".join(records) or "none"
+        raise UpdateError(f"array records: {found}; expected one, or one named {key!r}")
+    return next(iter(records.values()))
+
+
+def about(**values: Any) -> ConfigRecord:
+    """Our record of small values."""
+    return ConfigRecord(values)
+
+
+def about_of(content: RecordDict) -> Mapping[str, Any] | None:
+    """Our record of small values in a message; None where there is none."""
+    return content.config_records.get(ABOUT)

@@ -1,0 +1,126 @@
+"""Who is there: which node speaks for which client.
+
+A node is greeted when it appears. Its mod answers with the number of its site, the client id of the simulator; a node
+whose app fails at the greeting, as one without the mod does, takes part with the dense model under its node id. A node
+that does not answer an instruction is forgotten and greeted again. While it answers, nobody else can take its site.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedcams.flower.records import ABOUT, about, about_of
+
+APP_RAISED = (0, 2)
+"""Flower's codes for an app that raised, in its simulation and in a deployment; others say that somebody is gone."""
+PAUSE = 0.5
+"""Seconds between two looks at the SuperLink."""
+logger = logging.getLogger("flwr.fedcams")
+
+
+@dataclass
+class Roster:
+    """The nodes of one run; forgotten with the process, since nodes can be greeted again."""
+
+    config_key: str
+    arrays_key: str
+    patience: float
+    """Seconds that a greeting may go unanswered; then the node is greeted again."""
+    sites: dict[int, int] = field(default_factory=dict)
+    """Client id -> node id."""
+    plain: set[int] = field(default_factory=set)
+    """Nodes without the mod."""
+    broken: dict[int, str] = field(default_factory=dict)
+    """Nodes that cannot take part, and why."""
+    rivals: dict[int, int] = field(default_factory=dict)
+    """Node id -> the site it claims, which another node is; heard again when that one is gone."""
+    greeted: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Node id -> the greeting that waits for an answer, and until when."""
+
+    def node_of(self, client: int) -> int | None:
+        """The node that speaks for a client; None where nobody does."""
+        return self.sites.get(client, client if client in self.plain else None)
+
+    @property
+    def clients(self) -> list[int]:
+        """Who could be asked now, ascending."""
+        return sorted([*self.sites, *self.plain])
+
+    def wait(self, grid: Grid, least: int, seconds: float) -> bool:
+        """Waits until so many clients are there, or time is up; tells which."""
+        end = time.monotonic() + seconds
+        self.refresh(grid)
+        while len(self.clients) < least and time.monotonic() < end:
+            time.sleep(PAUSE)
+            self.refresh(grid)
+        return len(self.clients) >= least
+
+    def refresh(self, grid: Grid) -> None:
+        """Greets who is new, hears who has answered and lets go of who is gone."""
+        online = set(grid.get_node_ids())
+        self._keep(lambda node: node in online)
+        for message in grid.pull_messages([name for name, _ in self.greeted.values()]) if self.greeted else []:
+            self._hear(message)
+        now = time.monotonic()
+        self.greeted = {node: (name, end) for node, (name, end) in self.greeted.items() if end > now}
+        self.rivals = {node: site for node, site in self.rivals.items() if site in self.sites}
+        known = {*self.sites.values(), *self.plain, *self.broken, *self.rivals, *self.greeted}
+        self._greet(grid, sorted(online - known))
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Those did not answer: they have to introduce themselves again."""
+        gone = {self.node_of(client) for client in clients}
+        self._keep(lambda node: node not in gone)
+
+    def _keep(self, good: Callable[[int], bool]) -> None:
+        self.sites = {client: node for client, node in self.sites.items() if good(node)}
+        self.plain = {node for node in self.plain if good(node)}
+        self.broken = {node: why for node, why in self.broken.items() if good(node)}
+        self.rivals = {node: site for node, site in self.rivals.items() if good(node)}
+        self.greeted = {node: greeting for node, greeting in self.greeted.items() if good(node)}
+
+    def _greet(self, grid: Grid, nodes: list[int]) -> None:
+        content = RecordDict(
+            {ABOUT: about(kind="greeting"), self.arrays_key: ArrayRecord(), self.config_key: ConfigRecord()}
+        )
+        for node in nodes:
+            message = Message(content, node, MessageType.TRAIN, ttl=self.patience)
+            for name in grid.push_messages([message]):
+                self.greeted[node] = (name, time.monotonic() + self.patience)
+
+    def _hear(self, message: Message) -> None:
+        waiting = {name: node for node, (name, _) in self.greeted.items()}
+        node = waiting.get(message.metadata.reply_to_message_id)
+        if node is None:
+            return
+        del self.greeted[node]
+        if message.has_error():
+            if message.error.code in APP_RAISED:
+                self.plain.add(node)
+            return  # anything else says that the node is gone, and it is greeted again when it is back
+        told = about_of(message.content)
+        if told is None:
+            self.plain.add(node)
+        elif "refused" in told:
+            self._break(node, str(told["refused"]))
+        else:
+            self._bind(node, told.get("site"))
+
+    def _bind(self, node: int, site: object) -> None:
+        if not isinstance(site, int) or not 0 <= site < 2**63:
+            self._break(node, f"it says it is site {site!r}")
+        elif site in self.sites:
+            logger.warning("node %s says it is site %s, which node %s is", node, site, self.sites[site])
+            self.rivals[node] = site
+        else:
+            self.sites[site] = node
+
+    def _break(self, node: int, reason: str) -> None:
+        logger.warning("node %s cannot take part: %s", node, reason)
+        self.broken[node] = reason

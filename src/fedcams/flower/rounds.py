@@ -1,0 +1,149 @@
+"""One round over Flower's grid: ask, wait no longer than the deadline, close, and make it count."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedcams.flower.arrays import ArrayNames
+from fedcams.flower.book import REPLIES, Book
+from fedcams.flower.inbox import Inbox
+from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, message_record, share
+from fedcams.flower.roster import PAUSE, Roster
+from fedcams.rounds import Closed, Instruction, Server, ServerState
+from fedcams.rounds import server as half
+
+if TYPE_CHECKING:
+    from fedcams.flower.strategy import FedCAMS
+
+GREETING = 60.0
+"""Seconds within which a node that is there answers a greeting."""
+NO_ANSWER, NOT_THERE = "no reply before the deadline", "not connected"
+logger = logging.getLogger("flwr.fedcams")
+
+
+class Rounds:
+    """What stays the same from round to round."""
+
+    def __init__(
+        self,
+        strategy: FedCAMS,
+        server: Server,
+        names: ArrayNames,
+        rest: ArrayRecord,
+        book: Book,
+        deadline: float,
+        config: ConfigRecord,
+    ) -> None:
+        self.strategy, self.server, self.names, self.rest, self.book = strategy, server, names, rest, book
+        self.deadline, self.config = deadline, config
+        self.roster = Roster(strategy.configrecord_key, strategy.arrayrecord_key, min(deadline, GREETING))
+
+    def advance(self, grid: Grid, state: ServerState) -> tuple[ServerState, dict[str, Any], Mapping[int, RecordDict]]:
+        """The state after the round, which is on disk by then; its line in the ledger, and the clients' metrics."""
+        round = state.round + 1
+        enough = self.roster.wait(grid, self.strategy.min_available, self.deadline)
+        cohort = self._cohort(round)
+        asked = {client: node for client in cohort if (node := self.roster.node_of(client)) is not None}
+        inbox = Inbox(self.book.folder / REPLIES, self.names, self.strategy.arrayrecord_key, round, state.x)
+        inbox.absent |= dict.fromkeys(cohort - asked.keys(), NOT_THERE)
+        skipped = "" if enough else self._too_few("clients connected", len(self.roster.clients), "min_available")
+        down = 0
+        if enough:
+            instructions, state = half.open(self.server, state, asked)
+            down = sum(instruction.size for instruction in instructions.values())
+            sent = self._send(grid, state, instructions, asked)
+            del instructions  # they hold a copy of the model
+            self._collect(grid, sent, inbox)
+            if len(inbox.came) < self.strategy.min_replies:
+                skipped = self._too_few("sound replies", len(inbox.came), "min_replies")
+        replies = [] if skipped else inbox.replies()
+        state, closed = half.close(self.server, state, asked, replies, in_order=True)
+        line = self._line(state, closed, sorted(cohort), inbox, skipped, down)
+        self.book.save(state, line)
+        return state, line, inbox.metrics
+
+    def _cohort(self, round: int) -> set[int]:
+        known = set(self.roster.clients)
+        population = known if self.strategy.clients is None else {*range(self.strategy.clients), *self.roster.plain}
+        return set(self.strategy.sampler.sample(sorted(population), round, self.strategy.seed)) if population else set()
+
+    def _too_few(self, what: str, found: int, option: str) -> str:
+        return f"{found} {what}, {option}={getattr(self.strategy, option)}"
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    def _send(
+        self, grid: Grid, state: ServerState, instructions: Mapping[int, Instruction], asked: Mapping[int, int]
+    ) -> dict[str, int]:
+        """Message id -> client. What all clients get alike is one array in Flower's store, sent there once."""
+        plain = self._plain_content(state) if self.roster.plain.intersection(asked) else None
+        parts = {client: instruction.to_parts() for client, instruction in instructions.items()}
+        shared, sent = share(parts.values()), dict[str, int]()
+        for client, instruction in instructions.items():
+            content = plain if plain and client in self.roster.plain else self._content(parts[client], shared)
+            group = str(instruction.round)
+            message = Message(content, asked[client], MessageType.TRAIN, ttl=self.deadline, group_id=group)
+            sent |= dict.fromkeys(grid.push_messages([message]), client)
+        return sent
+
+    def _content(self, parts: list[bytes], shared: dict[int, Array]) -> RecordDict:
+        strategy = self.strategy
+        told = about(
+            kind="instruction",
+            run=self.book.run,
+            uplink=str(strategy.uplink),
+            feedback=strategy.feedback,
+            downlink=str(strategy.downlink),
+            model=self.names.to_json(),
+        )
+        record = message_record(parts, shared)
+        return RecordDict({INSTRUCTION: record, REST: self.rest, ABOUT: told, strategy.configrecord_key: self.config})
+
+    def _plain_content(self, state: ServerState) -> RecordDict:
+        config = ConfigRecord({**self.config, "server-round": state.round + 1})
+        arrays = self.names.join(state.x, state.buffers, self.rest)
+        return RecordDict({self.strategy.arrayrecord_key: arrays, self.strategy.configrecord_key: config})
+
+    # -- hearing -------------------------------------------------------------------------------------------------
+
+    def _collect(self, grid: Grid, sent: dict[str, int], inbox: Inbox) -> None:
+        """Takes replies one at a time until all are there or time is up; who did not answer must show up again."""
+        end = time.monotonic() + self.deadline
+        while sent and time.monotonic() < end:
+            for name in list(sent):
+                for message in grid.pull_messages([name]):
+                    client = sent.pop(name)
+                    inbox.take(client, client in self.roster.plain, message)
+            if sent:
+                time.sleep(PAUSE)
+        inbox.absent |= dict.fromkeys(sent.values(), NO_ANSWER)
+        self.roster.forget(inbox.absent)
+
+    def _line(
+        self, state: ServerState, closed: Closed, cohort: list[int], inbox: Inbox, skipped: str, down: int
+    ) -> dict[str, Any]:
+        refused = {**inbox.refused, **closed.refused}
+        for client, reason in refused.items():
+            logger.warning("round %s: client %s refused: %s", state.round, client, reason)
+        return {
+            "round": state.round,
+            "cohort": cohort,
+            "accepted": {str(client): state.accepted[client].digest.hex() for client in closed.accepted},
+            "refused": _sorted(refused),
+            "absent": _sorted(inbox.absent),
+            "notes": _sorted(inbox.notes),
+            "skipped": skipped,
+            "delta_norm": closed.delta_norm,
+            "wire_up": sum(map(sum, inbox.came.values())),
+            "wire_down": down,
+        }
+
+
+def _sorted(reasons: Mapping[int, str]) -> dict[str, str]:
+    return {str(client): reasons[client] for client in sorted(reasons)}

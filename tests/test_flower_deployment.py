@@ -1,0 +1,77 @@
+"""The Flower adapter in real processes on loopback: SuperLink, SuperNodes, an app for every message."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedcams.experiment import build
+from fedcams.flower.book import read_ledger
+from fedcams_app.settings import experiment
+from federation import Federation, federation
+
+CONFIG: dict[str, Any] = {
+    "task": "quadratic",
+    "model": "point",
+    "partition": "iid",
+    "clients": 2,
+    "sampler": "full",
+    "local": "sgd(lr=0.05, epochs=2, batch=8)",
+    "server": "fedams(lr=0.1, eps=1e-3)",
+    "uplink": "topk(ratio=1/8)",
+    "rounds": 2,
+    "seed": 3,
+}
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def simulated(config: dict[str, Any]) -> dict[str, Tensor]:
+    """The model after the last round in our simulator, with as many threads as the app has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        built = build(experiment({**config, "data": ""}))
+        state = built.state
+        for _ in range(config["rounds"]):
+            state, _record = built.simulation.advance(state)
+        return built.simulation.server.layout.split(state.x)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def deployed(checkpoint: Path, rounds: int) -> dict[str, Tensor]:
+    tensors = safetensors.torch.load_file(checkpoint / f"{rounds}.safetensors")
+    return {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_tls_authentication_and_the_simulators_model(tmp_path: Path) -> None:
+    with federation(tmp_path, secure=True, env=ONE_THREAD) as fed:
+        for site in (0, 1):
+            fed.start_node(site)
+        fed.start_node(7, register=False, name="stranger")
+        run = fed.submit(**CONFIG, min_available=2, min_replies=2, deadline=120.0)
+        fed.wait(run, rounds=2, seconds=240)
+        assert refused(fed, "stranger")
+    ledger = read_ledger(tmp_path / "server")
+    assert [sorted(line["accepted"]) for line in ledger] == [["0", "1"]] * 2
+    assert_equal(deployed(tmp_path / "server", 2), simulated(CONFIG))
+
+
+def refused(fed: Federation, name: str) -> bool:
+    """Whether a SuperNode ended by itself because the SuperLink did not know its key."""
+    end = time.monotonic() + 30
+    while fed.processes[name].poll() is None and time.monotonic() < end:
+        time.sleep(0.2)
+    assert fed.processes[name].poll(), fed.log(name)
+    return "2004" in fed.log(name) or "not" in fed.log(name)
