@@ -24,8 +24,8 @@ from fedcams.layout import Layout
 from fedcams.residuals import ResidualStore
 from fedcams.rounds import client as half
 from fedcams.rounds.client import Client, Train
-from fedcams.wire.frames import Frame
 from fedcams.rounds.messages import Instruction, Reply
+from fedcams.wire.frames import Frame
 
 PENDING, RESIDUALS = "pending.reply", "residuals"
 HELD = Frame(b"FCMP", "Q4s", blobs=1)  # round and checksum of the instruction, the reply
