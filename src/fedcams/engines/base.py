@@ -27,7 +27,9 @@ class Engine(Spec, ABC):
 
     def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tensor], Tensor]:
         """The model `x [d]` with these buffers as a function of raw inputs `[n, ...]`; holds until the next call."""
-        model = problem.load(x, buffers).eval()
+        model = problem.load(x, buffers)
+        if model.training:
+            model.eval()
         return lambda inputs: model(problem.prepare(inputs))
 
 

@@ -54,7 +54,8 @@ class Stacked(Engine):
         stack = _Stack.of(problem, _chosen(start, order), None if buffers is None else _chosen(buffers, order))
         losses = stack.parameters.new_zeros(grid.size.shape)
         clients = np.array(cohort)[order]
-        problem.model.train()
+        if not self.compile:  # what is compiled was recorded in training mode
+            problem.model.train()
         for step, batch in enumerate(_batches(problem, pool, grid, draws)):
             for rows, width in self._parts(problem, grid, step):
                 with naming(clients[rows]):
@@ -70,13 +71,13 @@ class Stacked(Engine):
         )
 
     def _width(self, problem: Problem, plans: list[Plan]) -> int | None:
-        """Of the grid: compiled code wants few shapes, so the largest batch is rounded up to eighths."""
+        """Of the grid: compiled code wants few shapes, so the largest batch is rounded up to sixteenths."""
         if not self.compile:
             return None
         if not can_compile(problem):
             raise SpecError(f"{self}: only models without buffers and losses of each example compile; use stacked")
-        eighth = max(1, problem.local.batch // 8)
-        return min(problem.local.batch, -(-max(max(plan.sizes) for plan in plans) // eighth) * eighth)
+        part = max(1, problem.local.batch // 16)
+        return min(problem.local.batch, -(-max(max(plan.sizes) for plan in plans) // part) * part)
 
     def _parts(self, problem: Problem, grid: Grid, step: int) -> list[tuple[Rows, int]]:
         """What is computed at once: rows, and the width of their batches."""
@@ -114,14 +115,14 @@ class _Batch(NamedTuple):
 def _batches(problem: Problem, pool: Pool, grid: Grid, draws: list[Tensor | None]) -> Iterator[_Batch]:
     """The batches of all steps, gathered for as many steps at once as fit into `GATHERED` bytes."""
     device, shape = problem.device, grid.example.shape
-    example, draw = torch.from_numpy(grid.example), torch.from_numpy(grid.draw)
+    example = torch.from_numpy(grid.example)
     weight = torch.from_numpy(grid.weight).to(device, problem.dtype)
     changes = None if problem.augment is None else torch.cat([d for d in draws if d is not None])
     at_once = max(1, GATHERED // (shape[1] * shape[2] * pool.x[0].numel() * weight.element_size()))
     for first in range(0, shape[0], at_once):
         some = slice(first, first + at_once)
         flat = example[some].flatten().to(device)
-        drawn = None if changes is None else changes[draw[some].flatten().to(device)]
+        drawn = None if changes is None else changes[torch.from_numpy(grid.draw[some]).flatten().to(device)]
         x = problem.inputs(pool.x.index_select(0, flat), drawn).unflatten(0, (-1, *shape[1:]))
         y = pool.y.index_select(0, flat).unflatten(0, (-1, *shape[1:]))
         yield from map(_Batch, x, y, weight[some])

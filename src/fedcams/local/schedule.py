@@ -29,11 +29,11 @@ class Plan(NamedTuple):
 def plan(local: SGD, examples: int, seed: int, round: int, client: int) -> Plan:
     """What a client with so many examples does in a round."""
     each = _epoch(local, examples)
-    steps = step_count(local, examples)
+    steps = local.steps or (local.epochs or 1) * len(each)
     epochs = -(-steps // len(each))
+    used, sizes = sum(each), (each * epochs)[:steps]
     shuffled = permutations(epochs, examples, seed, "shuffle", round, client)
-    order = np.concatenate([epoch[: sum(each)] for epoch in shuffled])
-    sizes = (each * epochs)[:steps]
+    order = np.concatenate(shuffled if used == examples else [epoch[:used] for epoch in shuffled])
     return Plan(order[: sum(sizes)], sizes)
 
 
@@ -44,7 +44,7 @@ def batches(local: SGD, examples: int, seed: int, round: int, client: int) -> li
 
 def step_count(local: SGD, examples: int) -> int:
     """How many steps a client with so many examples takes in a round."""
-    return local.steps if local.steps is not None else (local.epochs or 1) * len(_epoch(local, examples))
+    return local.steps or (local.epochs or 1) * len(_epoch(local, examples))
 
 
 def _epoch(local: SGD, examples: int) -> list[int]:

@@ -39,10 +39,10 @@ class Sampler(Spec, ABC):
         `weights`, one for each of `clients` (say, its number of examples), are for samplers that ask for them.
         """
         self._check(clients, weights)
-        order = np.argsort(clients)
-        weight = None if weights is None else np.asarray(weights, dtype=np.float64)[order]
-        places = self.draw(len(order), generator(seed, "cohort", round), weight)
-        return [int(clients[place]) for place in order[np.sort(places)]]
+        ids = sorted(clients)
+        weight = None if weights is None else np.asarray(weights, dtype=np.float64)[np.argsort(clients)]
+        places = self.draw(len(ids), generator(seed, "cohort", round), weight)
+        return [int(ids[place]) for place in np.sort(places).tolist()]
 
     @abstractmethod
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
