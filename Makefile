@@ -13,7 +13,7 @@ PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --disable-pip-version-che
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo flower-demo test test-slow lint format bench golden docs constraints clean distclean
+.PHONY: help demo flower-demo test test-slow lint format bench golden docs reproduction constraints clean distclean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,9 @@ bench: $(READY) ## Time the core, whole rounds, catching up, and what the adapte
 
 golden: $(READY) ## Write the golden payloads anew (only when the wire format changes on purpose)
 	$(PY) tests/make_golden.py $(ARGS)
+
+reproduction: $(READY) ## Regenerate docs/reproduction.md from the runs in results/
+	$(PY) docs/make_reproduction.py $(ARGS)
 
 docs: $(READY) ## Regenerate docs/reference.md
 	$(PY) docs/make_reference.py $(ARGS)

@@ -34,6 +34,22 @@ def test_the_reference_is_up_to_date() -> None:
     assert written == load(DOCS / "make_reference.py").reference(), "docs/reference.md is stale: run `make docs`"
 
 
+def test_the_reproduction_is_that_of_the_results() -> None:
+    written = (DOCS / "reproduction.md").read_text("utf-8")
+    made = load(DOCS / "make_reproduction.py").reproduction()
+    assert written == made, "docs/reproduction.md is stale: run `make reproduction`"
+    for picture in re.findall(r"\]\((reproduction/[^)]+)\)", written):
+        assert (DOCS / picture).exists()
+
+
+def test_the_readmes_results_are_those_of_the_reproduction() -> None:
+    section = (ROOT / "README.md").read_text("utf-8").split("## The paper's experiments")[1].split("\n## ")[0]
+    numbers = re.findall(r"\b\d+\.\d+(?:x| %)", section)
+    assert len(numbers) >= 5
+    made = (DOCS / "reproduction.md").read_text("utf-8")
+    assert [number for number in numbers if f"| {number.removesuffix(' %')} |" not in made] == []
+
+
 def test_the_payload_in_hex_is_the_one_that_encode_writes() -> None:
     text = (DOCS / "wire-format.md").read_text()
     block = text.split("## One payload in hex")[1].split("```text")[1].split("```")[0]

@@ -72,7 +72,7 @@ def test_the_guide_names_every_file_and_every_key_of_a_record(folder: Path) -> N
 
 def test_the_readmes_python_runs(folder: Path) -> None:
     snippets = [text for language, text in blocks("README.md") if language == "python"]
-    assert len(snippets) == 2
+    assert len(snippets) == 3
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), {})
 
