@@ -68,7 +68,7 @@ def plan(
     counts = [work_out(setting, spec, counted) for spec in specs]
     what = f"{d:,} parameters, {buffers:,} buffers; {chosen} of {clients} clients, {rounds} rounds"
     console.print(f"{what}; uplink {setting.uplink}")
-    console.print(_bytes(plans, counts), _times(plans, rounds))
+    console.print(_costs(plans, counts), _parts(plans), _times(plans, rounds))
     console.print(_advice(plans, memory * GIB, bound), soft_wrap=True)
 
 
@@ -85,24 +85,44 @@ def _size(size: str) -> tuple[int, int]:
     return int(number), 0
 
 
-def _bytes(plans: Sequence[Plan], counts: Sequence[Plan]) -> Table:
-    table = Table("downlink", "up", "down", "deltas", "catch-up", "dense", "up + down", "one seed", "memory", "bound")
-    table.box = SIMPLE_HEAD
+def _table(*heading: str) -> Table:
+    """The first column as long as it takes, the others to the right."""
+    table = Table(*heading, box=SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
+    return table
+
+
+def _costs(plans: Sequence[Plan], counts: Sequence[Plan]) -> Table:
+    table = _table("downlink", "up + down", "one seed", "memory", "bound")
     for one, counted in zip(plans, counts, strict=True):
-        parts = [human_bytes(size) for size in (one.up, one.down, one.deltas, one.catchup, one.dense, one.total)]
-        table.add_row(
-            str(one.downlink), *parts, human_bytes(counted.total), human_bytes(one.memory), f"{one.bound:.3g}"
-        )
+        sizes = (human_bytes(size) for size in (one.total, counted.total, one.memory))
+        table.add_row(str(one.downlink), *sizes, f"{one.bound:.3g}")
+    return table
+
+
+def _parts(plans: Sequence[Plan]) -> Table:
+    table = _table("where the bytes go", "up", "down", "deltas", "catch-up", "dense")
+    for one in plans:
+        sizes = (one.up, one.down, one.deltas, one.catchup, one.dense)
+        table.add_row(str(one.downlink), *map(human_bytes, sizes))
     return table
 
 
 def _times(plans: Sequence[Plan], rounds: int) -> Table:
-    table = Table("transfers alone", *(profile.name for profile in PROFILES), box=SIMPLE_HEAD)
+    table = _table("transfers alone", *(profile.name for profile in PROFILES))
     for one in plans:
-        table.add_row(str(one.downlink), *(human_seconds(one.seconds(profile, rounds)) for profile in PROFILES))
+        table.add_row(str(one.downlink), *(_rough(one.seconds(profile, rounds)) for profile in PROFILES))
     return table
+
+
+def _rough(seconds: float) -> str:
+    """Two digits are all that a plan knows."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {unit}"
+    return human_seconds(seconds)
 
 
 def _advice(plans: Sequence[Plan], memory: float, bound: float) -> str:
