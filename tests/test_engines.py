@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcams import models
-from fedcams.engines import Engine, Problem, Update, engine
+from fedcams.engines import Engine, Problem, Update, choose, engine
 from fedcams.engines.batching import lay_out
+from fedcams.engines.choice import has_compiler
 from fedcams.errors import SpecError, UpdateError
 from fedcams.local import local, plan
 from fedcams.registry import registered
@@ -205,6 +206,19 @@ def test_groups_hold_every_active_client_once() -> None:
         groups = [(np.arange(5)[rows].tolist(), size) for rows, size in grid.groups(step)]
         assert sorted(row for rows, _ in groups for row in rows) == list(range(active))
         assert all(grid.size[step, row] == size for rows, size in groups for row in rows)
+
+
+def test_auto_compiles_where_that_pays() -> None:
+    """From 10,000 steps on, for cohorts of one size; clients here have 20 examples, three steps an epoch of 8."""
+    few, many = problem(spec="sgd(batch=8)"), problem(spec="sgd(epochs=10, batch=8)")
+    compiled = "stacked(compile=true)" if has_compiler() else "stacked"
+    assert str(choose("auto", few, rounds=3000)) == "stacked"
+    assert str(choose("auto", many, rounds=334)) == compiled
+    assert str(choose("auto", many, rounds=334, varies=True)) == "stacked"
+    assert str(choose("auto", problem("batch-norm", "sgd(epochs=10, batch=8)"), rounds=334)) == "stacked"
+    assert str(choose("loop", many, rounds=334)) == "loop"
+    many.model.append(nn.Dropout(0.5))  # type: ignore[operator]
+    assert str(choose("auto", many, rounds=334)) == "loop"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates

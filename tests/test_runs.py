@@ -17,6 +17,7 @@ import torch
 
 from fedcams import FedcamsError, models
 from fedcams.engines import Engine, engine
+from fedcams.engines.choice import has_compiler
 from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Experiment, build
 from fedcams.rounds.messages import Accepted
@@ -128,6 +129,7 @@ def test_timings_and_environment_say_where_the_time_went_and_on_what(folder: Pat
     assert made.environment["torch"] == torch.__version__
     assert {"fedcams", "numpy", "numba", "python", "platform", "cpu", "cores", "threads"} < made.environment.keys()
     assert made.environment["device"] == "cpu"
+    assert made.environment["engine"] == "stacked"
     commit = made.environment["commit"]
     assert commit is None or len(commit.removesuffix("-dirty")) == 40
 
@@ -165,6 +167,16 @@ def test_stopped_anywhere_and_resumed_is_never_stopped(tmp_path: Path, kind: dic
         assert seen == ([] if at == 7 else list(range(at - at % 3 + 1, 8)))
         assert [timing["round"] for timing in made.timings] == list(range(1, 8))
         assert lasting(folder) == lasting(tmp_path / "whole")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
+@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
+def test_resumed_in_compiled_code_is_never_stopped(tmp_path: Path) -> None:
+    experiment = small(uplink="sign", engine="stacked(compile=true)")
+    run(experiment, tmp_path / "whole")
+    folder = stopped(tmp_path / "5", 5, experiment)
+    resume(folder)
+    assert lasting(folder) == lasting(tmp_path / "whole")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

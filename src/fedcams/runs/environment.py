@@ -15,12 +15,13 @@ import numba
 import numpy as np
 import torch
 
+from fedcams.engines import Engine
 from fedcams.version import __version__
 
 PACKAGES = (torch, np, numba)
 
 
-def environment(device: str | torch.device) -> dict[str, Any]:
+def environment(device: str | torch.device, engine: Engine | None = None) -> dict[str, Any]:
     """Everything besides the experiment that its numbers and seconds may depend on."""
     return {
         "fedcams": __version__,
@@ -31,6 +32,7 @@ def environment(device: str | torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": _device(torch.device(device)),
+        **({} if engine is None else {"engine": str(engine)}),
         "commit": _commit(Path(__file__).resolve().parents[1] / "__init__.py"),
     }
 

@@ -58,7 +58,7 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
     with held(folder):
         _refuse_taken(folder)  # once more, should another process have been faster
-        write_file(folder / ENVIRONMENT, _json(environment(device)))
+        write_file(folder / ENVIRONMENT, _json(environment(device, built.simulation.engine)))
         write_file(folder / PARTITION, _json({"histogram": built.histogram.tolist()}))
         write_file(folder / EXPERIMENT, experiment.to_toml().encode())
         return loop.go(folder, experiment, built)
@@ -100,7 +100,7 @@ class _Loop:
         """From the checkpoint, where there is one, to the last round."""
         checkpoints = Checkpoints(folder / CHECKPOINT, experiment, built.simulation)
         state = checkpoints.load(built.state)
-        _note_environment(folder / ENVIRONMENT, state.round, environment(self.device))
+        _note_environment(folder / ENVIRONMENT, state.round, environment(self.device, built.simulation.engine))
         with (
             contextlib.closing(Lines(folder / ROUNDS, keep=state.round)) as rounds,
             contextlib.closing(Lines(folder / TIMINGS, keep=state.round)) as timings,
