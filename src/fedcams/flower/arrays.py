@@ -85,7 +85,8 @@ class ArrayNames:
         values = dict(self.layout.split(x))
         if self.buffer_layout is not None and buffers is not None:
             values |= self.buffer_layout.split(buffers)
-        made = {name: to_array(value.numpy()) for name, value in values.items()}
+        with ThreadPoolExecutor(max(1, torch.get_num_threads())) as threads:
+            made = dict(zip(values, threads.map(lambda value: to_array(value.numpy()), values.values()), strict=True))
         return ArrayRecord({name: made.pop(name) if name in made else rest[name] for name in self.order})
 
     def vectors(self, arrays: ArrayRecord) -> tuple[Tensor, Tensor | None]:
@@ -101,7 +102,7 @@ class ArrayNames:
 
 def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None) -> Tensor:
     """The layout's arrays as one vector, less another one; new memory is touched on several threads."""
-    out = torch.empty(layout.d)
+    out = torch.from_numpy(np.empty(layout.d, np.float32))  # NumPy asks for large pages, which are touched sooner
     base = None if minus is None else layout.split(minus)
 
     def fill(name: str, target: Tensor) -> None:

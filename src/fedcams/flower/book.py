@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from fedcams.bits.checksum import crc32
 from fedcams.durable import write_whole
 from fedcams.rounds import Server, ServerState
 from fedcams.runs.files import Lines, disk_errors, write_file
@@ -119,7 +119,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
     parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text, *map(_bytes, tensors.values())]
     checksum = 0
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
+        checksum = crc32(part, checksum)
     write_whole(path, *parts)
     return checksum
 
@@ -131,7 +131,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 def _checksum_of(path: Path) -> int:
     checksum = 0
     for piece in _pieces(path):
-        checksum = zlib.crc32(piece, checksum)
+        checksum = crc32(piece, checksum)
     return checksum
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedcams.bits.checksum import crc32
 from fedcams.errors import BadMagic, ChecksumMismatch, TrailingBytes, Truncated, UnknownVersion
 
 VERSION = 1
@@ -81,7 +81,7 @@ class Frame:
             wrong = Truncated if len(data) < expected else TrailingBytes
             raise wrong(f"{len(data)} bytes; the head announces {expected}")
         (checksum,) = CHECKSUM.unpack(data[-CHECKSUM.size :])
-        if zlib.crc32(memoryview(data)[: -CHECKSUM.size]) != checksum:
+        if crc32(memoryview(data)[: -CHECKSUM.size]) != checksum:
             raise ChecksumMismatch("the checksum does not match: the bytes were changed on the way")
         return lengths
 
@@ -89,5 +89,5 @@ class Frame:
 def _checksum(parts: Iterable[bytes]) -> int:
     checksum = 0
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
+        checksum = crc32(part, checksum)
     return checksum

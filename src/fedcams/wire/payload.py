@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
+from fedcams.bits.checksum import crc32
 from fedcams.bits.rice import MAX_D
 from fedcams.compress import Code, Compressor, compressor
 from fedcams.errors import (
@@ -63,7 +63,7 @@ def pack(compressor: Compressor, code: Code, layout: Layout, layout_id: bytes | 
     parts += [pack_field(field, code[name], layout.d) for name, field in compressor.fields(layout).items()]
     checksum = 0
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
+        checksum = crc32(part, checksum)
     return b"".join([*parts, CHECKSUM.pack(checksum)])
 
 
@@ -125,7 +125,7 @@ def _read_header(view: memoryview) -> tuple[int, int, bytes]:
     if len(view) < least - 1 + spec_length:
         raise Truncated(f"{len(view)} bytes; the header announces a codec spec of {spec_length}")
     (checksum,) = CHECKSUM.unpack(view[-CHECKSUM.size :])
-    if zlib.crc32(view[: -CHECKSUM.size]) != checksum:
+    if crc32(view[: -CHECKSUM.size]) != checksum:
         raise ChecksumMismatch("the checksum does not match: the bytes were changed or cut on the way")
     return spec_length, d, layout_id
 
