@@ -14,6 +14,8 @@ from fedcams.bits.parallel import BLOCK, split
 POLYNOMIAL = 0xEDB88320
 """CRC-32's, lowest power first: bit 31 is 1, bit 30 is x, and x**32 is left out."""
 ONE, X = 1 << 31, 1 << 30
+SEALED = 0x2144DF1C
+"""The checksum of whatever ends in its own checksum, as payloads and messages do; of nothing else that long."""
 LONG = 16 * BLOCK
 """Bytes from which threads pay."""
 

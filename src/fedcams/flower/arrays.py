@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedcams.bits.parallel import each
 from fedcams.errors import LayoutError, UpdateError
 from fedcams.flower.records import from_array, to_array
 from fedcams.layout import Layout
@@ -85,8 +85,8 @@ class ArrayNames:
         values = dict(self.layout.split(x))
         if self.buffer_layout is not None and buffers is not None:
             values |= self.buffer_layout.split(buffers)
-        with ThreadPoolExecutor(max(1, torch.get_num_threads())) as threads:
-            made = dict(zip(values, threads.map(lambda value: to_array(value.numpy()), values.values()), strict=True))
+        arrays = each(list(values.values()), lambda value: to_array(value.numpy()))
+        made = dict(zip(values, arrays, strict=True))
         return ArrayRecord({name: made.pop(name) if name in made else rest[name] for name in self.order})
 
     def vectors(self, arrays: ArrayRecord) -> tuple[Tensor, Tensor | None]:
@@ -118,10 +118,7 @@ def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None) -> T
         else:
             np.subtract(values, base[name].numpy(), out=target.numpy(), casting="same_kind")
 
-    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as threads:
-        parts = layout.split(out).items()
-        for done in [threads.submit(fill, name, target) for name, target in parts]:
-            done.result()
+    each(list(layout.split(out).items()), lambda item: fill(*item))
     return out
 
 

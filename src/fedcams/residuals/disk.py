@@ -34,8 +34,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.checksum import crc32, joined
-from fedcams.bits.parallel import split
+from fedcams.bits.checksum import joined
+from fedcams.bits.parallel import aside, split
 from fedcams.bits.vectors import add
 from fedcams.durable import os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
@@ -153,10 +153,10 @@ class DiskStore(ResidualStore):
 
     def _put(self, client: int, round: int, row: Tensor, freed: int | None) -> None:
         data = row.cpu().contiguous().numpy().astype("<f4", copy=False)
-        header = _HEADER.pack(_MAGIC, _VERSION, self.layout.id, client, round, self.layout.d, crc32(data.data))
-        path = self.folder / _name(client, round)
+        about = (_MAGIC, _VERSION, self.layout.id, client, round, self.layout.d)
+        path, checksum = self.folder / _name(client, round), aside(lambda: zlib.crc32(data.data))
         with _os_errors("write", path):
-            write_whole(path, header, data.data)
+            write_whole(path, bytes(_HEADER.size), data.data, head=lambda: _HEADER.pack(*about, checksum.result()))
         if freed is not None:
             self._remove([_name(client, freed)])  # not synced: should it come back, the next opening removes it
 
@@ -181,7 +181,7 @@ def _visit_range(descriptor: int, first: int, last: int, use: Callable[[int, Pie
     memory, found = np.empty(min(_PIECE, last - first), dtype="<f4"), 0
     for start in range(first, last, _PIECE):
         piece = memory[: last - start]
-        view = memoryview(piece).cast("B")
+        view = piece.data.cast("B")
         if os.preadv(descriptor, [view], _HEADER.size + 4 * start) < len(view):
             raise OSError(errno.EIO, "the file became shorter while it was read")
         found = zlib.crc32(view, found)
