@@ -85,8 +85,8 @@ class ArrayNames:
         values = dict(self.layout.split(x))
         if self.buffer_layout is not None and buffers is not None:
             values |= self.buffer_layout.split(buffers)
-        arrays = each(list(values.values()), lambda value: to_array(value.numpy()))
-        made = dict(zip(values, arrays, strict=True))
+        names = _largest_first(values)
+        made = dict(zip(names, each(names, lambda name: to_array(values[name].numpy())), strict=True))
         return ArrayRecord({name: made.pop(name) if name in made else rest[name] for name in self.order})
 
     def vectors(self, arrays: ArrayRecord) -> tuple[Tensor, Tensor | None]:
@@ -94,15 +94,19 @@ class ArrayNames:
         buffers = self.buffer_layout
         return _take(self.layout, arrays), None if buffers is None else _take(buffers, arrays)
 
-    def change(self, arrays: ArrayRecord, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What training changed, `arrays - x [d]`, and the buffers; takes the arrays out of the record as it goes."""
+    def change(self, arrays: ArrayRecord, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """What training changed, `arrays - x [d]`, and the buffers; takes the arrays out of the record as it goes.
+
+        `out` is memory for the first, which may be that of x.
+        """
         buffers = self.buffer_layout
-        return _take(self.layout, arrays, minus=x), None if buffers is None else _take(buffers, arrays)
+        return _take(self.layout, arrays, x, out), None if buffers is None else _take(buffers, arrays)
 
 
-def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None) -> Tensor:
-    """The layout's arrays as one vector, less another one; new memory is touched on several threads."""
-    out = torch.from_numpy(np.empty(layout.d, np.float32))  # NumPy asks for large pages, which are touched sooner
+def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """The layout's arrays as one vector, less another one; memory is touched on several threads."""
+    if out is None:
+        out = torch.from_numpy(np.empty(layout.d, np.float32))  # NumPy asks for large pages, which are touched sooner
     base = None if minus is None else layout.split(minus)
 
     def fill(name: str, target: Tensor) -> None:
@@ -118,8 +122,14 @@ def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None) -> T
         else:
             np.subtract(values, base[name].numpy(), out=target.numpy(), casting="same_kind")
 
-    each(list(layout.split(out).items()), lambda item: fill(*item))
+    targets = layout.split(out)
+    each(_largest_first(targets), lambda name: fill(name, targets[name]))
     return out
+
+
+def _largest_first(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The order in which threads share them out best."""
+    return sorted(tensors, key=lambda name: -tensors[name].numel())
 
 
 def _layout(names: Sequence[str], values: Mapping[str, NDArray[Any]]) -> Layout | None:

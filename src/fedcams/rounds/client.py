@@ -28,7 +28,7 @@ class Update(NamedTuple):
 
 Train = Callable[[Tensor, Tensor | None, Instruction], Update]
 """(model [d], buffers, instruction) -> Update; shuffles and augmentation are functions of the instruction's seed,
-round and client."""
+round and client. The model's memory is its own to use."""
 
 
 @dataclass(frozen=True)
