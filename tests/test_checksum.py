@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcams import Layout, downlink, encode
+from fedcams import Layout, encode
 from fedcams.bits.checksum import LONG, SEALED, crc32, joined
+from fedcams.downlink import downlink
 from fedcams.errors import ChecksumMismatch
 from fedcams.rounds import Instruction
 
