@@ -1,7 +1,8 @@
 """What fedcams costs on top of Flower: the mod for a client, the strategy for a reply. Run by `make bench`.
 
 The app answers at once and the grid is in this process, so what is timed is ours alone: parsing and checking messages,
-arrays there and back, error feedback, encoding, and everything that is written to disk and synced. `--save` writes
+arrays there and back, error feedback, encoding, and everything that is written to disk and synced. Between two messages
+there is a pause, in which a client would train and the disk catches up with what was written. `--save` writes
 `benchmarks/records/flower.json`.
 """
 
@@ -33,6 +34,8 @@ from fedcams.rounds.server import start
 COHORT = 10
 SPECS = ("sign", "topk(ratio=1/64)", "topk(ratio=1/64, values=bf16)")
 GOALS = {"client": 100.0, "reply": 60.0}
+PAUSE = 0.5
+"""Seconds between two messages."""
 RECORD = Path(__file__).parent / "records" / "flower.json"
 
 
@@ -52,7 +55,13 @@ def main() -> None:
             times[f"reply {spec}"] = sorted(reply(Path(folder), spec, arrays, names, chosen.rounds))
     Console().print(table(times, names.layout.d))
     if chosen.save:
-        record = {"d": names.layout.d, "cohort": COHORT, "runs": chosen.rounds, "environment": environment()}
+        record = {
+            "d": names.layout.d,
+            "cohort": COHORT,
+            "runs": chosen.rounds,
+            "pause": PAUSE,
+            "environment": environment(),
+        }
         save(RECORD, {**record, "milliseconds": times})
 
 
@@ -72,6 +81,7 @@ def client(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, roun
         message = Message(content, 1, "train")
         after = names.join(x + 0.01 * torch.randn(len(x)), buffers, rest)
         app = Answering(Message(RecordDict({"arrays": after}), reply_to=message))
+        time.sleep(PAUSE)
         began = time.perf_counter()
         sent = mod(message, context, app)
         took = 1000 * (time.perf_counter() - began)
@@ -103,6 +113,7 @@ def reply(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, round
     state = book.load(start(server, *names.vectors(ArrayRecord(dict(arrays)))))
     loop = Rounds(strategy, server, names, names.rest(arrays), book, 60.0, ConfigRecord())
     for round in range(1, rounds + 2):
+        time.sleep(PAUSE)
         began = time.perf_counter()
         state, line, _ = loop.advance(grid, state)
         took = 1000 * (time.perf_counter() - began) / COHORT

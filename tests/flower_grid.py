@@ -60,14 +60,19 @@ class LocalGrid(Grid):
 
     def _answer(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
-        context = Context(1, node, self.sites[node], RecordDict(), {})
-        received = Message(copied(message.content), node, message.metadata.message_type)
+        received, context = self.received(message)
         reply: Message | None
         try:
             reply = self.apps[node](received, context)
         except Exception as error:  # as Flower has it
             reply = Message(Error(2, repr(error)), reply_to=received)
         return reply if self.fault is None else self.fault(node, message, reply)
+
+    def received(self, message: Message) -> tuple[Message, Context]:
+        """What the node's app is called with."""
+        node = message.metadata.dst_node_id
+        context = Context(1, node, self.sites[node], RecordDict(), {})
+        return Message(copied(message.content), node, message.metadata.message_type), context
 
 
 def copied(content: RecordDict) -> RecordDict:

@@ -24,7 +24,8 @@ CONFIG: dict[str, Any] = {
     "local": "sgd(lr=0.05, epochs=2, batch=8)",
     "server": "fedams(lr=0.1, eps=1e-3)",
     "uplink": "topk(ratio=1/8)",
-    "rounds": 2,
+    "downlink": "replica(blockq(bits=2))",
+    "rounds": 3,
     "seed": 3,
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -61,11 +62,11 @@ def test_tls_authentication_and_the_simulators_model(tmp_path: Path) -> None:
             fed.start_node(site)
         fed.start_node(7, register=False, name="stranger")
         run = fed.submit(**CONFIG, min_available=2, min_replies=2, deadline=120.0)
-        fed.wait(run, rounds=2, seconds=240)
+        fed.wait(run, rounds=3, seconds=240)
         assert refused(fed, "stranger")
     ledger = read_ledger(tmp_path / "server")
-    assert [sorted(line["accepted"]) for line in ledger] == [["0", "1"]] * 2
-    assert_equal(deployed(tmp_path / "server", 2), simulated(CONFIG))
+    assert [sorted(line["accepted"]) for line in ledger] == [["0", "1"]] * 3
+    assert_equal(deployed(tmp_path / "server", 3), simulated(CONFIG))
 
 
 def refused(fed: Federation, name: str) -> bool:

@@ -33,6 +33,7 @@ CONFIG: dict[str, Any] = {
     "sampler": "full",
     "local": "sgd(lr=0.05, steps=10, batch=20)",
     "server": "fedams(lr=0.001, eps=1e-3)",
+    "downlink": "none",
     "rounds": ROUNDS,
     "seed": 1,
 }

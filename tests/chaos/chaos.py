@@ -49,6 +49,7 @@ CONFIG: dict[str, Any] = {
     "local": "sgd(lr=0.05, steps=3, batch=8)",
     "server": "fedams(lr=0.1, eps=1e-3)",
     "uplink": "topk(k=4)",
+    "downlink": "none",
     "seed": 3,
 }
 KILLS = ("before commit", "before training", "after prepare", "after reply")

@@ -29,6 +29,7 @@ def main(grid: Grid, context: Context) -> None:
         sampler=what.sampler,
         clients=what.clients,
         seed=what.seed,
+        downlink=what.downlink,
         min_available=int(config["min-available"]),
         min_replies=int(config["min-replies"]),
         max_norm=float(config["max-norm"]) or None,

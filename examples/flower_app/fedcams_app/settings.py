@@ -8,12 +8,13 @@ from typing import Any
 
 from fedcams.experiment import Built, Experiment, build
 
-EXPERIMENT = ("task", "model", "partition", "clients", "sampler", "local", "server", "uplink", "rounds", "seed")
+WHAT = ("task", "model", "partition", "clients", "sampler", "local")
+HOW = ("server", "uplink", "downlink", "rounds", "seed")
 
 
 def experiment(config: Mapping[str, Any]) -> Experiment:
     """The same experiment that `fedcams run` would simulate; `loop` trains one client at a time."""
-    return Experiment.from_dict({**{key: config[key] for key in EXPERIMENT}, "engine": "loop"})
+    return Experiment.from_dict({**{key: config[key] for key in (*WHAT, *HOW)}, "engine": "loop"})
 
 
 def built(config: Mapping[str, Any]) -> Built:

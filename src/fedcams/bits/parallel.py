@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 import numba
 import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S")
 T = TypeVar("T")
 
 BLOCK = 1 << 16
 """Ranges start at multiples of this; partial sums are per block, so results do not depend on the thread count."""
 
 RANGES = 4  # a thread
+ASIDE = 2  # threads more than cores, for what mostly waits
 
 _pool: ThreadPoolExecutor | None = None
 
@@ -44,25 +46,36 @@ def split(size: int, work: Callable[[int, int], T], threads: int | None = None) 
     if count <= 1:
         return [work(0, size)]
     cuts = [size * i // count // BLOCK * BLOCK for i in range(count)] + [size]
+    return each(range(count), lambda i: work(cuts[i], cuts[i + 1]), threads)
+
+
+def each(items: Sequence[S], work: Callable[[S], T], threads: int | None = None) -> list[T]:
+    """`work(item)` of every item, on as many threads as torch has; results in order."""
+    threads = threads or torch.get_num_threads()
     results: dict[int, T] = {}
-    ranges = itertools.count()
+    turns = itertools.count()
 
     def run() -> None:
-        while (i := next(ranges)) < count:
-            results[i] = work(cuts[i], cuts[i + 1])
+        while (i := next(turns)) < len(items):
+            results[i] = work(items[i])
 
-    helpers = [_workers().submit(run) for _ in range(min(threads, count) - 1)]
+    helpers = [_workers().submit(run) for _ in range(min(threads, len(items)) - 1)]
     run()
     for helper in helpers:
         if not helper.cancel():  # not yet started: nothing is left for it
             helper.result()
-    return [results[i] for i in range(count)]
+    return [results[i] for i in range(len(items))]
+
+
+def aside(work: Callable[[], T]) -> Future[T]:
+    """Does it on another thread, while the caller goes on."""
+    return _workers().submit(work)
 
 
 def _workers() -> ThreadPoolExecutor:
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="fedcams")
+        _pool = ThreadPoolExecutor((os.cpu_count() or 1) + ASIDE, thread_name_prefix="fedcams")
     return _pool
 
 

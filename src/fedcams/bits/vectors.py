@@ -18,13 +18,13 @@ SHORT = 1 << 15
 """Up to here torch does not use its threads, and is quicker to call."""
 
 
-def add(out: Tensor, x: Tensor) -> None:
-    """`out [n] += x [n]`, in place."""
+def add(out: Tensor, x: Tensor, threads: int | None = None) -> None:
+    """`out [n] += x [n]`, in place; on as many threads as torch has, unless told otherwise."""
     if out.numel() <= SHORT or not (_plain(out) and _plain(x)):
         out.add_(x)
         return
     target, source = out.numpy(), x.numpy()
-    split(target.size, lambda a, b: _add(target[a:b], source[a:b]))
+    split(target.size, lambda a, b: _add(target[a:b], source[a:b]), threads)
 
 
 def divide(out: Tensor, by: float) -> None:

@@ -87,8 +87,13 @@ class Downlink(Spec, ABC):
         """The model `[d]` that all clients of the last round hold, where that is one and not the server's own."""
         return None
 
-    def receive(self, data: bytes, layout: Layout, store: HeldStore | None, client: int) -> tuple[Tensor, Held | None]:
-        """The model `[d]` to train from, and what to tell the server about it; refuses by OutOfStep."""
+    def receive(
+        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, sealed: bool = False
+    ) -> tuple[Tensor, Held | None]:
+        """The model `[d]` to train from, and what to tell the server about it; refuses by OutOfStep.
+
+        `sealed` says that the checksum at the end of the data was checked.
+        """
         if store is None:
             raise SpecError(f"{self}: clients keep their model; give them a HeldStore, in memory or on disk")
         if store.layout.id != layout.id:

@@ -35,7 +35,9 @@ class NoDownlink(Downlink):
     def paper_bits(self, layout: Layout) -> int:
         return DENSE.paper_bits(layout)
 
-    def receive(self, data: bytes, layout: Layout, store: HeldStore | None, client: int) -> tuple[Tensor, None]:
-        payload = unpack(data, layout)
+    def receive(
+        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, sealed: bool = False
+    ) -> tuple[Tensor, None]:
+        payload = unpack(data, layout, sealed=sealed)
         read = payload.code["values"] if payload.compressor == DENSE else payload.decode()  # as read: one copy less
         return read, None

@@ -14,7 +14,7 @@ from fedcams.errors import SpecError
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.registry import nested, register
-from fedcams.wire import decode, encode, sizes
+from fedcams.wire import encode, sizes, unpack
 
 
 @register("stateless")
@@ -53,8 +53,10 @@ class Stateless(Downlink):
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)
 
-    def receive(self, data: bytes, layout: Layout, store: HeldStore | None, client: int) -> tuple[Tensor, None]:
-        return decode(data, layout), None
+    def receive(
+        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, sealed: bool = False
+    ) -> tuple[Tensor, None]:
+        return unpack(data, layout, sealed=sealed).decode(), None
 
 
 def _key(turn: Turn, client: int) -> int:

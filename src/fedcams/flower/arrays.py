@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedcams.bits.parallel import each
 from fedcams.errors import LayoutError, UpdateError
 from fedcams.flower.records import from_array, to_array
 from fedcams.layout import Layout
@@ -85,7 +85,8 @@ class ArrayNames:
         values = dict(self.layout.split(x))
         if self.buffer_layout is not None and buffers is not None:
             values |= self.buffer_layout.split(buffers)
-        made = {name: to_array(value.numpy()) for name, value in values.items()}
+        names = _largest_first(values)
+        made = dict(zip(names, each(names, lambda name: to_array(values[name].numpy())), strict=True))
         return ArrayRecord({name: made.pop(name) if name in made else rest[name] for name in self.order})
 
     def vectors(self, arrays: ArrayRecord) -> tuple[Tensor, Tensor | None]:
@@ -93,15 +94,19 @@ class ArrayNames:
         buffers = self.buffer_layout
         return _take(self.layout, arrays), None if buffers is None else _take(buffers, arrays)
 
-    def change(self, arrays: ArrayRecord, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What training changed, `arrays - x [d]`, and the buffers; takes the arrays out of the record as it goes."""
+    def change(self, arrays: ArrayRecord, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """What training changed, `arrays - x [d]`, and the buffers; takes the arrays out of the record as it goes.
+
+        `out` is memory for the first, which may be that of x.
+        """
         buffers = self.buffer_layout
-        return _take(self.layout, arrays, minus=x), None if buffers is None else _take(buffers, arrays)
+        return _take(self.layout, arrays, x, out), None if buffers is None else _take(buffers, arrays)
 
 
-def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None) -> Tensor:
-    """The layout's arrays as one vector, less another one; new memory is touched on several threads."""
-    out = torch.empty(layout.d)
+def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """The layout's arrays as one vector, less another one; memory is touched on several threads."""
+    if out is None:
+        out = torch.from_numpy(np.empty(layout.d, np.float32))  # NumPy asks for large pages, which are touched sooner
     base = None if minus is None else layout.split(minus)
 
     def fill(name: str, target: Tensor) -> None:
@@ -117,11 +122,14 @@ def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None) -> T
         else:
             np.subtract(values, base[name].numpy(), out=target.numpy(), casting="same_kind")
 
-    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as threads:
-        parts = layout.split(out).items()
-        for done in [threads.submit(fill, name, target) for name, target in parts]:
-            done.result()
+    targets = layout.split(out)
+    each(_largest_first(targets), lambda name: fill(name, targets[name]))
     return out
+
+
+def _largest_first(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The order in which threads share them out best."""
+    return sorted(tensors, key=lambda name: -tensors[name].numel())
 
 
 def _layout(names: Sequence[str], values: Mapping[str, NDArray[Any]]) -> Layout | None:

@@ -6,16 +6,16 @@
 <checkpoint>/ledger.jsonl         one line a round: who was asked, whose update was accepted under which digest, who was
                                   refused and why, who did not answer; no clock in it
 <checkpoint>/replies/             replies of the round in progress
+<checkpoint>/replicas/            what clients hold, for a downlink that keeps it at the server
 
-A round counts when `state.json` names it: its line and its tensors are on disk by then, and no instruction names an
-acceptance before.
+A round counts when `state.json` names it: its line, tensors and replicas are on disk by then, and no instruction names
+an acceptance before. Replicas that are newer than the last round that counts are taken back.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,23 @@ import safetensors
 import torch
 from torch import Tensor
 
+from fedcams.bits.checksum import crc32
 from fedcams.durable import write_whole
 from fedcams.rounds import Server, ServerState
 from fedcams.runs.files import Lines, disk_errors, write_file
 from fedcams.runs.folder import RunError
 from fedcams.runs.state import pack, restore
 
-RUN, STATE, LEDGER, REPLIES = "run.json", "state.json", "ledger.jsonl", "replies"
+RUN, STATE, LEDGER, REPLIES, REPLICAS = "run.json", "state.json", "ledger.jsonl", "replies", "replicas"
 VERSION = 1
-KINDS = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.int64: "I64", torch.uint8: "U8"}
+KINDS = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+}
 PIECE = 2**24
 
 
@@ -75,7 +83,14 @@ class Book:
             with safetensors.safe_open(path, "pt") as file:
                 state = restore(saved["round"], saved["state"], file.keys(), file.get_tensor, self.server, start)
         self._ledger = Lines(self.folder / LEDGER, keep=state.round)
+        self._align_replicas(state.round)
         return state
+
+    def _align_replicas(self, round: int) -> None:
+        """After a kill between state and snapshot the rows are those of the round; otherwise newer ones go."""
+        rows = self.server.replicas
+        if rows is not None:
+            (rows.rollback if (rows.snapshot_round or 0) == round else rows.snapshot)(round)
 
     def save(self, state: ServerState, line: Mapping[str, Any]) -> None:
         """Makes a round count."""
@@ -89,6 +104,8 @@ class Book:
         write_file(
             self.folder / STATE, json.dumps({"round": state.round, "state": small, "tensors": checksum}).encode()
         )
+        if self.server.replicas is not None:
+            self.server.replicas.snapshot(state.round)
         for old in self.folder.glob("*.safetensors"):
             if old != path:
                 old.unlink(missing_ok=True)
@@ -119,7 +136,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
     parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text, *map(_bytes, tensors.values())]
     checksum = 0
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
+        checksum = crc32(part, checksum)
     write_whole(path, *parts)
     return checksum
 
@@ -131,7 +148,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 def _checksum_of(path: Path) -> int:
     checksum = 0
     for piece in _pieces(path):
-        checksum = zlib.crc32(piece, checksum)
+        checksum = crc32(piece, checksum)
     return checksum
 
 

@@ -6,12 +6,12 @@ whatever order they came.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flwr.app import Message, RecordDict
-from torch import Tensor
 
 from fedcams.compress import compressor
 from fedcams.errors import FedcamsError, UpdateError
@@ -20,8 +20,8 @@ from fedcams.flower.mod import EXAMPLES, LOSSES
 from fedcams.flower.records import REPLY, about_of, message_parts, only_arrays
 from fedcams.flower.roster import APP_RAISED
 from fedcams.layout import Layout
-from fedcams.rounds import Reply
-from fedcams.rounds.messages import REPLY as REPLY_FRAME
+from fedcams.rounds import Refusal, Reply, Server, ServerState, answer_from_parts
+from fedcams.rounds.messages import REPLY_HOLDING
 from fedcams.wire import encode
 
 DENSE = compressor("identity")
@@ -32,12 +32,14 @@ SLACK = 2
 class Inbox:
     """What came of one round."""
 
-    def __init__(self, folder: Path, names: ArrayNames, arrays_key: str, round: int, x: Tensor) -> None:
-        """Empties the folder; `x [d]` is the model that was sent."""
-        self.folder, self.names, self.arrays_key, self.round, self.x = folder, names, arrays_key, round, x
-        self.limit = SLACK * (REPLY_FRAME.overhead + _dense_size(names.layout) + _dense_size(names.buffer_layout))
+    def __init__(self, folder: Path, names: ArrayNames, arrays_key: str, server: Server, state: ServerState) -> None:
+        """Empties the folder; `state` is the server's when it opened the round."""
+        self.folder, self.names, self.arrays_key, self.server, self.state = folder, names, arrays_key, server, state
+        self.limit = SLACK * (REPLY_HOLDING.overhead + dense_size(names.layout) + dense_size(names.buffer_layout))
         self.came: dict[int, list[int]] = {}
         """Client -> bytes of each part of its reply."""
+        self.refusals: dict[int, Refusal] = {}
+        """Clients that do not hold what their instruction builds on."""
         self.refused: dict[int, str] = {}
         self.absent: dict[int, str] = {}
         self.notes: dict[int, str] = {}
@@ -60,6 +62,8 @@ class Inbox:
         finally:
             for record in message.content.array_records.values():
                 record.clear()  # messages refer to themselves in circles: their bytes would wait for the collector
+        if not parts:
+            return
         with (self.folder / str(client)).open("wb") as file:
             file.writelines(parts)
         self.came[client] = [len(part) for part in parts]
@@ -74,34 +78,42 @@ class Inbox:
             del parts
 
     def _ours(self, client: int, content: RecordDict) -> list[bytes]:
+        """The parts of a reply; of a refusal, which is kept as it is, none."""
         told = about_of(content) or {}
         if "refused" in told:
             raise UpdateError(f"the client could not take part: {told['refused']}")
         if REPLY not in content.array_records:
             raise UpdateError(f"the reply holds {', '.join(content) or 'nothing'}; expected {REPLY}")
         parts = message_parts(content.array_records[REPLY], self.limit)
-        reply = Reply.from_parts(parts)
-        if reply.client != client:
-            raise UpdateError(f"client {client} answers for client {reply.client}")
+        answer = answer_from_parts(parts)
+        if answer.client != client:
+            raise UpdateError(f"client {client} answers for client {answer.client}")
         if note := str(told.get("note", "")):
             self.notes[client] = note[:300]
-        return reply.to_parts()
+        if isinstance(answer, Refusal):
+            self.refusals[client] = dataclasses.replace(answer, reason=answer.reason[:300])
+            return []
+        return answer.to_parts()
 
     def _dense(self, client: int, content: RecordDict) -> list[bytes]:
-        """An app without the mod returns its whole model; the change is formed here."""
-        delta, buffers = self.names.change(only_arrays(content, self.arrays_key), self.x)
+        """An app without the mod returns its whole model; the change is formed here.
+
+        It is sent the server's own model whatever the downlink, so it never trains from a wrong one.
+        """
+        delta, buffers = self.names.change(only_arrays(content, self.arrays_key), self.state.x)
         metrics = {name: value for record in content.metric_records.values() for name, value in record.items()}
         examples = metrics.get(EXAMPLES, 0)
         loss = next((metrics[name] for name in LOSSES if name in metrics), 0.0)
         if not isinstance(examples, int | float) or not isinstance(loss, int | float) or examples < 0:
             raise UpdateError(f"{EXAMPLES}={examples!r}, loss={loss!r}; expected numbers")
         apart = b"" if buffers is None else encode(DENSE, buffers, self.names.buffer_layout)
-        return Reply(
-            self.round, client, encode(DENSE, delta, self.names.layout), apart, int(examples), 0, float(loss)
-        ).to_parts()
+        held = self.server.downlink.expected(self.state.downlink, client)
+        payload, about = encode(DENSE, delta, self.names.layout), (int(examples), 0, float(loss))
+        return Reply(self.state.round + 1, client, payload, apart, *about, held).to_parts()
 
 
-def _dense_size(layout: Layout | None) -> int:
+def dense_size(layout: Layout | None) -> int:
+    """About the bytes of a vector in full."""
     return 0 if layout is None else 64 + 4 * layout.d
 
 

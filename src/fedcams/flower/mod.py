@@ -132,12 +132,12 @@ class Training:
         """What the app answered beside the arrays; empty where a reply is only repeated."""
 
     def __call__(self, x: Tensor, buffers: Tensor | None, instruction: Instruction) -> Update:
-        """(model `[d]`, buffers, instruction) -> Update."""
+        """(model `[d]`, buffers, instruction) -> Update. Consumes the model: the update is formed in its memory."""
         self.message.content = self._content(x, buffers, instruction)
         reply = self.app(self.message, self.context)
         if reply.has_error():
             raise AppFailed(reply)
-        delta, after = self.names.change(only_arrays(reply.content, self.arrays_key), x)
+        delta, after = self.names.change(only_arrays(reply.content, self.arrays_key), x, out=x)
         self.others = {**reply.content.metric_records, **reply.content.config_records}
         metrics = {name: value for record in reply.content.metric_records.values() for name, value in record.items()}
         loss = next((metrics[name] for name in LOSSES if name in metrics), 0.0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -12,10 +13,10 @@ from flwr.serverapp import Grid
 
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.book import REPLIES, Book
-from fedcams.flower.inbox import Inbox
+from fedcams.flower.inbox import Inbox, dense_size
 from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, message_record, share
 from fedcams.flower.roster import PAUSE, Roster
-from fedcams.rounds import Closed, Instruction, Server, ServerState
+from fedcams.rounds import Closed, Instruction, Refusal, Reply, Server, ServerState
 from fedcams.rounds import server as half
 
 if TYPE_CHECKING:
@@ -50,20 +51,21 @@ class Rounds:
         enough = self.roster.wait(grid, self.strategy.min_available, self.deadline)
         cohort = self._cohort(round)
         asked = {client: node for client in cohort if (node := self.roster.node_of(client)) is not None}
-        inbox = Inbox(self.book.folder / REPLIES, self.names, self.strategy.arrayrecord_key, round, state.x)
-        inbox.absent |= dict.fromkeys(cohort - asked.keys(), NOT_THERE)
         skipped = "" if enough else self._too_few("clients connected", len(self.roster.clients), "min_available")
-        down = 0
+        instructions, state = half.open(self.server, state, asked if enough else ())
+        folder, key = self.book.folder / REPLIES, self.strategy.arrayrecord_key
+        inbox = Inbox(folder, self.names, key, self.server, state)
+        inbox.absent |= dict.fromkeys(cohort - asked.keys(), NOT_THERE)
+        down = self._size(instructions)
         if enough:
-            instructions, state = half.open(self.server, state, asked)
-            down = sum(instruction.size for instruction in instructions.values())
             sent = self._send(grid, state, instructions, asked)
-            del instructions  # they hold a copy of the model
+            instructions.clear()  # they hold a copy of the model
             self._collect(grid, sent, inbox)
             if len(inbox.came) < self.strategy.min_replies:
                 skipped = self._too_few("sound replies", len(inbox.came), "min_replies")
-        replies = [] if skipped else inbox.replies()
-        state, closed = half.close(self.server, state, asked, replies, in_order=True)
+        # who is out of step is heard also in a round that is skipped: the next one brings it the dense model
+        answers: list[Iterable[Reply | Refusal]] = [inbox.refusals.values(), () if skipped else inbox.replies()]
+        state, closed = half.close(self.server, state, asked, itertools.chain(*answers), in_order=True)
         line = self._line(state, closed, sorted(cohort), inbox, skipped, down)
         self.book.save(state, line)
         return state, line, inbox.metrics
@@ -75,6 +77,12 @@ class Rounds:
 
     def _too_few(self, what: str, found: int, option: str) -> str:
         return f"{found} {what}, {option}={getattr(self.strategy, option)}"
+
+    def _size(self, instructions: Mapping[int, Instruction]) -> int:
+        """Bytes of what goes out; nodes without the mod get the model in full."""
+        dense = dense_size(self.names.layout) + dense_size(self.names.buffer_layout)
+        sizes = {client: instruction.size for client, instruction in instructions.items()}
+        return sum(dense if client in self.roster.plain else size for client, size in sizes.items())
 
     # -- asking --------------------------------------------------------------------------------------------------
 

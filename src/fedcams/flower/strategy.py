@@ -18,12 +18,13 @@ from fedcams.compress import Compressor, compressor
 from fedcams.downlink import Downlink, downlink
 from fedcams.errors import SpecError
 from fedcams.flower.arrays import STATISTICS, ArrayNames
-from fedcams.flower.book import Book
+from fedcams.flower.book import REPLICAS, Book
 from fedcams.flower.inbox import weigh
 from fedcams.flower.mod import safe_name
 from fedcams.flower.rounds import Rounds
 from fedcams.optimizers import ServerOptimizer
 from fedcams.optimizers import server as optimizer
+from fedcams.residuals import ResidualStore
 from fedcams.rounds import Server, ServerState
 from fedcams.rounds.server import start
 from fedcams.runs.files import disk_errors, held
@@ -46,7 +47,7 @@ class FedCAMS(FedAvg):
         seed: the source of cohorts and of the clients' randomness.
         weighting: `uniform`, or `examples` as the clients report them.
         feedback: whether clients keep what compression loses and send it later.
-        downlink: how the model travels to the clients.
+        downlink: how the model travels to the clients, such as `replica(blockq(bits=2))`.
         min_available: how many clients must be connected before a round begins; waits for them up to the deadline.
         min_replies: with fewer sound replies a round is skipped: no step, and nobody's update counts as sent.
         max_norm: the L2 norm above which an update is refused.
@@ -104,11 +105,10 @@ class FedCAMS(FedAvg):
     ) -> Result:
         """Runs until `num_rounds` rounds are done, those before a crash included; `timeout` is a round's deadline."""
         names = ArrayNames.of(initial_arrays, self.model, self.averaged)
-        server = self._server(names)
         with disk_errors("make", self.checkpoint):
             self.checkpoint.mkdir(parents=True, exist_ok=True)
-        with held(self.checkpoint), contextlib.closing(self._book(server)) as book:
-            rest = names.rest(initial_arrays)
+        with held(self.checkpoint), contextlib.closing(self._book(self._server(names))) as book:
+            server, rest = book.server, names.rest(initial_arrays)
             state = book.load(start(server, *names.vectors(ArrayRecord(dict(initial_arrays)))))
             rounds = Rounds(self, server, names, rest, book, timeout, train_config or ConfigRecord())
             evaluate = _Evaluation(self, grid, names, rest, timeout, evaluate_config or ConfigRecord(), evaluate_fn)
@@ -138,7 +138,8 @@ class FedCAMS(FedAvg):
             names.buffer_layout,
             self.downlink,
             self.weighting,
-            max_norm=self.max_norm,
+            ResidualStore.on_disk(names.layout, self.checkpoint / REPLICAS) if self.downlink.replicates else None,
+            self.max_norm,
         )
 
     def _book(self, server: Server) -> Book:

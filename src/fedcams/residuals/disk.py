@@ -17,6 +17,7 @@ Every file is written under its name + `.tmp`, synced, renamed, and its folder s
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import operator
@@ -24,7 +25,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import final
 
@@ -33,6 +34,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcams.bits.checksum import joined
+from fedcams.bits.parallel import aside, split
 from fedcams.bits.vectors import add
 from fedcams.durable import os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
@@ -43,10 +46,11 @@ _HEADER = struct.Struct("<4sI8sQQQI")
 _MAGIC, _VERSION = b"FCRR", 1
 _NAME = re.compile(r"(0|[1-9][0-9]*)-(0|[1-9][0-9]*)\.row")
 _STORE = "store.json"
-_PIECE = 2**20  # values read at a time
+_PIECE = 2**18  # values that a thread reads at a time: they stay in its cache
 _FIELDS = ("magic", "format version", "layout id", "client", "round", "d")
 _RESTORE = "restore the file, or delete it and reopen to go on without it"
 _ANEW = "give an empty folder"
+Piece = NDArray[np.float32]
 _os_errors = functools.partial(os_errors, ResidualError)
 
 
@@ -107,31 +111,32 @@ class DiskStore(ResidualStore):
 
     def _read(self, client: int, round: int) -> Tensor:
         row = np.empty(self.layout.d, np.float32)
-        for start, piece in self._pieces(client, round):
+
+        def copy(start: int, piece: Piece) -> None:
             row[start : start + len(piece)] = piece
+
+        self._visit(client, round, copy)
         return torch.from_numpy(row)
 
     def _add_row(self, client: int, round: int, row: Tensor) -> None:
-        for start, piece in self._pieces(client, round):
+        def add_piece(start: int, piece: Piece) -> None:
             source = torch.from_numpy(piece.astype(np.float32, copy=False))
-            add(row[start : start + len(piece)], source.to(row.device))
+            add(row[start : start + len(piece)], source.to(row.device), threads=1)
 
-    def _pieces(self, client: int, round: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """(start, values) of the row, in one small memory; what is damaged is noticed at the last one."""
-        path, total, found = self.folder / _name(client, round), 4 * self.layout.d, 0
-        memory = np.empty(min(_PIECE, self.layout.d), dtype="<f4")
-        with _os_errors("read", path, "restore it, or reopen if another store wrote"), path.open("rb") as file:
+        self._visit(client, round, add_piece)
+
+    def _visit(self, client: int, round: int, use: Callable[[int, Piece], None]) -> None:
+        """Calls `use(start, values)` for every piece of the row, on several threads; damage is noticed at the end."""
+        path, total = self.folder / _name(client, round), 4 * self.layout.d
+        with _os_errors("read", path, "restore it, or reopen if another store wrote"), path.open("rb", 0) as file:
             crc = self._check_header(path, file.read(_HEADER.size), client, round)
-            for start in range(0, self.layout.d, _PIECE):
-                piece = memory[: self.layout.d - start]
-                if (size := file.readinto(piece.data)) < piece.nbytes:
-                    raise ResidualError(
-                        f"{path}: truncated, {4 * start + size} of {total} bytes of the row; {_RESTORE}"
-                    )
-                found = zlib.crc32(piece.data, found)
-                yield start, piece
-            if file.read(1):
+            size = os.fstat(file.fileno()).st_size - _HEADER.size
+            if size < total:
+                raise ResidualError(f"{path}: truncated, {size} of {total} bytes of the row; {_RESTORE}")
+            if size > total:
                 raise ResidualError(f"{path}: something follows after the {total} bytes of the row; {_RESTORE}")
+            parts = split(self.layout.d, lambda a, b: (4 * (b - a), _visit_range(file.fileno(), a, b, use)))
+        found = functools.reduce(lambda before, part: joined(before, part[1], part[0]), parts, 0)
         if found != crc:
             raise ResidualError(f"{path}: damaged, checksum {found:08x} instead of {crc:08x}; {_RESTORE}")
 
@@ -148,10 +153,10 @@ class DiskStore(ResidualStore):
 
     def _put(self, client: int, round: int, row: Tensor, freed: int | None) -> None:
         data = row.cpu().contiguous().numpy().astype("<f4", copy=False)
-        header = _HEADER.pack(_MAGIC, _VERSION, self.layout.id, client, round, self.layout.d, zlib.crc32(data.data))
-        path = self.folder / _name(client, round)
+        about = (_MAGIC, _VERSION, self.layout.id, client, round, self.layout.d)
+        path, checksum = self.folder / _name(client, round), aside(lambda: zlib.crc32(data.data))
         with _os_errors("write", path):
-            write_whole(path, header, data.data)
+            write_whole(path, bytes(_HEADER.size), data.data, head=lambda: _HEADER.pack(*about, checksum.result()))
         if freed is not None:
             self._remove([_name(client, freed)])  # not synced: should it come back, the next opening removes it
 
@@ -169,6 +174,19 @@ class DiskStore(ResidualStore):
         for name in names:
             with _os_errors("remove", self.folder / name):
                 (self.folder / name).unlink(missing_ok=True)
+
+
+def _visit_range(descriptor: int, first: int, last: int, use: Callable[[int, Piece], None]) -> int:
+    """The values of one range, in one small memory; their checksum."""
+    memory, found = np.empty(min(_PIECE, last - first), dtype="<f4"), 0
+    for start in range(first, last, _PIECE):
+        piece = memory[: last - start]
+        view = piece.data.cast("B")
+        if os.preadv(descriptor, [view], _HEADER.size + 4 * start) < len(view):
+            raise OSError(errno.EIO, "the file became shorter while it was read")
+        found = zlib.crc32(view, found)
+        use(start, piece)
+    return found
 
 
 def _name(client: int, round: int) -> str:

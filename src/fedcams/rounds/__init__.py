@@ -4,7 +4,7 @@ from fedcams.downlink import Held, HeldStore, OutOfStep
 from fedcams.feedback import Pending
 from fedcams.rounds import client, server
 from fedcams.rounds.client import Client, Update
-from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply, answer_from_bytes
+from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply, answer_from_bytes, answer_from_parts
 from fedcams.rounds.server import Closed, Server, ServerState
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "ServerState",
     "Update",
     "answer_from_bytes",
+    "answer_from_parts",
     "client",
     "server",
 ]

@@ -28,7 +28,7 @@ class Update(NamedTuple):
 
 Train = Callable[[Tensor, Tensor | None, Instruction], Update]
 """(model [d], buffers, instruction) -> Update; shuffles and augmentation are functions of the instruction's seed,
-round and client."""
+round and client. The model's memory is its own to use."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def reply(client: Client, instruction: Instruction, train: Train) -> tuple[Reply
     server.
     """
     codec, layout = client.uplink.compressor, client.uplink.layout
-    x, held = client.downlink.receive(instruction.model, layout, client.held, instruction.client)
+    x, held = client.downlink.receive(instruction.model, layout, client.held, instruction.client, instruction.sealed)
     buffers = decode(instruction.buffers, client.buffer_layout) if client.buffer_layout else None
     update = train(x, buffers, instruction)
     key = derive(instruction.seed, "uplink", instruction.round, instruction.client)
@@ -78,7 +78,12 @@ def discard(client: Client, pending: Pending) -> None:
 
 def settle(client: Client, sent: Reply, pending: Pending, instruction: Instruction) -> bool:
     """Commits or discards by what the next instruction names as accepted; returns which."""
-    last = instruction.accepted
-    accepted = last is not None and (last.round, last.digest) == (sent.round, sent.digest)
+    accepted = is_accepted(sent, instruction)
     (commit if accepted else discard)(client, pending)
     return accepted
+
+
+def is_accepted(sent: Reply, instruction: Instruction) -> bool:
+    """Whether the instruction names this reply as the one accepted last."""
+    last = instruction.accepted
+    return last is not None and (last.round, last.digest) == (sent.round, sent.digest)

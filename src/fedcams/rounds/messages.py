@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from fedcams.bits.checksum import SEALED
 from fedcams.downlink.versions import DIGEST, Held
 from fedcams.errors import NonCanonical, NonFinite
 from fedcams.wire.frames import Frame
@@ -42,6 +44,8 @@ class Instruction:
     model: bytes
     buffers: bytes = b""
     accepted: Accepted | None = None
+    sealed: bool = field(default=False, compare=False)
+    """Whether the model is known to end in its own checksum: it need not be read once more to find that out."""
 
     def to_bytes(self) -> bytes:
         """The message as it crosses a network."""
@@ -51,7 +55,7 @@ class Instruction:
         """The same bytes in parts; the model is one of them, not copied, so that many messages can share it."""
         last = self.accepted or Accepted(0, bytes(DIGEST))
         head = (self.round, self.client, self.seed, self.accepted is not None, last.round, last.digest)
-        return INSTRUCTION.parts(head, self.model, self.buffers)
+        return INSTRUCTION.parts(head, self.model, self.buffers, first=SEALED if self.sealed else None)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Instruction:
@@ -61,7 +65,8 @@ class Instruction:
     @classmethod
     def from_parts(cls, parts: Sequence[bytes]) -> Instruction:
         """The reverse of `to_parts`."""
-        return cls._of(*INSTRUCTION.unpack_parts(parts))
+        head, blobs, first = INSTRUCTION.unpack_parts(parts)
+        return dataclasses.replace(cls._of(head, blobs), sealed=first == SEALED)
 
     @classmethod
     def _of(cls, head: tuple[Any, ...], blobs: list[bytes]) -> Instruction:
@@ -110,7 +115,8 @@ class Reply:
     @classmethod
     def from_parts(cls, parts: Sequence[bytes]) -> Reply:
         """The reverse of `to_parts`."""
-        return cls._of(*_reply_frame(parts[0] if parts else b"").unpack_parts(parts))
+        head, blobs, _ = _reply_frame(parts[0] if parts else b"").unpack_parts(parts)
+        return cls._of(head, blobs)
 
     @classmethod
     def _of(cls, head: tuple[Any, ...], blobs: list[bytes]) -> Reply:
@@ -169,6 +175,12 @@ class Refusal:
         except UnicodeDecodeError as error:
             raise NonCanonical(f"the reason is not UTF-8: {error}") from None
         return cls(round, client, Held(version, name) if present else None, text)
+
+
+def answer_from_parts(parts: Sequence[bytes]) -> Reply | Refusal:
+    """The same for a message in parts."""
+    refused = bool(parts) and parts[0][:4] == REFUSAL.magic
+    return Refusal.from_bytes(b"".join(parts)) if refused else Reply.from_parts(parts)
 
 
 def answer_from_bytes(data: bytes) -> Reply | Refusal:

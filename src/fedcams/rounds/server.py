@@ -85,7 +85,9 @@ def open(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[d
     models, sent = server.downlink.send(state.downlink, _turn(server, state), sorted(cohort))
     buffers = b"" if state.buffers is None else encode("identity", state.buffers, server.buffer_layout)
     instructions = {
-        client: Instruction(state.round + 1, client, server.seed, model, buffers, state.accepted.get(client))
+        client: Instruction(
+            state.round + 1, client, server.seed, model, buffers, state.accepted.get(client), sealed=True
+        )
         for client, model in models.items()
     }
     return instructions, state._replace(downlink=sent)

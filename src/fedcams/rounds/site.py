@@ -2,6 +2,7 @@
 
 <folder>/residuals/     a ResidualStore: the residual that counts, and while a reply waits the one that may replace it
 <folder>/pending.reply  the reply that waits for the server's word, and what it answers
+<folder>/held/          a HeldStore: the model that the client keeps, for a downlink by which it does
 
 A reply is given out only when both are on disk. The next instruction says which of the client's updates the server
 accepted last: if it is the one that waits, its residual counts from then on, otherwise it is dropped. An instruction
@@ -11,11 +12,15 @@ that was answered already is answered with the same bytes, so it does not matter
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import Tensor
+
+from fedcams.bits.parallel import aside
 from fedcams.compress import Compressor
-from fedcams.downlink import Downlink
+from fedcams.downlink import Downlink, HeldStore, OutOfStep
 from fedcams.downlink import downlink as resolve_downlink
 from fedcams.durable import os_errors, write_whole
 from fedcams.errors import ResidualError, WireError
@@ -23,18 +28,19 @@ from fedcams.feedback import DurableFeedback, Pending
 from fedcams.layout import Layout
 from fedcams.residuals import ResidualStore
 from fedcams.rounds import client as half
-from fedcams.rounds.client import Client, Train
-from fedcams.rounds.messages import Instruction, Reply
+from fedcams.rounds.client import Client, Train, Update
+from fedcams.rounds.messages import Instruction, Refusal, Reply
 from fedcams.wire.frames import Frame
 
-PENDING, RESIDUALS = "pending.reply", "residuals"
+PENDING, RESIDUALS, MODELS = "pending.reply", "residuals", "held"
 HELD = Frame(b"FCMP", "Q4s", blobs=1)  # round and checksum of the instruction, the reply
 
 
 class Answer(NamedTuple):
     """What the client answers."""
 
-    reply: Reply
+    reply: Reply | Refusal
+    """A refusal where the instruction builds on a model that the client does not hold."""
     again: bool
     """Whether it was given before and is only repeated."""
     note: str
@@ -56,7 +62,9 @@ class Site:
         """Opens the folder, or makes it; refuses one of another model."""
         store = ResidualStore.on_disk(layout, folder / RESIDUALS) if feedback else None
         self.folder, self.uplink = folder, DurableFeedback(uplink, store, layout)
-        self.client = Client(self.uplink, buffer_layout, resolve_downlink(downlink))
+        downlink = resolve_downlink(downlink)
+        held = HeldStore.on_disk(layout, folder / MODELS) if downlink.keeps else None
+        self.client = Client(self.uplink, buffer_layout, downlink, held)
 
     def answer(self, instruction: Sequence[bytes], train: Train) -> Answer:
         """Settles what waits, trains, and makes the reply last before it gives it out.
@@ -68,28 +76,35 @@ class Site:
         name, waiting = (asked.round, bytes(instruction[-1][-4:])), self._waiting()
         if waiting is not None and waiting[0] == name:
             return Answer(waiting[1], again=True, note="")
-        note = self._settle(None if waiting is None else waiting[1], asked)
-        reply, pending = half.reply(self.client, asked, train)
+        sent = None if waiting is None else waiting[1]
+        note = self._compare(sent, asked)
+        settled = aside(lambda: self._settle(sent, asked))  # while the app trains: the disk takes its time
+        try:
+            reply, pending = half.reply(self.client, asked, _after(settled, train))
+        except OutOfStep as error:
+            return Answer(half.refusal(asked, error), again=False, note=note)
+        finally:
+            settled.result()
         self._hold(name, reply, pending)
         return Answer(reply, again=False, note=note)
 
     # -- what the server said of the last reply ------------------------------------------------------------------
 
-    def _settle(self, sent: Reply | None, instruction: Instruction) -> str:
+    def _settle(self, sent: Reply | None, instruction: Instruction) -> None:
         if sent is None:
             self.uplink.discard()  # a process may have died between residual and reply
         else:
             half.settle(self.client, sent, Pending((sent.client,), sent.round, {}, None), instruction)
         with os_errors(ResidualError, "remove", self.folder / PENDING):
             (self.folder / PENDING).unlink(missing_ok=True)
-        return self._compare(instruction)
 
-    def _compare(self, instruction: Instruction) -> str:
-        """Whether server and client now agree on the last accepted round; the client can only be behind."""
+    def _compare(self, sent: Reply | None, instruction: Instruction) -> str:
+        """Whether server and client agree on the last accepted round, once this is settled; ours can only be older."""
         if self.uplink.store is None:
             return ""
         last = 0 if instruction.accepted is None else instruction.accepted.round
-        ours = self.uplink.store.snapshot_round or 0
+        accepted = sent is not None and half.is_accepted(sent, instruction)
+        ours = sent.round if sent is not None and accepted else self.uplink.store.snapshot_round or 0
         if ours > last:
             raise ResidualError(
                 f"{self.folder}: the server accepted round {last} last, this residual is of round {ours}: the server "
@@ -120,3 +135,14 @@ class Site:
             return (head[0], head[1]), Reply.from_bytes(reply)
         except WireError as error:
             raise ResidualError(f"{path}: damaged ({error}); delete it: the update in it counts as lost") from error
+
+
+def _after(settled: Future[None], train: Train) -> Train:
+    """Training whose update meets a residual that is settled."""
+
+    def trained(x: Tensor, buffers: Tensor | None, instruction: Instruction) -> Update:
+        update = train(x, buffers, instruction)
+        settled.result()
+        return update
+
+    return trained

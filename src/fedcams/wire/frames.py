@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedcams.bits.checksum import crc32, joined
 from fedcams.errors import BadMagic, ChecksumMismatch, TrailingBytes, Truncated, UnknownVersion
 
 VERSION = 1
@@ -34,10 +34,14 @@ class Frame:
         pieces = [start, *itertools.chain.from_iterable(whole)]
         return b"".join([*pieces, CHECKSUM.pack(_checksum(pieces))])
 
-    def parts(self, head: tuple[Any, ...], *blobs: bytes) -> list[bytes]:
-        """The message as head, blobs and checksum: laid end to end they are `pack`, and no blob is copied."""
+    def parts(self, head: tuple[Any, ...], *blobs: bytes, first: int | None = None) -> list[bytes]:
+        """The message as head, blobs and checksum: laid end to end they are `pack`, and no blob is copied.
+
+        `first` is the checksum of the first blob, where that is known: it need not be read then.
+        """
         start = self.head.pack(self.magic, VERSION, *head, *map(len, blobs))
-        return [start, *blobs, CHECKSUM.pack(_checksum([start, *blobs]))]
+        first = crc32(blobs[0]) if first is None else first
+        return [start, *blobs, CHECKSUM.pack(_checksum(blobs[1:], joined(crc32(start), first, len(blobs[0]))))]
 
     def unpack(self, data: bytes) -> tuple[tuple[Any, ...], list[bytes]]:
         """Head and blobs, or the WireError that says what is wrong."""
@@ -49,15 +53,19 @@ class Frame:
             at += length
         return tuple(head[: len(head) - self.blobs]), blobs
 
-    def unpack_parts(self, parts: Sequence[bytes]) -> tuple[tuple[Any, ...], list[bytes]]:
-        """The same for the parts of a message, the blobs as they are; however else it is cut, it is copied once."""
+    def unpack_parts(self, parts: Sequence[bytes]) -> tuple[tuple[Any, ...], list[bytes], int | None]:
+        """The same for the parts of a message, the blobs as they are; however else it is cut, it is copied once.
+
+        The third is the checksum of the first blob, where it was found on the way.
+        """
         if not self._is_cut_as_packed(parts):
-            return self.unpack(b"".join(parts))  # which says what is wrong with it, if anything is
+            return *self.unpack(b"".join(parts)), None  # which says what is wrong with it, if anything is
         start, *blobs, end = parts
-        if _checksum([start, *blobs]) != CHECKSUM.unpack(end)[0]:
+        first = crc32(blobs[0])
+        if _checksum(blobs[1:], joined(crc32(start), first, len(blobs[0]))) != CHECKSUM.unpack(end)[0]:
             raise ChecksumMismatch("the checksum does not match: the bytes were changed on the way")
         _, _, *head = self.head.unpack(start)
-        return tuple(head[: len(head) - self.blobs]), list(blobs)
+        return tuple(head[: len(head) - self.blobs]), list(blobs), first
 
     def _is_cut_as_packed(self, parts: Sequence[bytes]) -> bool:
         sizes = [len(part) for part in parts]
@@ -81,13 +89,12 @@ class Frame:
             wrong = Truncated if len(data) < expected else TrailingBytes
             raise wrong(f"{len(data)} bytes; the head announces {expected}")
         (checksum,) = CHECKSUM.unpack(data[-CHECKSUM.size :])
-        if zlib.crc32(memoryview(data)[: -CHECKSUM.size]) != checksum:
+        if crc32(memoryview(data)[: -CHECKSUM.size]) != checksum:
             raise ChecksumMismatch("the checksum does not match: the bytes were changed on the way")
         return lengths
 
 
-def _checksum(parts: Iterable[bytes]) -> int:
-    checksum = 0
+def _checksum(parts: Iterable[bytes], checksum: int = 0) -> int:
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
+        checksum = crc32(part, checksum)
     return checksum

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
+from fedcams.bits.checksum import crc32
 from fedcams.bits.rice import MAX_D
 from fedcams.compress import Code, Compressor, compressor
 from fedcams.errors import (
@@ -63,7 +63,7 @@ def pack(compressor: Compressor, code: Code, layout: Layout, layout_id: bytes | 
     parts += [pack_field(field, code[name], layout.d) for name, field in compressor.fields(layout).items()]
     checksum = 0
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
+        checksum = crc32(part, checksum)
     return b"".join([*parts, CHECKSUM.pack(checksum)])
 
 
@@ -97,10 +97,18 @@ def _spec_bytes(compressor: Compressor) -> bytes:
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-def unpack(data: bytes | bytearray | memoryview, layout: Layout | None = None, max_d: int = DEFAULT_MAX_D) -> Payload:
-    """Reads and checks a whole payload, or raises the WireError that says what is wrong with it."""
+def unpack(
+    data: bytes | bytearray | memoryview,
+    layout: Layout | None = None,
+    max_d: int = DEFAULT_MAX_D,
+    sealed: bool = False,
+) -> Payload:
+    """Reads and checks a whole payload, or raises the WireError that says what is wrong with it.
+
+    `sealed` says that the caller has checked the checksum.
+    """
     view = memoryview(data).cast("B")
-    spec_length, d, layout_id = _read_header(view)
+    spec_length, d, layout_id = _read_header(view, sealed)
     codec = _read_codec(bytes(view[HEADER.size : HEADER.size + spec_length]))
     layout = _settle_layout(codec, layout, layout_id, d, max_d)
     body = np.frombuffer(view, np.uint8)[HEADER.size + spec_length : -CHECKSUM.size]
@@ -113,7 +121,7 @@ def unpack(data: bytes | bytearray | memoryview, layout: Layout | None = None, m
     return Payload(codec, layout, layout_id, code)
 
 
-def _read_header(view: memoryview) -> tuple[int, int, bytes]:
+def _read_header(view: memoryview, sealed: bool) -> tuple[int, int, bytes]:
     least = HEADER.size + 1 + CHECKSUM.size
     if view[: len(MAGIC)] != MAGIC[: len(view)]:
         raise BadMagic(f"a payload starts with {MAGIC!r}, these data with {bytes(view[:4])!r}")
@@ -125,7 +133,7 @@ def _read_header(view: memoryview) -> tuple[int, int, bytes]:
     if len(view) < least - 1 + spec_length:
         raise Truncated(f"{len(view)} bytes; the header announces a codec spec of {spec_length}")
     (checksum,) = CHECKSUM.unpack(view[-CHECKSUM.size :])
-    if zlib.crc32(view[: -CHECKSUM.size]) != checksum:
+    if not sealed and crc32(view[: -CHECKSUM.size]) != checksum:
         raise ChecksumMismatch("the checksum does not match: the bytes were changed or cut on the way")
     return spec_length, d, layout_id
 
