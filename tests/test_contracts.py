@@ -21,7 +21,7 @@ CONTRACTIVE = [codec for codec in COMPRESSORS if codec.contraction(Layout.flat(1
 
 
 def denormal_allowance(codec: Compressor) -> float:
-    """A coordinate's: bfloat16 values below 2^-126 are 2^-133 apart, so one that travels is off by half of that, squared.
+    """A coordinate's: bfloat16 values below 2^-126 are 2^-133 apart, so one that travels is off by half that, squared.
 
     Where it is the step of a block of levels, each of them moves: (a + 2^-134)² - a² for the largest such a.
     """
