@@ -16,7 +16,7 @@ from fedcams.engines.graphs.engine import check_loss
 from fedcams.engines.graphs.packing import ALIGN, Packing
 from fedcams.engines.graphs.plans import Batches
 from fedcams.engines.graphs.prepared import prepared
-from fedcams.engines.graphs.program import Conv, ConvNorm, translate
+from fedcams.engines.graphs.program import ConvNorm, translate
 from fedcams.engines.graphs.tiles import depth, power, splits
 from fedcams.errors import SpecError, UpdateError
 from fedcams.local import local
@@ -235,70 +235,3 @@ def test_a_round_on_a_gpu_repeats_bit_for_bit_and_in_turns() -> None:
     turns = engine("graphs(clients=2)").train(task, x, buffers, [0, 7, 14], round=1, seed=0)
     assert float((turns.delta - first.delta).norm()) <= 0.05 * float(first.delta.norm())
     assert choose("auto", task).name == "graphs"
-
-
-GEOMETRIES = [
-    (16, 64, 64, 3, 1),
-    (32, 64, 64, 3, 1),
-    (8, 128, 64, 3, 2),
-    (7, 48, 32, 3, 2),
-    (8, 64, 128, 1, 2),
-    (9, 3, 64, 3, 1),
-]
-
-
-@on_gpu
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
-@pytest.mark.parametrize(("side", "inputs", "outputs", "kernel", "stride"), GEOMETRIES)
-def test_kernels_of_convolutions(
-    side: int, inputs: int, outputs: int, kernel: int, stride: int, precision: str
-) -> None:
-    """Result and both gradients against float64, on fresh numbers."""
-    from fedcams.engines.graphs import launch
-
-    conv = Conv("w", None, (kernel, kernel), stride, kernel // 2, depthwise=False)
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    x = torch.randn(2, 5, side, side, inputs, device="cuda").to(kind)
-    w = torch.randn(2, outputs, kernel, kernel, inputs, device="cuda").to(kind)
-    y, _ = launch.convolve(conv, x, w, None, precision)
-    dy = torch.randn_like(y)
-    dw = torch.full(w.shape, torch.nan, device="cuda")
-    launch.gradient_weight(conv, dy, x, dw, precision)
-    found = (y, launch.gradient_input(conv, dy, x, w, precision), dw)
-    for mine, truth in zip(found, _reference(conv, x, w, dy, groups=1), strict=True):
-        assert float((mine.double() - truth).norm()) <= TOLERANCE[precision] * float(truth.norm())
-
-
-TOLERANCE = {"float32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}
-
-
-@on_gpu
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize(("side", "channels", "kernel"), [(16, 64, 5), (9, 40, 3), (8, 16, 7)])
-def test_kernels_of_depthwise_convolutions(side: int, channels: int, kernel: int, precision: str) -> None:
-    from fedcams.engines.graphs import launch
-
-    conv = Conv("w", None, (kernel, kernel), 1, kernel // 2, depthwise=True)
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    x = torch.randn(2, 5, side, side, channels, device="cuda").to(kind)
-    w = torch.randn(2, kernel, kernel, 1, channels, device="cuda").to(kind)
-    y, _ = launch.convolve(conv, x, w, None, precision)
-    dy = torch.randn_like(y)
-    dw = torch.full(w.shape, torch.nan, device="cuda")
-    launch.gradient_weight(conv, dy, x, dw, precision)
-    found = (y, launch.gradient_input(conv, dy, x, w, precision), dw)
-    truths = _reference(conv, x, w.permute(0, 4, 1, 2, 3), dy, groups=channels)
-    for mine, truth in zip(found, (*truths[:2], truths[2].permute(0, 2, 3, 4, 1)), strict=True):
-        assert float((mine.double() - truth).norm()) <= TOLERANCE[precision] * float(truth.norm())
-
-
-def _reference(conv: Conv, x: Tensor, w: Tensor, dy: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The result and the gradients of x and w in float64, client after client."""
-    rows = []
-    for image, kernel, gradient in zip(x.double(), w.double(), dy.double(), strict=True):
-        a, b = image.permute(0, 3, 1, 2).requires_grad_(), kernel.permute(0, 3, 1, 2).requires_grad_()
-        y = F.conv2d(a, b, stride=conv.stride, padding=conv.padding, groups=groups)
-        da, db = torch.autograd.grad(y, (a, b), gradient.permute(0, 3, 1, 2))
-        rows.append([each.detach().permute(0, 2, 3, 1) for each in (y, da, db)])
-    y, da, db = (torch.stack(column) for column in zip(*rows, strict=True))
-    return y, da, db

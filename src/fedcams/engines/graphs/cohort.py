@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -21,9 +22,14 @@ AHEAD = 2**30
 """Bytes of inputs that are prepared at once."""
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels run there: on a CUDA device, and anywhere where its interpreter is switched on."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def operations(block: Block, training: bool, precision: str) -> Operations:
-    """Fused kernels on a CUDA device, plain PyTorch elsewhere."""
-    if block.values.device.type == "cuda":
+    """Fused kernels where they run, plain PyTorch elsewhere."""
+    if has_kernels(block.values.device):
         from fedcams.engines.graphs.fused import FusedOperations
 
         return FusedOperations(block, training, precision)
