@@ -346,7 +346,7 @@ def test_steps_of_whole_models(spec: str, name: str) -> None:
     task = small(name, spec, (4, 2))
     x, buffers = start(task)
     truth = engine("loop").train(task, x, buffers, [0, 7], round=1, seed=0)
-    assert_close(Prepared(task).train(task, "float32", 8, x, buffers, [0, 7], round=1, seed=0), truth, 1e-4)
+    assert_close(Prepared(task).train(task, "float32", 8, 2, x, buffers, [0, 7], round=1, seed=0), truth, 1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -82,8 +82,8 @@ def test_a_program_trains_as_the_loop_does(name: str, spec: str) -> None:
     task = problem(name, spec, (8, 6, 3))
     x, buffers = start(task)
     truth = engine("loop").train(task, x, buffers, [0, 7, 14], round=2, seed=1)
-    for at_once in (2, 8):
-        ours = prepared(task).train(task, "float32", at_once, x, buffers, [0, 7, 14], round=2, seed=1)
+    for at_once, lanes in ((2, 1), (8, 2)):
+        ours = prepared(task).train(task, "float32", at_once, lanes, x, buffers, [0, 7, 14], round=2, seed=1)
         assert_close(ours, truth, 1e-9)
 
 
@@ -100,7 +100,7 @@ def test_every_row_may_start_elsewhere() -> None:
     task = problem("cnn(channels=4)", LOCALS[0], (8, 6))
     starts = torch.stack([start(task)[0], 2 * start(task)[0]])
     truth = engine("loop").train(task, starts, None, [0, 7], round=1, seed=0)
-    assert_close(prepared(task).train(task, "float32", 8, starts, None, [0, 7], round=1, seed=0), truth, 1e-9)
+    assert_close(prepared(task).train(task, "float32", 8, 1, starts, None, [0, 7], round=1, seed=0), truth, 1e-9)
 
 
 def test_batch_norm_takes_in_what_surrounds_it() -> None:
@@ -135,7 +135,7 @@ def test_what_has_no_kernel_is_refused_by_name(layers: list[nn.Module], refused:
 def test_a_batch_of_one_value_is_refused_with_its_client() -> None:
     task = problem("resnet18(width=4)", "sgd(batch=4)", (8, 5), side=8)  # the last stage has one pixel
     with pytest.raises(UpdateError, match="client 7: Expected more than 1 value per channel"):
-        prepared(task).train(task, "float32", 8, *start(task), [0, 7], round=1, seed=0)
+        prepared(task).train(task, "float32", 8, 1, *start(task), [0, 7], round=1, seed=0)
 
 
 def test_a_loss_that_is_a_mean_is_refused() -> None:
@@ -145,7 +145,7 @@ def test_a_loss_that_is_a_mean_is_refused() -> None:
     with pytest.raises(SpecError, match=r"needs the loss of each example, got shape \[\]; use engine=loop"):
         check_loss(mean)
     with pytest.raises(SpecError, match="needs the loss of each example"):
-        prepared(mean).train(mean, "float32", 8, *start(mean), [0], round=1, seed=0)
+        prepared(mean).train(mean, "float32", 8, 1, *start(mean), [0], round=1, seed=0)
 
 
 def test_without_a_gpu_it_says_what_to_do() -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fedcams.engines.graphs.kernels.entry import Entry
+
 
 @triton.jit
 def pixel(rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
@@ -71,7 +73,7 @@ def write_statistics(values, stats, rows, real, tile, tiles, client, columns, WI
     tl.store(at + WIDTH, tl.sum(off * off, 0), columns < WIDTH)
 
 
-@triton.jit
+@Entry
 def forward(
     x, w, bias, y, stats, sizes, scale, shift, residual, rows_total, tiles_m, x_client, w_client,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,
@@ -135,7 +137,7 @@ def forward(
         write_statistics(values, stats, rows, real, tile, tiles_m, client, columns, CO, BM)
 
 
-@triton.jit
+@Entry
 def backward_input(
     dy, w, dx, images, dy_client, w_client, dx_client,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,
@@ -185,7 +187,7 @@ def backward_input(
     tl.store(dx + client * dx_client + here, total.to(dx.dtype.element_ty), wide)
 
 
-@triton.jit
+@Entry
 def backward_weight(
     x, dy, out, rows_total, chunk, x_client, dy_client, out_client, out_split,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,

@@ -5,13 +5,13 @@ Weights are `[C, r, s, 1, k]`, so that all loads go along the channels.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from fedcams.engines.graphs.kernels.convolution import activate, pixel, write_statistics
+from fedcams.engines.graphs.kernels.entry import Entry
 
 
-@triton.jit
+@Entry
 def forward(
     x, w, bias, y, stats, sizes, scale, shift, residual, rows_total, tiles_m, w_client,
     H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
@@ -57,7 +57,7 @@ def forward(
         write_statistics(values, stats, rows, real, tile, tiles_m, client, columns, K, BM)
 
 
-@triton.jit
+@Entry
 def backward_weight(
     x, dy, out, rows_total, chunk, out_client, out_split,
     H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, TAPS: tl.constexpr,

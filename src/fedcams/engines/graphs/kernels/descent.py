@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from fedcams.engines.graphs.kernels.entry import Entry
 
-@triton.jit
+
+@Entry
 def descend(weights, gradient, copy, sizes, lr, width, COPY: tl.constexpr, BLOCK: tl.constexpr):
     """`weights [C, width] -= lr gradient` for clients that have examples; a copy in the precision of the kernels."""
     client = tl.program_id(1).to(tl.int64)
@@ -20,7 +21,7 @@ def descend(weights, gradient, copy, sizes, lr, width, COPY: tl.constexpr, BLOCK
             tl.store(copy + here, value.to(copy.dtype.element_ty), inside)
 
 
-@triton.jit
+@Entry
 def sum_parts(parts, out, count, length, part_client, part_step, out_client, BLOCK: tl.constexpr, BT: tl.constexpr):
     """`out [C, length]` = the sum over `count` parts, BT of them at a time, always in the same order."""
     client = tl.program_id(1).to(tl.int64)
