@@ -31,7 +31,7 @@ import triton.language as tl
 from fedcams.engines import Problem, engine
 from fedcams.engines.graphs import launch, launch_norms
 from fedcams.engines.graphs.kernels.convolution import activate, slope
-from fedcams.engines.graphs.launch import Epilogue
+from fedcams.engines.graphs.launch import Epilogue, Slot
 from fedcams.engines.graphs.launch_norms import Normalized
 from fedcams.engines.graphs.prepared import Prepared
 from fedcams.engines.graphs.program import Conv
@@ -97,7 +97,7 @@ def test_convolutions(side: int, inputs: int, outputs: int, kernel: int, stride:
     y, _ = launch.convolve(conv, x, w, None, precision)
     dy = torch.randn_like(y)
     dw = poisoned(*w.shape)
-    launch.gradient_weight(conv, dy, x, dw, precision)
+    launch.gradient_weight(conv, dy, x, Slot(dw), precision)
     found = (y, launch.gradient_input(conv, dy, x, w, precision), dw)
     for mine, truth in zip(found, reference(conv, x, w, dy), strict=True):
         assert_near(mine, truth, precision)
@@ -112,7 +112,7 @@ def test_depthwise_convolutions(side: int, channels: int, kernel: int, precision
     y, _ = launch.convolve(conv, x, w, None, precision)
     dy = torch.randn_like(y)
     dw = poisoned(*w.shape)
-    launch.gradient_weight(conv, dy, x, dw, precision)
+    launch.gradient_weight(conv, dy, x, Slot(dw), precision)
     found = (y, launch.gradient_input(conv, dy, x, w, precision), dw)
     truths = reference(conv, x, w.permute(0, 4, 1, 2, 3), dy)
     for mine, truth in zip(found, (*truths[:2], truths[2].permute(0, 2, 3, 4, 1)), strict=True):
@@ -286,8 +286,23 @@ def test_descent_leaves_clients_that_are_done(copied: bool) -> None:
 @pytest.mark.parametrize("count", [1, 3, 16, 70])
 def test_parts_are_added(count: int) -> None:
     parts, out = randn(2, count, 70), poisoned(2, 70)
-    launch.add_parts(parts, out)
+    launch.add_parts(parts, Slot(out))
     assert_near(out, parts.double().sum(1))
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_weights_may_step_where_their_gradient_is_made(depthwise: bool, images: int) -> None:
+    """As the gradient and then the step; in one part or several; clients that are done stay as they are."""
+    conv = Conv("w", None, (3, 3), 1, 1, depthwise)
+    x, dy = randn(2, images, 16, 16, 16), randn(2, images, 16, 16, 16)
+    w = randn(2, 3, 3, 1, 16) if depthwise else randn(2, 16, 3, 3, 16)
+    sizes, gradient, before, copy = torch.tensor([3, 0], device=DEVICE), torch.empty_like(w), w.clone(), w.clone()
+    launch.gradient_weight(conv, dy, x, Slot(gradient), "float32")
+    launch.gradient_weight(conv, dy, x, Slot(w, copy, sizes.int(), 0.1), "float32")
+    torch.testing.assert_close(w[0], before[0] - 0.1 * gradient[0], rtol=1e-6, atol=1e-6)
+    assert torch.equal(w[1], before[1])
+    assert torch.equal(copy, w)
 
 
 # -- the server's step -------------------------------------------------------------------------------------------------

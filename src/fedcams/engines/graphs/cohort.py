@@ -33,12 +33,12 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def operations(block: Block, training: bool, precision: str) -> Operations:
-    """Fused kernels where they run, plain PyTorch elsewhere."""
+def operations(block: Block, training: bool, precision: str, lr: float | None = None) -> Operations:
+    """Fused kernels where they run, plain PyTorch elsewhere; a rate says that the gradient is of no use but to step."""
     if has_kernels(block.values.device):
         from fedcams.engines.graphs.fused import FusedOperations
 
-        return FusedOperations(block, training, precision)
+        return FusedOperations(block, training, precision, lr)
     from fedcams.engines.graphs.plain import PlainOperations
 
     return PlainOperations(block, training)
@@ -143,7 +143,8 @@ class Cohort:
         rows = [slice(*ends) for ends in pairwise(cuts)]
         alone = count == 1 or self.device.type != "cuda"
         streams = [None if alone else torch.cuda.Stream(self.device) for _ in rows]
-        lanes = [operations(self.block.lane(clients), True, precision) for clients in rows]
+        lr = float(self.local.lr) if is_plain(self.local) else None
+        lanes = [operations(self.block.lane(clients), True, precision, lr) for clients in rows]
         return [Lane(*lane) for lane in zip(rows, lanes, streams, strict=True)]
 
     def _step(self) -> None:
@@ -186,6 +187,11 @@ class Cohort:
             gradient.add_(values, alpha=float(local.weight_decay))
         if self.direction is not None:
             gradient.copy_(self.direction[lane.clients].mul_(float(local.momentum)).add_(gradient))
+
+
+def is_plain(local: SGD) -> bool:
+    """Whether a step is against the gradient itself, with nothing added and no norm taken."""
+    return not (local.momentum or local.weight_decay or local.prox or local.clip is not None)
 
 
 def per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

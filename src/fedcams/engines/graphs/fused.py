@@ -9,16 +9,19 @@ from torch import Tensor
 
 from fedcams.engines.graphs import launch, launch_norms
 from fedcams.engines.graphs.block import Block
-from fedcams.engines.graphs.launch import Epilogue, Statistics
+from fedcams.engines.graphs.launch import Epilogue, Slot, Statistics
 from fedcams.engines.graphs.launch_norms import Normalized
 from fedcams.engines.graphs.program import Conv, ConvNorm, Norm
 
 
 class FusedOperations:
-    """As `PlainOperations`, on a CUDA device. Precision: `bf16`, `tf32` or `float32`."""
+    """As `PlainOperations`, on a CUDA device. Precision: `bf16`, `tf32` or `float32`.
 
-    def __init__(self, block: Block, training: bool, precision: str) -> None:
-        self.block, self.training, self.precision = block, training, precision
+    With a rate the weights of convolutions take their step where their gradient is made, which then is never written.
+    """
+
+    def __init__(self, block: Block, training: bool, precision: str, lr: float | None = None) -> None:
+        self.block, self.training, self.precision, self.lr = block, training, precision, lr
         self.token = torch.zeros((), device=block.values.device, requires_grad=training)
         """An input of every operation, so that autograd goes through those whose other inputs need no gradient."""
 
@@ -50,13 +53,21 @@ class FusedOperations:
     def descend(self, lr: float) -> None:
         """A step against the gradient for clients that have examples."""
         block = self.block
-        copy = None if block.compute is block.values else block.compute
-        launch.descend(block.values, block.gradient, copy, block.sizes, lr)
+        left = slice(0 if self.lr is None else block.packing.rest, None)
+        copy = None if block.compute is block.values else block.compute[:, left]
+        launch.descend(block.values[:, left], block.gradient[:, left], copy, block.sizes, lr)
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _weights(self, conv: Conv) -> tuple[Tensor, Tensor | None]:
         return self.block.weight(conv.weight), None if conv.bias is None else self.block.weight(conv.bias)
+
+    def _slot(self, name: str) -> Slot:
+        block = self.block
+        if self.lr is None:
+            return Slot(block.slot(name))
+        copy = None if block.compute is block.values else block.weight(name)
+        return Slot(block.master(name), copy, block.sizes, self.lr)
 
     def _moments(self, it: ConvNorm, x: Tensor) -> tuple[Tensor, Tensor]:
         found: list[Statistics] = []
@@ -99,12 +110,12 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         ops, conv, (x,) = ctx.ops, ctx.conv, ctx.saved_tensors
         dy = dy.contiguous()
-        launch.gradient_weight(conv, dy, x, ops.block.slot(conv.weight), ops.precision)
+        dx = None
+        if ctx.needs_input_grad[0]:  # before the weights may change
+            dx = launch.gradient_input(conv, dy, x, ops.block.weight(conv.weight), ops.precision)
+        launch.gradient_weight(conv, dy, x, ops._slot(conv.weight), ops.precision)
         if conv.bias is not None and not ctx.normalized:  # a normalisation adds it up as it goes
             ops.block.slot(conv.bias).copy_(dy.sum((1, 2, 3), dtype=torch.float32))
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dx = launch.gradient_input(conv, dy, x, ops.block.weight(conv.weight), ops.precision)
         return dx, None, None, None, None, None
 
 

@@ -37,6 +37,25 @@ class Statistics:
     rows: int
 
 
+@dataclass(frozen=True)
+class Slot:
+    """Where the gradient of a tensor goes: into `out [C, ...]`, or, with a rate, straight into a step of `out`."""
+
+    out: Tensor
+    copy: Tensor | None = None
+    """Of the weights after the step, in the precision of the kernels."""
+    sizes: Tensor | None = None
+    lr: float | None = None
+
+    def arguments(self) -> tuple[Tensor, Tensor, float]:
+        """What the kernels take beside `out`."""
+        return some(self.copy, self.out), some(self.sizes, self.out), self.lr or 0.0
+
+    def flags(self) -> dict[str, bool]:
+        """DESCEND and COPY."""
+        return {"DESCEND": self.lr is not None, "COPY": self.copy is not None}
+
+
 def act(name: str, x: Tensor) -> int:
     """The number that kernels know an activation by."""
     return FAST_GELU if name == "gelu" and x.dtype == torch.bfloat16 else ACT[name]
@@ -159,10 +178,10 @@ def gradient_input(conv: Conv, dy: Tensor, x: Tensor, weight: Tensor, precision:
     return dx
 
 
-def gradient_weight(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, precision: str) -> None:
-    """The gradient of the weights, written into `out [C, ...]`, rows of a larger block."""
+def gradient_weight(conv: Conv, dy: Tensor, x: Tensor, slot: Slot, precision: str) -> None:
+    """The gradient of the weights, which goes where the slot says: rows of a larger block."""
     if conv.depthwise:
-        return _gradient_weight_depthwise(conv, dy, x, out, precision)
+        return _gradient_weight_depthwise(conv, dy, x, slot, precision)
     shape = geometry(conv, x, dy.shape[-1])
     clients, images = x.shape[:2]
     rows, columns = images * shape["P"] * shape["Q"], shape["R"] * shape["S"] * shape["CI"]
@@ -171,16 +190,17 @@ def gradient_weight(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, precision: s
     count = tiles.splits(blocks * clients, rows, precision)
     chunk = triton.cdiv(triton.cdiv(rows, count), tile.BK) * tile.BK
     count = triton.cdiv(rows, chunk)
-    parts = out if count == 1 else torch.empty(count, clients, shape["CO"] * columns, device=x.device)
+    parts = None if count == 1 else torch.empty(clients, count, shape["CO"] * columns, device=x.device)
+    target = slot if parts is None else Slot(parts)
     convolution.backward_weight[(blocks, clients, count)](
-        x, dy, parts, rows, chunk, x.stride(0), dy.stride(0), parts.stride(0 if count == 1 else 1),
-        0 if count == 1 else parts.stride(0), **shape, PRECISION=DOT[precision], **tile._asdict(),
+        x, dy, target.out, *target.arguments(), rows, chunk, x.stride(0), dy.stride(0), target.out.stride(0),
+        0 if parts is None else parts.stride(1), **shape, PRECISION=DOT[precision], **target.flags(), **tile._asdict(),
     )  # fmt: skip
-    if count > 1:
-        add_parts(parts.transpose(0, 1), out)
+    if parts is not None:
+        add_parts(parts, slot)
 
 
-def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, precision: str) -> None:
+def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, slot: Slot, precision: str) -> None:
     clients, images, height, width, channels = x.shape
     if tiles.rolls(conv.kernel, width, precision):
         across, block = tiles.rolling(width, channels)
@@ -192,7 +212,7 @@ def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, p
             x, dy, parts, images, group, parts.stride(0), parts.stride(1), H=height, W=width, K=channels,
             R=conv.kernel[0], S=conv.kernel[1], BW=across, BN=block, num_warps=4,
         )  # fmt: skip
-        return add_parts(parts, out)
+        return add_parts(parts, slot)
     rows, taps, BM, BN = images * height * width, conv.kernel[0] * conv.kernel[1], 128, tiles.power(channels, 16, 64)
     count = tiles.splits(clients * triton.cdiv(channels, BN), rows, precision, programs=1056, least=BM)
     chunk = triton.cdiv(triton.cdiv(rows, count), BM) * BM
@@ -202,21 +222,23 @@ def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, p
         x, dy, parts, rows, chunk, parts.stride(0), parts.stride(1), H=height, W=width, K=channels,
         R=conv.kernel[0], S=conv.kernel[1], TAPS=tiles.power(taps, 1, 1 << 20), BM=BM, BN=BN, num_warps=4,
     )  # fmt: skip
-    add_parts(parts, out)
+    add_parts(parts, slot)
 
 
-def add_parts(parts: Tensor, out: Tensor) -> None:
-    """`out [C, ...] = parts [C, count, length].sum(1)`, in a fixed order."""
+def add_parts(parts: Tensor, slot: Slot) -> None:
+    """`parts [C, count, length].sum(1)`, in a fixed order, goes where the slot says."""
     clients, count, length = parts.shape
     BLOCK, BT = (32, 64) if count > 16 else (512, 4)
     descent.sum_parts[(triton.cdiv(length, BLOCK), clients)](
-        parts, out, count, length, parts.stride(0), parts.stride(1), out.stride(0), BLOCK=BLOCK, BT=BT, num_warps=4
-    )
+        parts, slot.out, *slot.arguments(), count, length, parts.stride(0), parts.stride(1), slot.out.stride(0),
+        **slot.flags(), BLOCK=BLOCK, BT=BT, num_warps=4,
+    )  # fmt: skip
 
 
 def descend(values: Tensor, gradient: Tensor, copy: Tensor | None, sizes: Tensor, lr: float) -> None:
     """`values [C, width] -= lr gradient` for clients with examples, and the copy that the kernels read."""
     clients, width = values.shape
     descent.descend[(triton.cdiv(width, 2048), clients)](
-        values, gradient, some(copy, values), sizes, lr, width, COPY=copy is not None, BLOCK=2048, num_warps=8
-    )
+        values, gradient, some(copy, values), sizes, lr, width, values.stride(0), COPY=copy is not None, BLOCK=2048,
+        num_warps=8,
+    )  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fedcams.engines.graphs.kernels.descent import descend_at
 from fedcams.engines.graphs.kernels.entry import Entry
 
 
@@ -189,12 +190,15 @@ def backward_input(
 
 @Entry
 def backward_weight(
-    x, dy, out, rows_total, chunk, x_client, dy_client, out_client, out_split,
+    x, dy, out, copy, sizes, lr, rows_total, chunk, x_client, dy_client, out_client, out_split,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    DESCEND: tl.constexpr, COPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the weights from `chunk` rows for each program along the third axis of the grid."""
+    """The gradient of the weights from `chunk` rows for each program along the third axis of the grid.
+
+    With DESCEND it is not written: `out` are the weights themselves, which step against it.
+    """
     pid = tl.program_id(0)
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -226,4 +230,8 @@ def backward_weight(
             a = tl.load(x + ((image[:, None] * H + h) * W + v) * CI + (columns % CI)[None, :], good, other=0.0)
         total = tl.dot(tl.trans(g), a, total, input_precision=PRECISION)
     here = client * out_client + split * out_split + outputs[:, None] * DEPTH + columns[None, :]
-    tl.store(out + here, total, (outputs < CO)[:, None] & (columns < DEPTH)[None, :])
+    wide = (outputs < CO)[:, None] & (columns < DEPTH)[None, :]
+    if DESCEND:
+        descend_at(out, copy, here, wide & (tl.load(sizes + client) > 0), total, lr, COPY)
+    else:
+        tl.store(out + here, total, wide)
