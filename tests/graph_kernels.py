@@ -119,6 +119,16 @@ def test_depthwise_convolutions(side: int, channels: int, kernel: int, precision
         assert_near(mine, truth, precision)
 
 
+@pytest.mark.parametrize(("kernel", "stride", "depthwise"), [(3, 1, False), (1, 2, False), (3, 1, True)])
+def test_the_gradient_of_an_input_is_added_to_what_is_known(kernel: int, stride: int, depthwise: bool) -> None:
+    conv = Conv("w", None, (kernel, kernel), stride, kernel // 2, depthwise)
+    x, w = randn(1, 2, 6, 6, 16), randn(1, 3, 3, 1, 16) if depthwise else randn(1, 16, kernel, kernel, 16)
+    for precision in ("float32", "bf16"):
+        dy, added = randn(1, 2, 6 // stride, 6 // stride, 16), randn(*x.shape)
+        apart = launch.gradient_input(conv, dy, x, w, precision) + added
+        torch.testing.assert_close(launch.gradient_input(conv, dy, x, w, precision, added), apart)
+
+
 def reference(conv: Conv, x: Tensor, w: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The result and the gradients of x and w in float64, client after client."""
     rows = []
@@ -147,7 +157,7 @@ def test_a_convolution_with_all_that_follows_it(depthwise: bool, residual: bool)
     kernel = w[0].permute(3, 2, 0, 1) if depthwise else w[0].permute(0, 3, 1, 2)
     raw = forward(conv, x[0].permute(0, 3, 1, 2).double(), kernel.double(), bias[0].double()).permute(0, 2, 3, 1)
     truth = F.gelu(raw) * scale[0] + shift[0] + (added[0] if residual else 0)
-    epilogue = Epilogue(scale, shift, "gelu", "relu", added if residual else None)
+    epilogue = Epilogue(added if residual else None, scale, shift, "gelu", "relu")
     for precision in ("float32", "bf16"):
         y, _ = launch.convolve(conv, x, w, bias, precision, epilogue=epilogue)
         assert_near(y[0], truth.relu(), "tf32" if precision == "bf16" else precision)

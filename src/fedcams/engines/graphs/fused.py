@@ -24,6 +24,9 @@ class FusedOperations:
         self.block, self.training, self.precision, self.lr = block, training, precision, lr
         self.token = torch.zeros((), device=block.values.device, requires_grad=training)
         """An input of every operation, so that autograd goes through those whose other inputs need no gradient."""
+        self.gathering: set[int] = set()
+        """Values, by address, whose first convolution adds to its gradient what their other uses have left here."""
+        self.left: dict[int, Tensor] = {}
 
     def convolve(self, conv: Conv, x: Tensor) -> Tensor:
         """`[C, B, h, w, k] -> [C, B, p, q, k']`."""
@@ -49,6 +52,7 @@ class FusedOperations:
     def backward(self, loss: Tensor) -> None:
         """Fills the gradients of the block."""
         torch.autograd.grad(loss, self.token, allow_unused=True)
+        assert not self.left, "a gradient was left that nobody gathered"
 
     def descend(self, lr: float) -> None:
         """A step against the gradient for clients that have examples."""
@@ -61,6 +65,13 @@ class FusedOperations:
 
     def _weights(self, conv: Conv) -> tuple[Tensor, Tensor | None]:
         return self.block.weight(conv.weight), None if conv.bias is None else self.block.weight(conv.bias)
+
+    def _leave(self, value: int, gradient: Tensor) -> Tensor | None:
+        """Leaves a gradient to the convolution that gathers it; returns it where none does, or no longer."""
+        if value not in self.gathering:
+            return gradient
+        self.left[value] = self.left[value] + gradient if value in self.left else gradient
+        return None
 
     def _slot(self, name: str) -> Slot:
         block = self.block
@@ -86,7 +97,7 @@ class FusedOperations:
         mean, var = self._running(it.norm)
         scale = self.block.master(f"{it.norm.name}.weight") * torch.rsqrt(var + it.norm.eps)
         shift = self.block.master(f"{it.norm.name}.bias") - mean * scale
-        epilogue = Epilogue(scale, shift, it.pre, it.post, residual)
+        epilogue = Epilogue(residual, scale, shift, it.pre, it.post)
         return launch.convolve(it.conv, x, *self._weights(it.conv), self.precision, epilogue=epilogue)[0]
 
 
@@ -104,6 +115,9 @@ class _Convolution(torch.autograd.Function):
             found.append(stats)
         ctx.save_for_backward(x)
         ctx.ops, ctx.conv, ctx.normalized = ops, conv, pre is not None
+        ctx.gathers = ctx.needs_input_grad[0] and x.data_ptr() not in ops.gathering
+        if ctx.gathers:
+            ops.gathering.add(x.data_ptr())
         return y
 
     @staticmethod
@@ -112,7 +126,11 @@ class _Convolution(torch.autograd.Function):
         dy = dy.contiguous()
         dx = None
         if ctx.needs_input_grad[0]:  # before the weights may change
-            dx = launch.gradient_input(conv, dy, x, ops.block.weight(conv.weight), ops.precision)
+            added = ops.left.pop(x.data_ptr(), None)
+            dx = launch.gradient_input(conv, dy, x, ops.block.weight(conv.weight), ops.precision, added)
+            if ctx.gathers:
+                ops.gathering.discard(x.data_ptr())
+            dx = ops._leave(x.data_ptr(), dx)
         launch.gradient_weight(conv, dy, x, ops._slot(conv.weight), ops.precision)
         if conv.bias is not None and not ctx.normalized:  # a normalisation adds it up as it goes
             ops.block.slot(conv.bias).copy_(dy.sum((1, 2, 3), dtype=torch.float32))
@@ -141,4 +159,6 @@ class _Normalization(torch.autograd.Function):
         dx, dresidual = launch_norms.normalize_backward(normalized, dy.contiguous(), y, block.sizes, gradients, bias)
         if isinstance(it.residual, ConvNorm) and it.residual.conv.bias is not None and dresidual is not None:
             block.slot(it.residual.conv.bias).copy_(dresidual.sum((1, 2, 3), dtype=torch.float32))
+        if dresidual is not None and residual_moments is None:
+            dresidual = ctx.ops._leave(residual.data_ptr(), dresidual)
         return dx, dresidual, None, None, None, None, None

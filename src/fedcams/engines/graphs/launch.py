@@ -20,13 +20,13 @@ DOT = {"bf16": "tf32", "tf32": "tf32", "float32": "ieee"}  # for bfloat16 operan
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done with the result of a convolution where the statistics are known."""
+    """What is done with the result of a convolution: normalised where the statistics are known, something added."""
 
-    scale: Tensor
-    shift: Tensor
-    pre: str
-    post: str
     residual: Tensor | None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    pre: str = "none"
+    post: str = "none"
 
 
 @dataclass(frozen=True)
@@ -146,24 +146,29 @@ def some(tensor: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _scales(epilogue: Epilogue | None, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return (x, x, x) if epilogue is None else (epilogue.scale, epilogue.shift, some(epilogue.residual, x))
+    given = (None, None, None) if epilogue is None else (epilogue.scale, epilogue.shift, epilogue.residual)
+    scale, shift, residual = (some(tensor, x) for tensor in given)
+    return scale, shift, residual
 
 
 def _flags(x: Tensor, bias: Tensor | None, stats: Tensor | None, pre: str, epilogue: Epilogue | None) -> dict[str, Any]:
     return {
         "BIAS": bias is not None,
         "STATS": stats is not None,
-        "AFFINE": epilogue is not None,
+        "AFFINE": epilogue is not None and epilogue.scale is not None,
         "RES": epilogue is not None and epilogue.residual is not None,
         "PRE": act(pre if epilogue is None else epilogue.pre, x),
         "POST": 0 if epilogue is None else act(epilogue.post, x),
     }
 
 
-def gradient_input(conv: Conv, dy: Tensor, x: Tensor, weight: Tensor, precision: str) -> Tensor:
-    """The gradient of x `[C, B, H, W, CI]` from that of the result."""
+def gradient_input(
+    conv: Conv, dy: Tensor, x: Tensor, weight: Tensor, precision: str, added: Tensor | None = None
+) -> Tensor:
+    """The gradient of x `[C, B, H, W, CI]` from that of the result, plus what is known of it from elsewhere."""
     if conv.depthwise:
-        return _convolve_depthwise(conv, dy, weight, None, precision, None, "none", None, flip=True)[0]
+        epilogue = None if added is None else Epilogue(added)
+        return _convolve_depthwise(conv, dy, weight, None, precision, None, "none", epilogue, flip=True)[0]
     shape, dx = geometry(conv, x, weight.shape[1]), torch.empty_like(x)
     clients, images = x.shape[:2]
     phases = conv.stride**2
@@ -172,8 +177,8 @@ def gradient_input(conv: Conv, dy: Tensor, x: Tensor, weight: Tensor, precision:
     tile = tile._replace(BK=16) if tile.BK == 0 else tile
     grid = (triton.cdiv(rows, tile.BM) * triton.cdiv(shape["CI"], tile.BN), clients, phases)
     convolution.backward_input[grid](
-        dy, weight, dx, images, dy.stride(0), weight.stride(0), dx.stride(0), **shape, PRECISION=DOT[precision],
-        **tile._asdict(),
+        dy, weight, dx, some(added, dx), images, dy.stride(0), weight.stride(0), dx.stride(0), **shape,
+        PRECISION=DOT[precision], ADD=added is not None, **tile._asdict(),
     )  # fmt: skip
     return dx
 

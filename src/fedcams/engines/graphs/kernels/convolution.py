@@ -127,8 +127,9 @@ def forward(
     if AFFINE:
         total = activate(total, PRE) * tl.load(scale + client * CO + columns, columns < CO)[None, :]
         total += tl.load(shift + client * CO + columns, columns < CO)[None, :]
-        if RES:
-            total += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+    if RES:
+        total += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+    if AFFINE:
         total = activate(total, POST)
     rounded = total.to(y.dtype.element_ty)
     tl.store(y + here, rounded, wide)
@@ -140,12 +141,15 @@ def forward(
 
 @Entry
 def backward_input(
-    dy, w, dx, images, dy_client, w_client, dx_client,
+    dy, w, dx, added, images, dy_client, w_client, dx_client,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    ADD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx of `forward`. With a stride, pixels of one phase (h and w mod STEP) see the same taps and go together."""
+    """dx of `forward`, with ADD plus what is known of it from elsewhere.
+
+    With a stride, pixels of one phase (h and w mod STEP) see the same taps and go together.
+    """
     pid = tl.program_id(0)
     client = tl.program_id(1).to(tl.int64)
     phase_h, phase_w = tl.program_id(2) // STEP, tl.program_id(2) % STEP
@@ -183,9 +187,11 @@ def backward_input(
             g = tl.load(at, good[:, None] & (k0 + ks < CO)[None, :], other=0.0)
             kernel = tl.load(at_w, (k0 + ks < CO)[:, None] & (columns < CI)[None, :], other=0.0)
         total = tl.dot(g, kernel, total, input_precision=PRECISION)
-    here = ((image * H + h) * W + v)[:, None] * CI + columns[None, :]
+    here = client * dx_client + ((image * H + h) * W + v)[:, None] * CI + columns[None, :]
     wide = exists[:, None] & (columns < CI)[None, :]
-    tl.store(dx + client * dx_client + here, total.to(dx.dtype.element_ty), wide)
+    if ADD:
+        total += tl.load(added + here, wide, other=0.0).to(tl.float32)
+    tl.store(dx + here, total.to(dx.dtype.element_ty), wide)
 
 
 @Entry
@@ -229,9 +235,16 @@ def backward_weight(
             good = (rows < end)[:, None] & (h >= 0) & (h < H) & (v >= 0) & (v < W) & (columns < DEPTH)[None, :]
             a = tl.load(x + ((image[:, None] * H + h) * W + v) * CI + (columns % CI)[None, :], good, other=0.0)
         total = tl.dot(tl.trans(g), a, total, input_precision=PRECISION)
-    here = client * out_client + split * out_split + outputs[:, None] * DEPTH + columns[None, :]
-    wide = (outputs < CO)[:, None] & (columns < DEPTH)[None, :]
+    out += client * out_client + split * out_split
     if DESCEND:
-        descend_at(out, copy, here, wide & (tl.load(sizes + client) > 0), total, lr, COPY)
+        copy += client * out_client
+        active = (outputs < CO) & (tl.load(sizes + client) > 0)
+        HALF: tl.constexpr = BN // 2  # weights beside a whole tile of sums would not fit the registers
+        halves = tl.split(tl.permute(tl.reshape(total, (BM, 2, HALF)), (0, 2, 1)))
+        for half in tl.static_range(2):
+            column = pid % TILES_N * BN + half * HALF + tl.arange(0, HALF)
+            here = outputs[:, None] * DEPTH + column[None, :]
+            descend_at(out, copy, here, active[:, None] & (column < DEPTH)[None, :], halves[half], lr, COPY)
     else:
-        tl.store(out + here, total, wide)
+        here = outputs[:, None] * DEPTH + columns[None, :]
+        tl.store(out + here, total, (outputs < CO)[:, None] & (columns < DEPTH)[None, :])

@@ -18,7 +18,10 @@ def forward(
     BIAS: tl.constexpr, STATS: tl.constexpr, AFFINE: tl.constexpr, RES: tl.constexpr,
     PRE: tl.constexpr, POST: tl.constexpr, FLIP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """As the dense one; with FLIP the kernel is turned by half a circle, which makes it its own derivative."""
+    """As the dense one; with FLIP the kernel is turned by half a circle, which makes it its own derivative.
+
+    RES without AFFINE adds to that what is known of it from elsewhere.
+    """
     tile = tl.program_id(0)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     client = tl.program_id(2).to(tl.int64)
@@ -46,8 +49,9 @@ def forward(
     if AFFINE:
         total = activate(total, PRE) * tl.load(scale + client * K + columns, inside, other=0.0)[None, :]
         total += tl.load(shift + client * K + columns, inside, other=0.0)[None, :]
-        if RES:
-            total += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+    if RES:
+        total += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+    if AFFINE:
         total = activate(total, POST)
     rounded = total.to(y.dtype.element_ty)
     tl.store(y + here, rounded, wide)

@@ -62,8 +62,9 @@ def forward(
         if AFFINE:
             value = activate(value, PRE) * tl.load(scale + client * K + columns, inside, other=0.0)[None, :]
             value += tl.load(shift + client * K + columns, inside, other=0.0)[None, :]
-            if RES:
-                value += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+        if RES:
+            value += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+        if AFFINE:
             value = activate(value, POST)
         rounded = value.to(y.dtype.element_ty)
         tl.store(y + here, rounded, wide)
