@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import importlib.util
 
 import numpy as np
@@ -20,6 +22,7 @@ from fedcams.engines.graphs.program import ConvNorm, translate
 from fedcams.engines.graphs.tiles import depth, power, splits
 from fedcams.errors import SpecError, UpdateError
 from fedcams.local import local
+from fedcams.models.resnet18 import BasicBlock
 from fedcams.tasks.augment import CropFlip
 
 SMALL = ["resnet18(width=4)", "convmixer(dim=8, depth=2)", "cnn(channels=4)", "mlp(hidden=8)", "linear"]
@@ -43,8 +46,9 @@ def problem(
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
     side: int = 16,
+    seed: int = 0,
 ) -> Problem:
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(seed)
     clients = {
         7 * i: (
             torch.randn(n, 3, side, side, dtype=dtype, generator=draw).to(device),
@@ -235,3 +239,51 @@ def test_a_round_on_a_gpu_repeats_bit_for_bit_and_in_turns() -> None:
     turns = engine("graphs(clients=2)").train(task, x, buffers, [0, 7, 14], round=1, seed=0)
     assert float((turns.delta - first.delta).norm()) <= 0.05 * float(first.delta.norm())
     assert choose("auto", task).name == "graphs"
+
+
+def against_float64(task: Problem, by: str) -> float:
+    """‖Δ - Δ₆₄‖/‖Δ₆₄‖ of one step by an engine in float32, where Δ₆₄ is what the loop gets in float64."""
+    x, buffers = start(task)
+    wide = dataclasses.replace(
+        task,
+        model=copy.deepcopy(task.model).double(),
+        clients={client: (images.double(), labels) for client, (images, labels) in task.clients.items()},
+    )
+    held = None if buffers is None else buffers.double()
+    truth = engine("loop").train(wide, x.double(), held, list(task.clients), round=1, seed=0).delta
+    found = engine(by).train(task, x.clone(), buffers, list(task.clients), round=1, seed=0).delta
+    return float((found.double() - truth).norm() / truth.norm())
+
+
+class Smooth(BasicBlock):
+    """Without kinks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.gelu(self.bn1(self.conv1(x)))
+        return F.gelu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["resnet18", "convmixer"])
+def test_one_step_of_a_full_model_in_float32_is_exact_where_it_is_smooth(name: str) -> None:
+    """Within 1e-5 of ‖Δ‖; a rate of one keeps the rounding of Δ itself, a difference of weights, below that."""
+    exact()
+    task = problem(name, "sgd(lr=1, steps=1, batch=20)", (20, 13), torch.float32, "cuda", side=32)
+    for module in task.model.modules():
+        if isinstance(module, BasicBlock):
+            module.__class__ = Smooth
+    assert against_float64(task, "graphs(precision=float32)") <= 1e-5
+
+
+@on_gpu
+def test_one_step_of_resnet18_in_float32_is_as_exact_as_that_of_the_loop() -> None:
+    """A ReLU whose input is zero up to rounding may switch, in either engine: that alone moves Δ by up to a percent."""
+    exact()
+    errors: dict[str, list[float]] = {"loop": [], "graphs(precision=float32)": []}
+    for seed in range(4):
+        task = problem("resnet18", "sgd(lr=1, steps=1, batch=20)", (20,), torch.float32, "cuda", side=32, seed=seed)
+        for by, found in errors.items():
+            found.append(against_float64(task, by))
+    theirs, ours = errors.values()
+    assert max(ours) <= 5 * max(*theirs, 1e-3), errors
+    assert min(ours) <= 5 * max(min(theirs), 1e-5), errors
