@@ -11,22 +11,10 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-if not torch.cuda.is_available():
-    interpreter = pytest.importorskip("triton.runtime.interpreter", reason="needs Triton")
-    _as_published = interpreter._patch_lang_tensor
-
-    def _patched(tensor: object, scope: object) -> None:
-        """Triton 3.6 turns arrays of one element into integers, which NumPy 2.4 no longer does by itself."""
-        _as_published(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))  # type: ignore[attr-defined]
-
-    interpreter._patch_lang_tensor = _patched
-
 import triton
 import triton.language as tl
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedcams.engines import Problem, engine
 from fedcams.engines.graphs import launch, launch_norms

@@ -15,7 +15,7 @@ KERNELS = Path(__file__).with_name("graph_kernels.py")
 PARTS = ["convolutions", "not convolutions"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton")
 @pytest.mark.parametrize("part", PARTS)
 def test_kernels_compute_what_pytorch_does(part: str) -> None:
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
