@@ -1,4 +1,4 @@
-"""What Triton makes of the kernels of engine `graphs` for an H200, without one: registers, spills, shared memory.
+"""What Triton makes of the kernels of engine `graphs` for an H200, without one: registers, spills, packed integers.
 
     python benchmarks/graphs_compiled.py resnet18 convmixer
 
@@ -77,6 +77,11 @@ def kernels() -> Iterator[tuple[str, Any]]:
             yield f"{each.jitted.__module__.rpartition('.')[2]}.{each.jitted.__name__}", kernel
 
 
+def packed(kernel: Any) -> int:
+    """How many instructions work on two integers in one register, which ptxas does not always get right."""
+    return len(re.findall(r"\.[su]16x2\b", kernel.asm["ptx"]))
+
+
 def resources(cubin: bytes) -> tuple[int, int]:
     """Registers of a thread and bytes of its stack, which are spills."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -102,10 +107,11 @@ def main() -> None:
         names = kernel.src.fn.arg_names
         shown = " ".join(f"{names[i]}={v}" for i, v in constants.items() if names[i] in SHOWN)
         products = kernel.asm["ptx"].count("wgmma.mma_async")
-        rows.append((name, shown, kernel.metadata.num_warps, registers, stack, kernel.metadata.shared, products))
-    print(f"{'kernel':32s} warps regs spill shared wgmma  constants")
-    for name, shown, warps, registers, stack, shared, products in sorted(rows):
-        print(f"{name:32s} {warps:5d} {registers:4d} {stack:5d} {shared:6d} {products:5d}  {shown}")
+        usage = (kernel.metadata.num_warps, registers, stack, kernel.metadata.shared, products, packed(kernel))
+        rows.append((name, shown, *usage))
+    print(f"{'kernel':32s} warps regs spill shared wgmma packed  constants")
+    for name, shown, warps, registers, stack, shared, products, pairs in sorted(rows):
+        print(f"{name:32s} {warps:5d} {registers:4d} {stack:5d} {shared:6d} {products:5d} {pairs:6d}  {shown}")
 
 
 SHOWN = {"H", "W", "CI", "CO", "K", "R", "STEP", "BM", "BN", "BK", "BW", "RES", "PRE", "STATS", "AFFINE", "ADD"}

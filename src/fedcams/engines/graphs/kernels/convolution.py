@@ -14,15 +14,37 @@ from fedcams.engines.graphs.kernels.descent import descend_at
 from fedcams.engines.graphs.kernels.entry import Entry
 
 
+@triton.constexpr_function
+def reciprocal(divisor):
+    """The number r of 32 bits for which n // divisor is n r >> 31 + bits(divisor - 1), for all n below 2**31."""
+    return -(-(1 << 31 + (divisor - 1).bit_length()) // divisor)
+
+
+@triton.constexpr_function
+def exponent(divisor):
+    """31 + bits(divisor - 1)."""
+    return 31 + (divisor - 1).bit_length()
+
+
+@triton.jit
+def divide(n, DIVISOR: tl.constexpr):
+    """Quotient and remainder of unsigned numbers, by shifts or by a product, never by a division.
+
+    Of a division's remainder the compiler knows how small it is: what follows is narrowed to 16 bits, and two of them
+    are packed into a register. What ptxas 12.8 makes of packed integers in an unrolled loop is wrong.
+    """
+    if DIVISOR & (DIVISOR - 1) == 0:
+        return n // DIVISOR, n % DIVISOR
+    quotient = (n.to(tl.uint64) * reciprocal(DIVISOR) >> exponent(DIVISOR)).to(tl.uint32)
+    return quotient, n - quotient * DIVISOR
+
+
 @triton.jit
 def pixel(rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Number -> image, row, column. Unsigned, so that a division is a shift.
-
-    Signed ones are narrowed to 16 bits by the compiler, and what Triton 3.6 made of that was wrong for 16x16 images.
-    """
-    number = rows.to(tl.uint32)
-    image, rest = number // (HEIGHT * WIDTH), number % (HEIGHT * WIDTH)
-    return image.to(tl.int32), (rest // WIDTH).to(tl.int32), (rest % WIDTH).to(tl.int32)
+    """Number -> image, row, column."""
+    image, rest = divide(rows.to(tl.uint32), HEIGHT * WIDTH)
+    row, column = divide(rest, WIDTH)
+    return image.to(tl.int32), row.to(tl.int32), column.to(tl.int32)
 
 
 @triton.jit

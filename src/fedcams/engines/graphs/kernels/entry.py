@@ -47,6 +47,8 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         _noted = None
-    with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
+    # What fails here is compiled again when it is started, and fails there if it must: some releases of Python 3.11 now
+    # and then refuse to parse on several threads.
+    with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
         for kernel, grid, arguments, constants in calls:
             kernel.warmup(*arguments, grid=grid, **constants)
