@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import importlib.util
 
 import numpy as np
@@ -16,10 +18,11 @@ from fedcams.engines.graphs.engine import check_loss
 from fedcams.engines.graphs.packing import ALIGN, Packing
 from fedcams.engines.graphs.plans import Batches
 from fedcams.engines.graphs.prepared import prepared
-from fedcams.engines.graphs.program import Conv, ConvNorm, translate
+from fedcams.engines.graphs.program import ConvNorm, translate
 from fedcams.engines.graphs.tiles import depth, power, splits
 from fedcams.errors import SpecError, UpdateError
 from fedcams.local import local
+from fedcams.models.resnet18 import BasicBlock
 from fedcams.tasks.augment import CropFlip
 
 SMALL = ["resnet18(width=4)", "convmixer(dim=8, depth=2)", "cnn(channels=4)", "mlp(hidden=8)", "linear"]
@@ -43,8 +46,9 @@ def problem(
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
     side: int = 16,
+    seed: int = 0,
 ) -> Problem:
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(seed)
     clients = {
         7 * i: (
             torch.randn(n, 3, side, side, dtype=dtype, generator=draw).to(device),
@@ -82,8 +86,8 @@ def test_a_program_trains_as_the_loop_does(name: str, spec: str) -> None:
     task = problem(name, spec, (8, 6, 3))
     x, buffers = start(task)
     truth = engine("loop").train(task, x, buffers, [0, 7, 14], round=2, seed=1)
-    for at_once in (2, 8):
-        ours = prepared(task).train(task, "float32", at_once, x, buffers, [0, 7, 14], round=2, seed=1)
+    for at_once, lanes in ((2, 1), (8, 2)):
+        ours = prepared(task).train(task, "float32", at_once, lanes, x, buffers, [0, 7, 14], round=2, seed=1)
         assert_close(ours, truth, 1e-9)
 
 
@@ -100,7 +104,7 @@ def test_every_row_may_start_elsewhere() -> None:
     task = problem("cnn(channels=4)", LOCALS[0], (8, 6))
     starts = torch.stack([start(task)[0], 2 * start(task)[0]])
     truth = engine("loop").train(task, starts, None, [0, 7], round=1, seed=0)
-    assert_close(prepared(task).train(task, "float32", 8, starts, None, [0, 7], round=1, seed=0), truth, 1e-9)
+    assert_close(prepared(task).train(task, "float32", 8, 1, starts, None, [0, 7], round=1, seed=0), truth, 1e-9)
 
 
 def test_batch_norm_takes_in_what_surrounds_it() -> None:
@@ -135,7 +139,7 @@ def test_what_has_no_kernel_is_refused_by_name(layers: list[nn.Module], refused:
 def test_a_batch_of_one_value_is_refused_with_its_client() -> None:
     task = problem("resnet18(width=4)", "sgd(batch=4)", (8, 5), side=8)  # the last stage has one pixel
     with pytest.raises(UpdateError, match="client 7: Expected more than 1 value per channel"):
-        prepared(task).train(task, "float32", 8, *start(task), [0, 7], round=1, seed=0)
+        prepared(task).train(task, "float32", 8, 1, *start(task), [0, 7], round=1, seed=0)
 
 
 def test_a_loss_that_is_a_mean_is_refused() -> None:
@@ -145,7 +149,7 @@ def test_a_loss_that_is_a_mean_is_refused() -> None:
     with pytest.raises(SpecError, match=r"needs the loss of each example, got shape \[\]; use engine=loop"):
         check_loss(mean)
     with pytest.raises(SpecError, match="needs the loss of each example"):
-        prepared(mean).train(mean, "float32", 8, *start(mean), [0], round=1, seed=0)
+        prepared(mean).train(mean, "float32", 8, 1, *start(mean), [0], round=1, seed=0)
 
 
 def test_without_a_gpu_it_says_what_to_do() -> None:
@@ -223,7 +227,7 @@ def test_one_step_on_a_gpu_is_that_of_the_loop(name: str) -> None:
     inputs = task.clients[14][0]
     expected = engine("loop").predictor(task, x, buffers)(inputs)
     found = engine("graphs(precision=float32)").predictor(task, x, buffers)(inputs)
-    assert float((found - expected).norm()) <= 1e-5 * float(expected.norm())
+    assert float((found - expected).detach().norm()) <= 1e-5 * float(expected.detach().norm())
 
 
 @on_gpu
@@ -237,68 +241,49 @@ def test_a_round_on_a_gpu_repeats_bit_for_bit_and_in_turns() -> None:
     assert choose("auto", task).name == "graphs"
 
 
-GEOMETRIES = [
-    (16, 64, 64, 3, 1),
-    (32, 64, 64, 3, 1),
-    (8, 128, 64, 3, 2),
-    (7, 48, 32, 3, 2),
-    (8, 64, 128, 1, 2),
-    (9, 3, 64, 3, 1),
-]
+def against_float64(task: Problem, by: str) -> float:
+    """‖Δ - Δ₆₄‖/‖Δ₆₄‖ of one step by an engine in float32, where Δ₆₄ is what the loop gets in float64."""
+    x, buffers = start(task)
+    wide = dataclasses.replace(
+        task,
+        model=copy.deepcopy(task.model).double(),
+        clients={client: (images.double(), labels) for client, (images, labels) in task.clients.items()},
+    )
+    held = None if buffers is None else buffers.double()
+    truth = engine("loop").train(wide, x.double(), held, list(task.clients), round=1, seed=0).delta
+    found = engine(by).train(task, x.clone(), buffers, list(task.clients), round=1, seed=0).delta
+    return float((found.double() - truth).norm() / truth.norm())
+
+
+class Smooth(BasicBlock):
+    """Without kinks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.gelu(self.bn1(self.conv1(x)))
+        return F.gelu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
 @on_gpu
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
-@pytest.mark.parametrize(("side", "inputs", "outputs", "kernel", "stride"), GEOMETRIES)
-def test_kernels_of_convolutions(
-    side: int, inputs: int, outputs: int, kernel: int, stride: int, precision: str
-) -> None:
-    """Result and both gradients against float64, on fresh numbers."""
-    from fedcams.engines.graphs import launch
-
-    conv = Conv("w", None, (kernel, kernel), stride, kernel // 2, depthwise=False)
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    x = torch.randn(2, 5, side, side, inputs, device="cuda").to(kind)
-    w = torch.randn(2, outputs, kernel, kernel, inputs, device="cuda").to(kind)
-    y, _ = launch.convolve(conv, x, w, None, precision)
-    dy = torch.randn_like(y)
-    dw = torch.full(w.shape, torch.nan, device="cuda")
-    launch.gradient_weight(conv, dy, x, dw, precision)
-    found = (y, launch.gradient_input(conv, dy, x, w, precision), dw)
-    for mine, truth in zip(found, _reference(conv, x, w, dy, groups=1), strict=True):
-        assert float((mine.double() - truth).norm()) <= TOLERANCE[precision] * float(truth.norm())
-
-
-TOLERANCE = {"float32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}
+@pytest.mark.parametrize("name", ["resnet18", "convmixer"])
+def test_one_step_of_a_full_model_in_float32_is_exact_where_it_is_smooth(name: str) -> None:
+    """Within 1e-5 of ‖Δ‖; a rate of one keeps the rounding of Δ itself, a difference of weights, below that."""
+    exact()
+    task = problem(name, "sgd(lr=1, steps=1, batch=20)", (20, 13), torch.float32, "cuda", side=32)
+    for module in task.model.modules():
+        if isinstance(module, BasicBlock):
+            module.__class__ = Smooth
+    assert against_float64(task, "graphs(precision=float32)") <= 1e-5
 
 
 @on_gpu
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize(("side", "channels", "kernel"), [(16, 64, 5), (9, 40, 3), (8, 16, 7)])
-def test_kernels_of_depthwise_convolutions(side: int, channels: int, kernel: int, precision: str) -> None:
-    from fedcams.engines.graphs import launch
-
-    conv = Conv("w", None, (kernel, kernel), 1, kernel // 2, depthwise=True)
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    x = torch.randn(2, 5, side, side, channels, device="cuda").to(kind)
-    w = torch.randn(2, kernel, kernel, 1, channels, device="cuda").to(kind)
-    y, _ = launch.convolve(conv, x, w, None, precision)
-    dy = torch.randn_like(y)
-    dw = torch.full(w.shape, torch.nan, device="cuda")
-    launch.gradient_weight(conv, dy, x, dw, precision)
-    found = (y, launch.gradient_input(conv, dy, x, w, precision), dw)
-    truths = _reference(conv, x, w.permute(0, 4, 1, 2, 3), dy, groups=channels)
-    for mine, truth in zip(found, (*truths[:2], truths[2].permute(0, 2, 3, 4, 1)), strict=True):
-        assert float((mine.double() - truth).norm()) <= TOLERANCE[precision] * float(truth.norm())
-
-
-def _reference(conv: Conv, x: Tensor, w: Tensor, dy: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The result and the gradients of x and w in float64, client after client."""
-    rows = []
-    for image, kernel, gradient in zip(x.double(), w.double(), dy.double(), strict=True):
-        a, b = image.permute(0, 3, 1, 2).requires_grad_(), kernel.permute(0, 3, 1, 2).requires_grad_()
-        y = F.conv2d(a, b, stride=conv.stride, padding=conv.padding, groups=groups)
-        da, db = torch.autograd.grad(y, (a, b), gradient.permute(0, 3, 1, 2))
-        rows.append([each.detach().permute(0, 2, 3, 1) for each in (y, da, db)])
-    y, da, db = (torch.stack(column) for column in zip(*rows, strict=True))
-    return y, da, db
+def test_one_step_of_resnet18_in_float32_is_as_exact_as_that_of_the_loop() -> None:
+    """A ReLU whose input is zero up to rounding may switch, in either engine: that alone moves Δ by up to a percent."""
+    exact()
+    errors: dict[str, list[float]] = {"loop": [], "graphs(precision=float32)": []}
+    for seed in range(4):
+        task = problem("resnet18", "sgd(lr=1, steps=1, batch=20)", (20,), torch.float32, "cuda", side=32, seed=seed)
+        for by, found in errors.items():
+            found.append(against_float64(task, by))
+    theirs, ours = errors.values()
+    assert max(ours) <= 5 * max(*theirs, 1e-3), errors
+    assert min(ours) <= 5 * max(min(theirs), 1e-5), errors

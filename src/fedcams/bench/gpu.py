@@ -51,20 +51,22 @@ class Measured:
     """Achieved while training: three times the forward pass's operations."""
     memory: int
     """Largest number of bytes allocated on the device."""
-    loop_train: float
+    loop_train: float | None
     """The eager loop's training of the same cohort, from one client timed and multiplied by their number."""
-    loop_evaluate: float
+    loop_evaluate: float | None
 
     @property
-    def loop_seconds(self) -> float:
+    def loop_seconds(self) -> float | None:
         """A round by the loop: its own training and evaluation, the other phases as measured."""
+        if self.loop_train is None or self.loop_evaluate is None:
+            return None
         rest = self.seconds - self.phases["train"] - self.phases.get("evaluate", 0.0)
         return rest + self.loop_train + self.loop_evaluate
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> float | None:
         """How many times faster than the loop a round is."""
-        return self.loop_seconds / self.seconds
+        return None if self.loop_seconds is None else self.loop_seconds / self.seconds
 
     @property
     def compression(self) -> float:
@@ -83,12 +85,12 @@ class DevicePhases(Phases):
             torch.cuda.synchronize()
 
 
-def measure(model: str, uplink: str, by: str = "graphs", rounds: int = 10, device: str = "cuda") -> Measured:
+def measure(model: str, uplink: str, by: str = "graphs", rounds: int = 10, loop: bool = True) -> Measured:
     """Times some rounds on images of CIFAR's shape (noise: only their number and size matter here)."""
     if not torch.cuda.is_available():
         raise SpecError("bench gpu: no CUDA device is there; run it where torch.cuda.is_available()")
     experiment = Experiment.from_dict({**SETTINGS, "model": model, "uplink": uplink, "engine": by, "rounds": rounds})
-    built = assemble(experiment, noise_images(), device)
+    built = assemble(experiment, noise_images(), "cuda")
     torch.cuda.reset_peak_memory_stats()
     state, times, phases = built.state, [], []
     for _ in range(rounds + 1):
@@ -101,7 +103,7 @@ def measure(model: str, uplink: str, by: str = "graphs", rounds: int = 10, devic
     images = 10 * 60 * 20
     flops = 3 * _forward_flops(built) * images
     memory = torch.cuda.max_memory_allocated()
-    train, test = _loop_seconds(built)
+    train, test = _loop_seconds(built) if loop else (None, None)
     return Measured(
         model, uplink, by, rounds, times[0], median(times[1:]), warm, images / warm["train"],
         flops / warm["train"] / 1e12, memory, train, test,

@@ -24,7 +24,7 @@ BLOCK = 512  # fedams at d = 11,173,962: 0.10 ms on an H200, 3.8 copies (benchma
 def fused_step(optimizer: ServerOptimizer, t: int, x: Tensor, delta: Tensor, state: Mapping[str, Tensor]) -> None:
     """Step t of the optimizer, in place on `x [d]` and on the state's vectors."""
     m, v, vhat = (state.get(name, x) for name in ("m", "v", "vhat"))
-    with torch.cuda.device(x.device):
+    with torch.cuda.device_of(x):
         grid = (triton.cdiv(x.numel(), BLOCK),)
         _kernel[grid](x, delta, m, v, vhat, x.numel(), *_scalars(optimizer, t), rule=optimizer.name, BLOCK=BLOCK)
 

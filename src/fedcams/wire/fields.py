@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcams.bits.parallel import each
 from fedcams.bits.rice import rice_decode, rice_encode, rice_size
 from fedcams.bits.signs import packed_size
 from fedcams.bits.uints import pack_uints, unpack_uints
@@ -37,6 +38,14 @@ def field_size(field: Field, row: Tensor, d: int) -> int:
     if field.kind == "index":
         return rice_size(row.detach().cpu().contiguous().numpy(), d)
     return fixed_size(field)
+
+
+def index_sizes(rows: Tensor, d: int) -> list[int]:
+    """The exact length of each row `[C, k]` of positions, counted side by side."""
+    host = rows.detach().to("cpu", non_blocking=True)  # from a GPU: into pinned memory
+    if rows.is_cuda:
+        torch.cuda.current_stream(rows.device).synchronize()
+    return each(list(host.contiguous().numpy()), lambda row: rice_size(row, d))
 
 
 def fixed_size(field: Field) -> int:

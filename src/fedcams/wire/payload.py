@@ -24,7 +24,7 @@ from fedcams.errors import (
     WireError,
 )
 from fedcams.layout import Layout
-from fedcams.wire.fields import field_size, fixed_size, pack_field, unpack_field
+from fedcams.wire.fields import field_size, fixed_size, index_sizes, pack_field, unpack_field
 
 MAGIC = b"FCMS"
 VERSION = 1
@@ -81,9 +81,7 @@ def sizes(compressor: Compressor, code: Code, layout: Layout) -> list[int]:
     total = [fixed] * len(next(iter(code.values())))
     for name, field in fields.items():
         if field.kind == "index":  # the others are as long whatever they hold
-            total = [
-                known + field_size(field, row, layout.d) for known, row in zip(total, code[name].cpu(), strict=True)
-            ]
+            total = [known + more for known, more in zip(total, index_sizes(code[name], layout.d), strict=True)]
     return total
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,16 @@ class Block:
         buffers = None if buffer_layout is None else torch.zeros(clients, size, device=device, dtype=dtype)
         sizes = torch.zeros(clients, device=device, dtype=torch.int32)
         return cls(packing, values, copy, gradient, buffers, buffer_layout, sizes)
+
+    def lane(self, clients: slice) -> Block:
+        """Some of the clients, in the same memory."""
+        values = self.values[clients]
+        compute = values if self.compute is self.values else self.compute[clients]
+        buffers = None if self.buffers is None else self.buffers[clients]
+        return replace(
+            self, values=values, compute=compute, gradient=self.gradient[clients], buffers=buffers,
+            sizes=self.sizes[clients],
+        )  # fmt: skip
 
     def load(self, rows: Tensor, buffers: Tensor | None) -> None:
         """From rows `[C, d]` and `[C, b]` in the layouts' order; rows that are one expanded row are packed once."""

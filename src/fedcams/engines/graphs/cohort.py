@@ -1,8 +1,15 @@
-"""One local step of a whole cohort, captured once as a CUDA graph and replayed for every step."""
+"""One local step of a whole cohort, captured once as a CUDA graph and replayed for every step.
+
+The cohort is split into a few lanes, each on a stream of its own: while the kernels of one wait for memory, those of
+another compute, and the last tiles of one layer run beside the first of another's.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,32 +28,47 @@ AHEAD = 2**30
 """Bytes of inputs that are prepared at once."""
 
 
-def operations(block: Block, training: bool, precision: str) -> Operations:
-    """Fused kernels on a CUDA device, plain PyTorch elsewhere."""
-    if block.values.device.type == "cuda":
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels run there: on a CUDA device, and anywhere where its interpreter is switched on."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def operations(block: Block, training: bool, precision: str, lr: float | None = None) -> Operations:
+    """Fused kernels where they run, plain PyTorch elsewhere; a rate says that the gradient is of no use but to step."""
+    if has_kernels(block.values.device):
         from fedcams.engines.graphs.fused import FusedOperations
 
-        return FusedOperations(block, training, precision)
+        return FusedOperations(block, training, precision, lr)
     from fedcams.engines.graphs.plain import PlainOperations
 
     return PlainOperations(block, training)
 
 
 def compute_type(problem: Problem, precision: str) -> torch.dtype:
-    """What activations are computed in: as asked for on a CUDA device, as the model is elsewhere."""
-    return COMPUTE[precision] if problem.device.type == "cuda" else problem.dtype
+    """What activations are computed in: as asked for by the kernels, as the model is in plain PyTorch."""
+    return COMPUTE[precision] if has_kernels(problem.device) else problem.dtype
+
+
+class Lane(NamedTuple):
+    """Some clients of a cohort, who go through a step on a stream of their own."""
+
+    clients: slice
+    operations: Operations
+    stream: torch.cuda.Stream | None
 
 
 class Cohort:
     """The memory of C clients and the graph of their step; used again in every round."""
 
-    def __init__(self, problem: Problem, program: Program, packing: Packing, clients: int, precision: str) -> None:
+    def __init__(
+        self, problem: Problem, program: Program, packing: Packing, clients: int, precision: str, streams: int = 1
+    ) -> None:
         # Nothing here may hold the problem or its model: the engine keeps this as long as the model lives.
         self.program, self.packing, self.local, self.loss = program, packing, problem.local, problem.loss
         self.clients, self.device = clients, problem.device
         self.compute = compute_type(problem, precision)
         self.block = Block.empty(packing, problem.buffer_layout, clients, problem.device, problem.dtype, self.compute)
-        self.operations = operations(self.block, True, precision)
+        self.lanes = self._split(min(streams, clients), precision)
         self.direction = torch.zeros_like(self.block.values) if problem.local.momentum else None
         self.received = torch.zeros_like(self.block.values) if problem.local.prox else None
         self.losses = torch.zeros(clients, device=problem.device, dtype=problem.dtype)
@@ -94,13 +116,17 @@ class Cohort:
             self.weight.copy_(weight)
 
     def _captured(self) -> Callable[[], None]:
-        """Captures the step. The rehearsal before it compiles the kernels; what both change is put back."""
+        """Captures the step, after kernels were compiled and a rehearsal loaded them; what it changes is put back."""
+        from fedcams.engines.graphs.kernels.entry import compiling
+
         state = [self.block.values, self.block.compute, self.losses]
         state += [t for t in (self.block.buffers, self.direction) if t is not None]
         kept = [tensor.clone() for tensor in state]
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
+            with compiling():
+                self._step()
             self._step()
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
@@ -111,30 +137,61 @@ class Cohort:
         self.graph = graph
         return graph.replay
 
-    def _step(self) -> None:
-        assert self.inputs is not None
-        with torch.enable_grad():
-            outputs = run(self.program, self.operations, self.inputs)
-            each = per_example(self.loss, outputs, self.targets)
-            losses = (each * self.weight).sum(1)
-            self.operations.backward(losses.sum())
-        with torch.no_grad():
-            self._direct(self.local)
-            self.operations.descend(float(self.local.lr))
-            self.losses += losses.detach() * self.block.sizes
+    def _split(self, count: int, precision: str) -> list[Lane]:
+        """Lanes of about as many clients each."""
+        cuts = [self.clients * i // count for i in range(count + 1)]
+        rows = [slice(*ends) for ends in pairwise(cuts)]
+        alone = count == 1 or self.device.type != "cuda"
+        streams = [None if alone else torch.cuda.Stream(self.device) for _ in rows]
+        lr = float(self.local.lr) if is_plain(self.local) else None
+        lanes = [operations(self.block.lane(clients), True, precision, lr) for clients in rows]
+        return [Lane(*lane) for lane in zip(rows, lanes, streams, strict=True)]
 
-    def _direct(self, local: SGD) -> None:
+    def _step(self) -> None:
+        if self.lanes[0].stream is None:
+            for lane in self.lanes:
+                self._advance(lane)
+            return
+        here = torch.cuda.current_stream(self.device)
+        for lane in self.lanes:
+            assert lane.stream is not None
+            lane.stream.wait_stream(here)
+            with torch.cuda.stream(lane.stream):
+                self._advance(lane)
+        for lane in self.lanes:
+            assert lane.stream is not None
+            here.wait_stream(lane.stream)
+
+    def _advance(self, lane: Lane) -> None:
+        assert self.inputs is not None
+        clients = lane.clients
+        with torch.enable_grad():
+            outputs = run(self.program, lane.operations, self.inputs[clients])
+            each = per_example(self.loss, outputs, self.targets[clients])
+            losses = (each * self.weight[clients]).sum(1)
+            lane.operations.backward(losses.sum())
+        with torch.no_grad():
+            self._direct(lane, self.local)
+            lane.operations.descend(float(self.local.lr))
+            self.losses[clients] += losses.detach() * self.block.sizes[clients]
+
+    def _direct(self, lane: Lane, local: SGD) -> None:
         """Turns the gradient into the direction of the step, as `SGD` says; nothing to do for plain descent."""
-        gradient, values = self.block.gradient, self.block.values
+        gradient, values = self.block.gradient[lane.clients], self.block.values[lane.clients]
         if self.received is not None:
-            gradient.add_(values - self.received, alpha=float(local.prox))
+            gradient.add_(values - self.received[lane.clients], alpha=float(local.prox))
         if local.clip is not None:
             norms = gradient.norm(dim=-1, keepdim=True)
             gradient.mul_((float(local.clip) / (norms + 1e-6)).clamp_(max=1.0))
         if local.weight_decay:
             gradient.add_(values, alpha=float(local.weight_decay))
         if self.direction is not None:
-            gradient.copy_(self.direction.mul_(float(local.momentum)).add_(gradient))
+            gradient.copy_(self.direction[lane.clients].mul_(float(local.momentum)).add_(gradient))
+
+
+def is_plain(local: SGD) -> bool:
+    """Whether a step is against the gradient itself, with nothing added and no norm taken."""
+    return not (local.momentum or local.weight_decay or local.prox or local.clip is not None)
 
 
 def per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ class Graphs(Engine):
 
     precision: str = text("bf16", choices=("bf16", "tf32", "float32"), doc="of activations and matrix products")
     clients: int = integer(32, low=1, doc="how many clients train at once")
+    streams: int = integer(2, low=1, doc="into how many lanes those are split, which run side by side")
 
     needs_cuda = True
     examples = ("graphs", "graphs(precision=float32, clients=8)")
@@ -39,7 +40,7 @@ class Graphs(Engine):
     ) -> Update:
         check_device(problem.device, problem.dtype)
         made = prepared(problem)
-        return made.train(problem, self.precision, self.clients, start, buffers, cohort, round, seed)
+        return made.train(problem, self.precision, self.clients, self.streams, start, buffers, cohort, round, seed)
 
     def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tensor], Tensor]:
         check_device(problem.device, problem.dtype)

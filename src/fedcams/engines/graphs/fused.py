@@ -9,18 +9,24 @@ from torch import Tensor
 
 from fedcams.engines.graphs import launch, launch_norms
 from fedcams.engines.graphs.block import Block
-from fedcams.engines.graphs.launch import Epilogue, Statistics
+from fedcams.engines.graphs.launch import Epilogue, Slot, Statistics
 from fedcams.engines.graphs.launch_norms import Normalized
 from fedcams.engines.graphs.program import Conv, ConvNorm, Norm
 
 
 class FusedOperations:
-    """As `PlainOperations`, on a CUDA device. Precision: `bf16`, `tf32` or `float32`."""
+    """As `PlainOperations`, on a CUDA device. Precision: `bf16`, `tf32` or `float32`.
 
-    def __init__(self, block: Block, training: bool, precision: str) -> None:
-        self.block, self.training, self.precision = block, training, precision
+    With a rate the weights of convolutions take their step where their gradient is made, which then is never written.
+    """
+
+    def __init__(self, block: Block, training: bool, precision: str, lr: float | None = None) -> None:
+        self.block, self.training, self.precision, self.lr = block, training, precision, lr
         self.token = torch.zeros((), device=block.values.device, requires_grad=training)
         """An input of every operation, so that autograd goes through those whose other inputs need no gradient."""
+        self.gathering: set[int] = set()
+        """Values, by address, whose first convolution adds to its gradient what their other uses have left here."""
+        self.left: dict[int, Tensor] = {}
 
     def convolve(self, conv: Conv, x: Tensor) -> Tensor:
         """`[C, B, h, w, k] -> [C, B, p, q, k']`."""
@@ -46,17 +52,33 @@ class FusedOperations:
     def backward(self, loss: Tensor) -> None:
         """Fills the gradients of the block."""
         torch.autograd.grad(loss, self.token, allow_unused=True)
+        assert not self.left, "a gradient was left that nobody gathered"
 
     def descend(self, lr: float) -> None:
         """A step against the gradient for clients that have examples."""
         block = self.block
-        copy = None if block.compute is block.values else block.compute
-        launch.descend(block.values, block.gradient, copy, block.sizes, lr)
+        left = slice(0 if self.lr is None else block.packing.rest, None)
+        copy = None if block.compute is block.values else block.compute[:, left]
+        launch.descend(block.values[:, left], block.gradient[:, left], copy, block.sizes, lr)
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _weights(self, conv: Conv) -> tuple[Tensor, Tensor | None]:
         return self.block.weight(conv.weight), None if conv.bias is None else self.block.weight(conv.bias)
+
+    def _leave(self, value: int, gradient: Tensor) -> Tensor | None:
+        """Leaves a gradient to the convolution that gathers it; returns it where none does, or no longer."""
+        if value not in self.gathering:
+            return gradient
+        self.left[value] = self.left[value] + gradient if value in self.left else gradient
+        return None
+
+    def _slot(self, name: str) -> Slot:
+        block = self.block
+        if self.lr is None:
+            return Slot(block.slot(name))
+        copy = None if block.compute is block.values else block.weight(name)
+        return Slot(block.master(name), copy, block.sizes, self.lr)
 
     def _moments(self, it: ConvNorm, x: Tensor) -> tuple[Tensor, Tensor]:
         found: list[Statistics] = []
@@ -75,7 +97,7 @@ class FusedOperations:
         mean, var = self._running(it.norm)
         scale = self.block.master(f"{it.norm.name}.weight") * torch.rsqrt(var + it.norm.eps)
         shift = self.block.master(f"{it.norm.name}.bias") - mean * scale
-        epilogue = Epilogue(scale, shift, it.pre, it.post, residual)
+        epilogue = Epilogue(residual, scale, shift, it.pre, it.post)
         return launch.convolve(it.conv, x, *self._weights(it.conv), self.precision, epilogue=epilogue)[0]
 
 
@@ -93,18 +115,25 @@ class _Convolution(torch.autograd.Function):
             found.append(stats)
         ctx.save_for_backward(x)
         ctx.ops, ctx.conv, ctx.normalized = ops, conv, pre is not None
+        ctx.gathers = ctx.needs_input_grad[0] and x.data_ptr() not in ops.gathering
+        if ctx.gathers:
+            ops.gathering.add(x.data_ptr())
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         ops, conv, (x,) = ctx.ops, ctx.conv, ctx.saved_tensors
         dy = dy.contiguous()
-        launch.gradient_weight(conv, dy, x, ops.block.slot(conv.weight), ops.precision)
+        dx = None
+        if ctx.needs_input_grad[0]:  # before the weights may change
+            added = ops.left.pop(x.data_ptr(), None)
+            dx = launch.gradient_input(conv, dy, x, ops.block.weight(conv.weight), ops.precision, added)
+            if ctx.gathers:
+                ops.gathering.discard(x.data_ptr())
+            dx = ops._leave(x.data_ptr(), dx)
+        launch.gradient_weight(conv, dy, x, ops._slot(conv.weight), ops.precision)
         if conv.bias is not None and not ctx.normalized:  # a normalisation adds it up as it goes
             ops.block.slot(conv.bias).copy_(dy.sum((1, 2, 3), dtype=torch.float32))
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dx = launch.gradient_input(conv, dy, x, ops.block.weight(conv.weight), ops.precision)
         return dx, None, None, None, None, None
 
 
@@ -130,4 +159,6 @@ class _Normalization(torch.autograd.Function):
         dx, dresidual = launch_norms.normalize_backward(normalized, dy.contiguous(), y, block.sizes, gradients, bias)
         if isinstance(it.residual, ConvNorm) and it.residual.conv.bias is not None and dresidual is not None:
             block.slot(it.residual.conv.bias).copy_(dresidual.sum((1, 2, 3), dtype=torch.float32))
+        if dresidual is not None and residual_moments is None:
+            dresidual = ctx.ops._leave(residual.data_ptr(), dresidual)
         return dx, dresidual, None, None, None, None, None

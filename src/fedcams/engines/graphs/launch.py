@@ -20,13 +20,13 @@ DOT = {"bf16": "tf32", "tf32": "tf32", "float32": "ieee"}  # for bfloat16 operan
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done with the result of a convolution where the statistics are known."""
+    """What is done with the result of a convolution: normalised where the statistics are known, something added."""
 
-    scale: Tensor
-    shift: Tensor
-    pre: str
-    post: str
     residual: Tensor | None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    pre: str = "none"
+    post: str = "none"
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,25 @@ class Statistics:
 
     parts: Tensor
     rows: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where the gradient of a tensor goes: into `out [C, ...]`, or, with a rate, straight into a step of `out`."""
+
+    out: Tensor
+    copy: Tensor | None = None
+    """Of the weights after the step, in the precision of the kernels."""
+    sizes: Tensor | None = None
+    lr: float | None = None
+
+    def arguments(self) -> tuple[Tensor, Tensor, float]:
+        """What the kernels take beside `out`."""
+        return some(self.copy, self.out), some(self.sizes, self.out), self.lr or 0.0
+
+    def flags(self) -> dict[str, bool]:
+        """DESCEND and COPY."""
+        return {"DESCEND": self.lr is not None, "COPY": self.copy is not None}
 
 
 def act(name: str, x: Tensor) -> int:
@@ -127,24 +146,29 @@ def some(tensor: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _scales(epilogue: Epilogue | None, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return (x, x, x) if epilogue is None else (epilogue.scale, epilogue.shift, some(epilogue.residual, x))
+    given = (None, None, None) if epilogue is None else (epilogue.scale, epilogue.shift, epilogue.residual)
+    scale, shift, residual = (some(tensor, x) for tensor in given)
+    return scale, shift, residual
 
 
 def _flags(x: Tensor, bias: Tensor | None, stats: Tensor | None, pre: str, epilogue: Epilogue | None) -> dict[str, Any]:
     return {
         "BIAS": bias is not None,
         "STATS": stats is not None,
-        "AFFINE": epilogue is not None,
+        "AFFINE": epilogue is not None and epilogue.scale is not None,
         "RES": epilogue is not None and epilogue.residual is not None,
         "PRE": act(pre if epilogue is None else epilogue.pre, x),
         "POST": 0 if epilogue is None else act(epilogue.post, x),
     }
 
 
-def gradient_input(conv: Conv, dy: Tensor, x: Tensor, weight: Tensor, precision: str) -> Tensor:
-    """The gradient of x `[C, B, H, W, CI]` from that of the result."""
+def gradient_input(
+    conv: Conv, dy: Tensor, x: Tensor, weight: Tensor, precision: str, added: Tensor | None = None
+) -> Tensor:
+    """The gradient of x `[C, B, H, W, CI]` from that of the result, plus what is known of it from elsewhere."""
     if conv.depthwise:
-        return _convolve_depthwise(conv, dy, weight, None, precision, None, "none", None, flip=True)[0]
+        epilogue = None if added is None else Epilogue(added)
+        return _convolve_depthwise(conv, dy, weight, None, precision, None, "none", epilogue, flip=True)[0]
     shape, dx = geometry(conv, x, weight.shape[1]), torch.empty_like(x)
     clients, images = x.shape[:2]
     phases = conv.stride**2
@@ -153,16 +177,16 @@ def gradient_input(conv: Conv, dy: Tensor, x: Tensor, weight: Tensor, precision:
     tile = tile._replace(BK=16) if tile.BK == 0 else tile
     grid = (triton.cdiv(rows, tile.BM) * triton.cdiv(shape["CI"], tile.BN), clients, phases)
     convolution.backward_input[grid](
-        dy, weight, dx, images, dy.stride(0), weight.stride(0), dx.stride(0), **shape, PRECISION=DOT[precision],
-        **tile._asdict(),
+        dy, weight, dx, some(added, dx), images, dy.stride(0), weight.stride(0), dx.stride(0), **shape,
+        PRECISION=DOT[precision], ADD=added is not None, **tile._asdict(),
     )  # fmt: skip
     return dx
 
 
-def gradient_weight(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, precision: str) -> None:
-    """The gradient of the weights, written into `out [C, ...]`, rows of a larger block."""
+def gradient_weight(conv: Conv, dy: Tensor, x: Tensor, slot: Slot, precision: str) -> None:
+    """The gradient of the weights, which goes where the slot says: rows of a larger block."""
     if conv.depthwise:
-        return _gradient_weight_depthwise(conv, dy, x, out, precision)
+        return _gradient_weight_depthwise(conv, dy, x, slot, precision)
     shape = geometry(conv, x, dy.shape[-1])
     clients, images = x.shape[:2]
     rows, columns = images * shape["P"] * shape["Q"], shape["R"] * shape["S"] * shape["CI"]
@@ -171,16 +195,17 @@ def gradient_weight(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, precision: s
     count = tiles.splits(blocks * clients, rows, precision)
     chunk = triton.cdiv(triton.cdiv(rows, count), tile.BK) * tile.BK
     count = triton.cdiv(rows, chunk)
-    parts = out if count == 1 else torch.empty(count, clients, shape["CO"] * columns, device=x.device)
+    parts = None if count == 1 else torch.empty(clients, count, shape["CO"] * columns, device=x.device)
+    target = slot if parts is None else Slot(parts)
     convolution.backward_weight[(blocks, clients, count)](
-        x, dy, parts, rows, chunk, x.stride(0), dy.stride(0), parts.stride(0 if count == 1 else 1),
-        0 if count == 1 else parts.stride(0), **shape, PRECISION=DOT[precision], **tile._asdict(),
+        x, dy, target.out, *target.arguments(), rows, chunk, x.stride(0), dy.stride(0), target.out.stride(0),
+        0 if parts is None else parts.stride(1), **shape, PRECISION=DOT[precision], **target.flags(), **tile._asdict(),
     )  # fmt: skip
-    if count > 1:
-        add_parts(parts.transpose(0, 1), out)
+    if parts is not None:
+        add_parts(parts, slot)
 
 
-def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, precision: str) -> None:
+def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, slot: Slot, precision: str) -> None:
     clients, images, height, width, channels = x.shape
     if tiles.rolls(conv.kernel, width, precision):
         across, block = tiles.rolling(width, channels)
@@ -192,7 +217,7 @@ def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, p
             x, dy, parts, images, group, parts.stride(0), parts.stride(1), H=height, W=width, K=channels,
             R=conv.kernel[0], S=conv.kernel[1], BW=across, BN=block, num_warps=4,
         )  # fmt: skip
-        return add_parts(parts, out)
+        return add_parts(parts, slot)
     rows, taps, BM, BN = images * height * width, conv.kernel[0] * conv.kernel[1], 128, tiles.power(channels, 16, 64)
     count = tiles.splits(clients * triton.cdiv(channels, BN), rows, precision, programs=1056, least=BM)
     chunk = triton.cdiv(triton.cdiv(rows, count), BM) * BM
@@ -202,21 +227,23 @@ def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, out: Tensor, p
         x, dy, parts, rows, chunk, parts.stride(0), parts.stride(1), H=height, W=width, K=channels,
         R=conv.kernel[0], S=conv.kernel[1], TAPS=tiles.power(taps, 1, 1 << 20), BM=BM, BN=BN, num_warps=4,
     )  # fmt: skip
-    add_parts(parts, out)
+    add_parts(parts, slot)
 
 
-def add_parts(parts: Tensor, out: Tensor) -> None:
-    """`out [C, ...] = parts [C, count, length].sum(1)`, in a fixed order."""
+def add_parts(parts: Tensor, slot: Slot) -> None:
+    """`parts [C, count, length].sum(1)`, in a fixed order, goes where the slot says."""
     clients, count, length = parts.shape
     BLOCK, BT = (32, 64) if count > 16 else (512, 4)
     descent.sum_parts[(triton.cdiv(length, BLOCK), clients)](
-        parts, out, count, length, parts.stride(0), parts.stride(1), out.stride(0), BLOCK=BLOCK, BT=BT, num_warps=4
-    )
+        parts, slot.out, *slot.arguments(), count, length, parts.stride(0), parts.stride(1), slot.out.stride(0),
+        **slot.flags(), BLOCK=BLOCK, BT=BT, num_warps=4,
+    )  # fmt: skip
 
 
 def descend(values: Tensor, gradient: Tensor, copy: Tensor | None, sizes: Tensor, lr: float) -> None:
     """`values [C, width] -= lr gradient` for clients with examples, and the copy that the kernels read."""
     clients, width = values.shape
     descent.descend[(triton.cdiv(width, 2048), clients)](
-        values, gradient, some(copy, values), sizes, lr, width, COPY=copy is not None, BLOCK=2048, num_warps=8
-    )
+        values, gradient, some(copy, values), sizes, lr, width, values.stride(0), COPY=copy is not None, BLOCK=2048,
+        num_warps=8,
+    )  # fmt: skip

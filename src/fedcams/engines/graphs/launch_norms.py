@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedcams.engines.graphs import tiles
 from fedcams.engines.graphs.kernels import normalization
-from fedcams.engines.graphs.launch import Statistics, act, add_parts, some
+from fedcams.engines.graphs.launch import Slot, Statistics, act, add_parts, some
 
 
 def finalize(
@@ -91,5 +91,5 @@ def normalize_backward(
         PIXELS=it.x.shape[2] * it.x.shape[3], BIAS=bias is not None, BM=BM, BN=BN, num_warps=4,
     )  # fmt: skip
     if bias is not None and bias_parts is not None:
-        add_parts(bias_parts, bias)
+        add_parts(bias_parts, Slot(bias))
     return dx, dresidual

@@ -32,17 +32,22 @@ class Packing:
     layout: Layout
     places: Mapping[str, Place]
     width: int
+    rest: int
+    """Where those begin that are not weights of convolutions: they come last."""
 
     @classmethod
     def of(cls, layout: Layout, orders: Mapping[str, tuple[int, ...]]) -> Packing:
-        """The places of all tensors; `orders` names those whose axes are reordered."""
-        places, start = {}, 0
-        for name, shape in zip(layout.names, layout.shapes, strict=True):
+        """The places of all tensors; `orders` names the weights of convolutions and how their axes are ordered."""
+        places, start, rest = {}, 0, 0
+        shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        for name in sorted(shapes, key=lambda name: name not in orders):
+            shape = shapes[name]
             order = orders.get(name, tuple(range(len(shape))))
             order = order if len(order) == len(shape) else tuple(range(len(shape)))  # linear layers: as they are
             places[name] = Place(start, tuple(shape[axis] for axis in order), order)
             start += -(-math.prod(shape) // ALIGN) * ALIGN
-        return cls(layout, places, start)
+            rest = start if name in orders else rest
+        return cls(layout, places, start, rest)
 
     def view(self, block: Tensor, name: str) -> Tensor:
         """`[C, width] -> [C, *shape]` of one tensor, nothing copied."""

@@ -31,7 +31,7 @@ class Prepared:
         self.predictors: dict[Any, Predictor] = {}
 
     def train(
-        self, problem: Problem, precision: str, at_once: int, start: Tensor, buffers: Tensor | None,
+        self, problem: Problem, precision: str, at_once: int, streams: int, start: Tensor, buffers: Tensor | None,
         cohort: Sequence[int], round: int, seed: int,
     ) -> Update:  # fmt: skip
         """What an engine's `train` does; at most `at_once` clients at a time, in turns of equal size."""
@@ -44,7 +44,7 @@ class Prepared:
             batches = Batches(problem, cohort[some], round, seed, width)
             refuse_single_values(problem, cohort[some], batches)
             before = None if held is None else _filled(held[some], width)
-            chosen = self._cohort(problem, precision, width, batches)
+            chosen = self._cohort(problem, precision, streams, width, batches)
             trained = chosen.train(_filled(starts[some], width), before, batches)
             results.append((*trained, batches.examples, batches.steps))
         return _joined(results)
@@ -56,11 +56,11 @@ class Prepared:
             self.predictors[key] = Predictor(problem, self.program, self.packing, precision)
         return self.predictors[key]
 
-    def _cohort(self, problem: Problem, precision: str, width: int, batches: Batches) -> Cohort:
+    def _cohort(self, problem: Problem, precision: str, streams: int, width: int, batches: Batches) -> Cohort:
         shape = (width, *batches.x.shape[1:])
-        key = (precision, str(problem.device), problem.dtype, shape, problem.local, problem.loss)
+        key = (precision, streams, str(problem.device), problem.dtype, shape, problem.local, problem.loss)
         if key not in self.cohorts:
-            self.cohorts[key] = Cohort(problem, self.program, self.packing, width, precision)
+            self.cohorts[key] = Cohort(problem, self.program, self.packing, width, precision, streams)
         return self.cohorts[key]
 
 

@@ -10,16 +10,41 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fedcams.engines.graphs.kernels.descent import descend_at
+from fedcams.engines.graphs.kernels.entry import Entry
+
+
+@triton.constexpr_function
+def reciprocal(divisor):
+    """The number r of 32 bits for which n // divisor is n r >> 31 + bits(divisor - 1), for all n below 2**31."""
+    return -(-(1 << 31 + (divisor - 1).bit_length()) // divisor)
+
+
+@triton.constexpr_function
+def exponent(divisor):
+    """31 + bits(divisor - 1)."""
+    return 31 + (divisor - 1).bit_length()
+
+
+@triton.jit
+def divide(n, DIVISOR: tl.constexpr):
+    """Quotient and remainder of unsigned numbers, by shifts or by a product, never by a division.
+
+    Of a division's remainder the compiler knows how small it is: what follows is narrowed to 16 bits, and two of them
+    are packed into a register. What ptxas 12.8 makes of packed integers in an unrolled loop is wrong.
+    """
+    if DIVISOR & (DIVISOR - 1) == 0:
+        return n // DIVISOR, n % DIVISOR
+    quotient = (n.to(tl.uint64) * reciprocal(DIVISOR) >> exponent(DIVISOR)).to(tl.uint32)
+    return quotient, n - quotient * DIVISOR
+
 
 @triton.jit
 def pixel(rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Number -> image, row, column. Unsigned, so that a division is a shift.
-
-    Signed ones are narrowed to 16 bits by the compiler, and what Triton 3.6 made of that was wrong for 16x16 images.
-    """
-    number = rows.to(tl.uint32)
-    image, rest = number // (HEIGHT * WIDTH), number % (HEIGHT * WIDTH)
-    return image.to(tl.int32), (rest // WIDTH).to(tl.int32), (rest % WIDTH).to(tl.int32)
+    """Number -> image, row, column."""
+    image, rest = divide(rows.to(tl.uint32), HEIGHT * WIDTH)
+    row, column = divide(rest, WIDTH)
+    return image.to(tl.int32), row.to(tl.int32), column.to(tl.int32)
 
 
 @triton.jit
@@ -71,7 +96,7 @@ def write_statistics(values, stats, rows, real, tile, tiles, client, columns, WI
     tl.store(at + WIDTH, tl.sum(off * off, 0), columns < WIDTH)
 
 
-@triton.jit
+@Entry
 def forward(
     x, w, bias, y, stats, sizes, scale, shift, residual, rows_total, tiles_m, x_client, w_client,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,
@@ -124,8 +149,9 @@ def forward(
     if AFFINE:
         total = activate(total, PRE) * tl.load(scale + client * CO + columns, columns < CO)[None, :]
         total += tl.load(shift + client * CO + columns, columns < CO)[None, :]
-        if RES:
-            total += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+    if RES:
+        total += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+    if AFFINE:
         total = activate(total, POST)
     rounded = total.to(y.dtype.element_ty)
     tl.store(y + here, rounded, wide)
@@ -135,14 +161,17 @@ def forward(
         write_statistics(values, stats, rows, real, tile, tiles_m, client, columns, CO, BM)
 
 
-@triton.jit
+@Entry
 def backward_input(
-    dy, w, dx, images, dy_client, w_client, dx_client,
+    dy, w, dx, added, images, dy_client, w_client, dx_client,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    ADD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx of `forward`. With a stride, pixels of one phase (h and w mod STEP) see the same taps and go together."""
+    """dx of `forward`, with ADD plus what is known of it from elsewhere.
+
+    With a stride, pixels of one phase (h and w mod STEP) see the same taps and go together.
+    """
     pid = tl.program_id(0)
     client = tl.program_id(1).to(tl.int64)
     phase_h, phase_w = tl.program_id(2) // STEP, tl.program_id(2) % STEP
@@ -180,19 +209,24 @@ def backward_input(
             g = tl.load(at, good[:, None] & (k0 + ks < CO)[None, :], other=0.0)
             kernel = tl.load(at_w, (k0 + ks < CO)[:, None] & (columns < CI)[None, :], other=0.0)
         total = tl.dot(g, kernel, total, input_precision=PRECISION)
-    here = ((image * H + h) * W + v)[:, None] * CI + columns[None, :]
+    here = client * dx_client + ((image * H + h) * W + v)[:, None] * CI + columns[None, :]
     wide = exists[:, None] & (columns < CI)[None, :]
-    tl.store(dx + client * dx_client + here, total.to(dx.dtype.element_ty), wide)
+    if ADD:
+        total += tl.load(added + here, wide, other=0.0).to(tl.float32)
+    tl.store(dx + here, total.to(dx.dtype.element_ty), wide)
 
 
-@triton.jit
+@Entry
 def backward_weight(
-    x, dy, out, rows_total, chunk, x_client, dy_client, out_client, out_split,
+    x, dy, out, copy, sizes, lr, rows_total, chunk, x_client, dy_client, out_client, out_split,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    DESCEND: tl.constexpr, COPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the weights from `chunk` rows for each program along the third axis of the grid."""
+    """The gradient of the weights from `chunk` rows for each program along the third axis of the grid.
+
+    With DESCEND it is not written: `out` are the weights themselves, which step against it.
+    """
     pid = tl.program_id(0)
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -223,5 +257,16 @@ def backward_weight(
             good = (rows < end)[:, None] & (h >= 0) & (h < H) & (v >= 0) & (v < W) & (columns < DEPTH)[None, :]
             a = tl.load(x + ((image[:, None] * H + h) * W + v) * CI + (columns % CI)[None, :], good, other=0.0)
         total = tl.dot(tl.trans(g), a, total, input_precision=PRECISION)
-    here = client * out_client + split * out_split + outputs[:, None] * DEPTH + columns[None, :]
-    tl.store(out + here, total, (outputs < CO)[:, None] & (columns < DEPTH)[None, :])
+    out += client * out_client + split * out_split
+    if DESCEND:
+        copy += client * out_client
+        active = (outputs < CO) & (tl.load(sizes + client) > 0)
+        HALF: tl.constexpr = BN // 2  # weights beside a whole tile of sums would not fit the registers
+        halves = tl.split(tl.permute(tl.reshape(total, (BM, 2, HALF)), (0, 2, 1)))
+        for half in tl.static_range(2):
+            column = pid % TILES_N * BN + half * HALF + tl.arange(0, HALF)
+            here = outputs[:, None] * DEPTH + column[None, :]
+            descend_at(out, copy, here, active[:, None] & (column < DEPTH)[None, :], halves[half], lr, COPY)
+    else:
+        here = outputs[:, None] * DEPTH + columns[None, :]
+        tl.store(out + here, total, (outputs < CO)[:, None] & (columns < DEPTH)[None, :])

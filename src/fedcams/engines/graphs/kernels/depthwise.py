@@ -5,20 +5,23 @@ Weights are `[C, r, s, 1, k]`, so that all loads go along the channels.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from fedcams.engines.graphs.kernels.convolution import activate, pixel, write_statistics
+from fedcams.engines.graphs.kernels.entry import Entry
 
 
-@triton.jit
+@Entry
 def forward(
     x, w, bias, y, stats, sizes, scale, shift, residual, rows_total, tiles_m, w_client,
     H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     BIAS: tl.constexpr, STATS: tl.constexpr, AFFINE: tl.constexpr, RES: tl.constexpr,
     PRE: tl.constexpr, POST: tl.constexpr, FLIP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """As the dense one; with FLIP the kernel is turned by half a circle, which makes it its own derivative."""
+    """As the dense one; with FLIP the kernel is turned by half a circle, which makes it its own derivative.
+
+    RES without AFFINE adds to that what is known of it from elsewhere.
+    """
     tile = tl.program_id(0)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     client = tl.program_id(2).to(tl.int64)
@@ -46,8 +49,9 @@ def forward(
     if AFFINE:
         total = activate(total, PRE) * tl.load(scale + client * K + columns, inside, other=0.0)[None, :]
         total += tl.load(shift + client * K + columns, inside, other=0.0)[None, :]
-        if RES:
-            total += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+    if RES:
+        total += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+    if AFFINE:
         total = activate(total, POST)
     rounded = total.to(y.dtype.element_ty)
     tl.store(y + here, rounded, wide)
@@ -57,7 +61,7 @@ def forward(
         write_statistics(values, stats, rows, real, tile, tiles_m, client, columns, K, BM)
 
 
-@triton.jit
+@Entry
 def backward_weight(
     x, dy, out, rows_total, chunk, out_client, out_split,
     H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, TAPS: tl.constexpr,

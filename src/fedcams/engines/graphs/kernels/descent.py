@@ -5,24 +5,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fedcams.engines.graphs.kernels.entry import Entry
+
 
 @triton.jit
-def descend(weights, gradient, copy, sizes, lr, width, COPY: tl.constexpr, BLOCK: tl.constexpr):
-    """`weights [C, width] -= lr gradient` for clients that have examples; a copy in the precision of the kernels."""
+def descend_at(weights, copy, at, wide, gradient, lr, COPY: tl.constexpr):
+    """`weights -= lr gradient`, and a copy in the precision of the kernels."""
+    value = tl.load(weights + at, wide) - lr * gradient
+    tl.store(weights + at, value, wide)
+    if COPY:
+        tl.store(copy + at, value.to(copy.dtype.element_ty), wide)
+
+
+@Entry
+def descend(weights, gradient, copy, sizes, lr, width, row, COPY: tl.constexpr, BLOCK: tl.constexpr):
+    """`weights [C, width] -= lr gradient` for clients that have examples; their rows are `row` apart."""
     client = tl.program_id(1).to(tl.int64)
     if tl.load(sizes + client) > 0:
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = at < width
-        here = client * width + at
-        value = tl.load(weights + here, inside) - lr * tl.load(gradient + here, inside)
-        tl.store(weights + here, value, inside)
-        if COPY:
-            tl.store(copy + here, value.to(copy.dtype.element_ty), inside)
+        here = client * row + at
+        descend_at(weights, copy, here, inside, tl.load(gradient + here, inside), lr, COPY)
 
 
-@triton.jit
-def sum_parts(parts, out, count, length, part_client, part_step, out_client, BLOCK: tl.constexpr, BT: tl.constexpr):
-    """`out [C, length]` = the sum over `count` parts, BT of them at a time, always in the same order."""
+@Entry
+def sum_parts(
+    parts, out, copy, sizes, lr, count, length, part_client, part_step, out_client,
+    DESCEND: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """`out [C, length]` = the sum over `count` parts, BT of them at a time, always in the same order.
+
+    With DESCEND the sum is a gradient, and `out` are the weights that step against it.
+    """
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < length
@@ -32,4 +46,8 @@ def sum_parts(parts, out, count, length, part_client, part_step, out_client, BLO
         part = t0 + tl.arange(0, BT)
         wide = (part < count)[:, None] & inside[None, :]
         total += tl.sum(tl.load(parts + part[:, None].to(tl.int64) * part_step + at[None, :], wide, other=0.0), 0)
-    tl.store(out + client * out_client + at, total, inside)
+    if DESCEND:
+        inside &= tl.load(sizes + client) > 0
+        descend_at(out, copy, client * out_client + at, inside, total, lr, COPY)
+    else:
+        tl.store(out + client * out_client + at, total, inside)

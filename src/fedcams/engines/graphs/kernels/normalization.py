@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from fedcams.engines.graphs.kernels.convolution import activate, slope
+from fedcams.engines.graphs.kernels.entry import Entry
 
 
-@triton.jit
+@Entry
 def finalize(
     stats, sizes, gamma, beta, running_mean, running_var, moments, tiles, w_client, b_client, momentum, eps,
     PIXELS: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
@@ -53,7 +54,7 @@ def finalize(
     tl.store(at_var, (1 - momentum) * old_var + momentum * unbiased, active)
 
 
-@triton.jit
+@Entry
 def apply(
     x, moments, residual, residual_moments, y, rows_total,
     K: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, RES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -93,7 +94,7 @@ def incoming(dy, y, u, moments, here, wide, columns, client, K: tl.constexpr, PO
     return g
 
 
-@triton.jit
+@Entry
 def backward_sums(
     dy, x, y, moments, residual, residual_moments, parts, rows_total, chunk,
     K: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, RES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -127,7 +128,7 @@ def backward_sums(
         tl.store(at + 2 * K, tl.sum(others, 0), inside)
 
 
-@triton.jit
+@Entry
 def backward_finalize(
     parts, sums, dgamma, dbeta, residual_dgamma, residual_dbeta, chunks, g_client,
     K: tl.constexpr, RES: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
@@ -155,7 +156,7 @@ def backward_finalize(
             tl.store(residual_dgamma + here, total, inside)
 
 
-@triton.jit
+@Entry
 def backward_apply(
     dy, x, y, moments, sums, residual, residual_moments, dx, dresidual, bias_parts, sizes, rows_total,
     K: tl.constexpr, PIXELS: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, RES: tl.constexpr,

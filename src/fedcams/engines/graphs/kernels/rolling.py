@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from fedcams.engines.graphs.kernels.convolution import activate
+from fedcams.engines.graphs.kernels.entry import Entry
 
 
 @triton.jit
@@ -23,7 +24,7 @@ def tap_weights(w, columns, inside, K: tl.constexpr, TAPS: tl.constexpr, FLIP: t
     return taps
 
 
-@triton.jit
+@Entry
 def forward(
     x, w, bias, y, stats, sizes, scale, shift, residual, images, w_client,
     H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
@@ -61,8 +62,9 @@ def forward(
         if AFFINE:
             value = activate(value, PRE) * tl.load(scale + client * K + columns, inside, other=0.0)[None, :]
             value += tl.load(shift + client * K + columns, inside, other=0.0)[None, :]
-            if RES:
-                value += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+        if RES:
+            value += tl.load(residual + here, wide, other=0.0).to(tl.float32)
+        if AFFINE:
             value = activate(value, POST)
         rounded = value.to(y.dtype.element_ty)
         tl.store(y + here, rounded, wide)
@@ -80,7 +82,7 @@ def forward(
         tl.store(at + K, tl.where(real, spread, 0.0), inside)
 
 
-@triton.jit
+@Entry
 def backward_weight(
     x, dy, out, images, group, out_client, out_split,
     H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, R: tl.constexpr, S: tl.constexpr,

@@ -1,0 +1,47 @@
+"""Compiles convolutions of many shapes for an H200, without one, and prints where packed integers are left in them.
+
+Run by `tests/test_graph_kernels.py` in a process of its own: Triton must not be the interpreter here.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import triton
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from graphs_compiled import Driver, kernels, packed
+
+from fedcams.engines.graphs import launch
+from fedcams.engines.graphs.kernels import entry
+from fedcams.engines.graphs.program import Conv
+
+SHAPES = [(6, 64, 64, 3, 1), (7, 48, 32, 3, 1), (14, 64, 128, 3, 2), (28, 16, 16, 3, 1)]
+"""Side, input and output channels, kernel, stride; sides that are no powers of two."""
+
+
+def convolve(side: int, inputs: int, outputs: int, kernel: int, stride: int) -> None:
+    """Notes the kernels of one convolution and its gradients."""
+    conv = Conv("w", None, (kernel, kernel), stride, kernel // 2, depthwise=False)
+    x = torch.zeros(2, 5, side, side, inputs, dtype=torch.bfloat16)
+    w = torch.zeros(2, outputs, kernel, kernel, inputs, dtype=torch.bfloat16)
+    y, _ = launch.convolve(conv, x, w, None, "bf16")
+    launch.gradient_input(conv, y, x, w, "bf16")
+    launch.gradient_weight(conv, y, x, launch.Slot(torch.zeros(w.shape)), "bf16")
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(Driver())
+    with entry.compiling():
+        for shape in SHAPES:
+            convolve(*shape)
+    found = list(kernels())
+    print(f"{len(found)} kernels compiled")
+    print("\n".join(f"{name} has packed integers" for name, kernel in found if packed(kernel)))
+
+
+if __name__ == "__main__":
+    main()
