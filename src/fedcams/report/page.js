@@ -1,6 +1,6 @@
 "use strict";
 // The page's own script: draws the charts in the colours of the theme, changes axes, sorts, and recomputes times.
-const report = JSON.parse(document.getElementById("data").textContent);
+let report, axis; // the data, and the horizontal axis of the curves; both are there once `start` has inflated them
 // Plotly offers to share charts through its cloud unless told not to: data stay where the page is.
 const config = {
   responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
@@ -40,8 +40,6 @@ function show(key, data, layout) {
 }
 
 // -- curves ----------------------------------------------------------------------------------------------------------
-
-let axis = report.axes[0];
 
 // Ticks of a logarithmic axis: 1, 2, 5, 10, … where there are few decades, powers of ten where there are many.
 function decades(values, unit) {
@@ -148,13 +146,34 @@ function sort(head) {
 
 // -- start -----------------------------------------------------------------------------------------------------------
 
+// What an element holds as base64 of gzip.
+function inflate(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), c => c.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+async function start() {
+  report = JSON.parse(await inflate("data"));
+  axis = report.axes[0];
+  document.head.append(Object.assign(document.createElement("script"), { textContent: await inflate("plotly") }));
+  all();
+  $("#axes button").forEach(button => { button.onclick = () => choose(button); });
+  $(".network input").forEach(input => { input.oninput = times; });
+}
+
+// Without charts the table is still whole.
+function trouble(why) {
+  const old = typeof DecompressionStream === "undefined";
+  const said = old ? "this browser cannot inflate them (it has no DecompressionStream): open the page in one from 2023 or later" : why;
+  document.getElementById("trouble").textContent = `The charts are missing: ${said}. The table is whole.`;
+  document.documentElement.dataset.charts = "off";
+}
+
 function all() { report.charts.forEach(draw); times(); }
 document.getElementById("theme").onclick = () => {
   const root = document.documentElement.dataset;
   root.theme = root.theme === "dark" ? "light" : "dark";
-  all();
+  if (window.Plotly) all();
 };
-$("#axes button").forEach(button => { button.onclick = () => choose(button); });
 $("#summary th").forEach(head => { head.firstElementChild.onclick = () => sort(head); });
-$(".network input").forEach(input => { input.oninput = times; });
-all();
+start().catch(trouble);

@@ -12,7 +12,7 @@ import numpy as np
 from fedcams.registry import Spec
 from fedcams.report.axes import AXES
 from fedcams.report.collect import Collection
-from fedcams.report.palette import look
+from fedcams.report.palette import Look
 from fedcams.report.profiles import PROFILES, compute
 from fedcams.report.summary import Summary
 from fedcams.report.tables import Cell, cells, columns, text_columns
@@ -85,7 +85,7 @@ def tiles(summary: Summary) -> str:
     )
 
 
-def summary_table(summary: Summary) -> str:
+def summary_table(collection: Collection, summary: Summary) -> str:
     """Head and body; a cell carries the number it is sorted by."""
     words = text_columns(summary)
     heads = "".join(
@@ -93,8 +93,8 @@ def summary_table(summary: Summary) -> str:
         for i, (name, doc) in enumerate(columns(summary).items())
     )
     rows = "".join(
-        f"<tr>{''.join(_cell(cell, i, index, words) for i, cell in enumerate(cells(row, summary)))}</tr>"
-        for index, row in enumerate(summary.rows)
+        f"<tr>{''.join(_cell(cell, i, style, words) for i, cell in enumerate(cells(row, summary)))}</tr>"
+        for row, style in zip(summary.rows, collection.looks, strict=True)
     )
     return f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>"
 
@@ -113,8 +113,8 @@ def network(collection: Collection, summary: Summary) -> str:
         return ""
     heads = "".join(f"<th>{profile.name}</th>" for profile in PROFILES)
     rows = "".join(
-        f'<tr><td class="text method">{_dot(index)}{escape(method.label)}</td>{"<td></td>" * len(PROFILES)}</tr>'
-        for index, method in enumerate(collection.methods)
+        f'<tr><td class="text method">{_dot(style)}{escape(method.label)}</td>{"<td></td>" * len(PROFILES)}</tr>'
+        for method, style in zip(collection.methods, collection.looks, strict=True)
     )
     shown = 100 * summary.target if summary.percent else summary.target
     return NETWORK.format(
@@ -126,7 +126,7 @@ def network(collection: Collection, summary: Summary) -> str:
     )
 
 
-NETWORK = """<section><h2>Time to accuracy on a network</h2>
+NETWORK = """<section class="live"><h2>Time to accuracy on a network</h2>
 <div class="network">
 <div class="card"><h3>Links</h3>
 <table class="rates"><thead><tr><th class="text"></th><th>Down<br>Mbit/s</th><th>Up<br>Mbit/s</th>
@@ -159,12 +159,12 @@ def _input(key: str, value: float, least: float | None, name: str = "") -> str:
     return f'<input id="{key}" type="number" step="any" required value="{value:.10g}"{low}{named}>'
 
 
-def _cell(cell: Cell, column: int, row: int, words: int) -> str:
+def _cell(cell: Cell, column: int, style: Look, words: int) -> str:
     order = "" if cell.order is None else f' data-order="{escape(str(cell.order))}"'
     note = f"<small>{escape(cell.note)}</small>" if cell.note else ""
     text = escape(cell.text)
     if column == 0:
-        text = _dot(row) + text
+        text = _dot(style) + text
     elif column < words:
         text = f"<code>{', '.join(f'<span>{part}</span>' for part in text.split(', '))}</code>"
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
@@ -175,8 +175,8 @@ def _kind(column: int, words: int) -> str:
     return "" if column >= words else "text" if column else "text method"
 
 
-def _dot(index: int) -> str:
-    return f'<span class="dot" style="--c:{look(index).colour}"></span>'
+def _dot(style: Look) -> str:
+    return f'<span class="dot" style="--c:{style.colour}"></span>'
 
 
 def _spelled_out(value: Any) -> str:
