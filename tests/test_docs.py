@@ -34,14 +34,6 @@ def test_the_reference_is_up_to_date() -> None:
     assert written == load(DOCS / "make_reference.py").reference(), "docs/reference.md is stale: run `make docs`"
 
 
-def test_the_reproduction_is_that_of_the_results() -> None:
-    written = (DOCS / "reproduction.md").read_text("utf-8")
-    made = load(DOCS / "make_reproduction.py").reproduction()
-    assert written == made, "docs/reproduction.md is stale: run `make reproduction`"
-    for picture in re.findall(r"\]\((reproduction/[^)]+)\)", written):
-        assert (DOCS / picture).exists()
-
-
 def test_the_readmes_results_are_those_of_the_reproduction() -> None:
     section = (ROOT / "README.md").read_text("utf-8").split("## The paper's experiments")[1].split("\n## ")[0]
     numbers = re.findall(r"\b\d+\.\d+(?:x| %)", section)

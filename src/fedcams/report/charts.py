@@ -11,7 +11,7 @@ from fedcams.report.collect import Collection, Method
 from fedcams.report.palette import Look
 from fedcams.report.partitions import Histogram
 from fedcams.report.parts import PARTS, Parts, parts
-from fedcams.report.series import Array, Curve, curve
+from fedcams.report.series import Array, Curve, curve, height
 from fedcams.report.summary import Row, Summary
 from fedcams.report.units import human_bytes
 
@@ -143,19 +143,21 @@ def _step(histogram: Histogram) -> int:
 
 def _lines(collection: Collection, metric: Metric, percent: bool, axes: bool = True) -> Chart:
     traces: list[Trace] = []
-    places = []
+    shown: list[Curve] = []
     for method, style in zip(collection.methods, collection.looks, strict=True):
         drawn = curve(method, metric)
         if drawn and (metric not in COMPRESSION or drawn.high.any()):
             still = {} if axes else {"x": compact(drawn.x[ROUNDS.key])}  # x that moves is put in by the page
             traces += [trace | still for trace in _method(method, drawn, style, ".2%" if percent else ".4~g")]
-            places.append(drawn.x)
-    layout = {
+            shown.append(drawn)
+    layout: dict[str, Any] = {
         "xaxis": {"title": {"text": ROUNDS.title}, "zeroline": False},
         "yaxis": {"title": {"text": ""}, "zeroline": False, "tickformat": ".0%" if percent else ""},
         "hovermode": "x unified",
     }
-    x = {axis.key: [compact(place[axis.key]) for place in places] for axis in AXES} if axes else {}
+    if metric in CURVES and (seen := height(shown)):
+        layout["yaxis"] |= {"range": list(seen)}
+    x = {axis.key: [compact(drawn.x[axis.key]) for drawn in shown] for axis in AXES} if axes else {}
     return Chart(metric.key, metric.title, {"data": traces, "layout": layout}, x)
 
 

@@ -14,7 +14,7 @@ from fedcams.report.extra import load
 from fedcams.report.partitions import Histogram, histograms
 from fedcams.report.parts import PARTS, Parts, parts
 from fedcams.report.profiles import PROFILES, time_to
-from fedcams.report.series import curve
+from fedcams.report.series import curve, height
 from fedcams.report.summary import Summary
 from fedcams.report.units import human_bytes, score
 
@@ -83,9 +83,11 @@ def _figure() -> tuple[Any, Any]:
 
 def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) -> Any:
     figure, axes = _figure()
+    shown = []
     for method, style in zip(collection.methods, collection.looks, strict=True):
         drawn = curve(method, metric)
         if drawn and (metric not in COMPRESSION or drawn.high.any()):
+            shown.append(drawn)
             x = drawn.x[axis.key]
             axes.plot(x, drawn.mean, color=style.colour, linestyle=LINES[style.dash], label=_text(method.label))
             if drawn.seeds > 1:
@@ -99,7 +101,7 @@ def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) ->
         axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     if percent and metric == ACCURACY:
         axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-    axes.set(xlabel=axis.title, ylabel=metric.title)
+    axes.set(xlabel=axis.title, ylabel=metric.title, ylim=height(shown) if metric in CURVES else None)
     _legend(figure)
     return figure
 

@@ -28,8 +28,8 @@ from fedcams.report.tables import explained
 from fedcams.runs import Run
 
 
-def page(collection: Collection, summary: Summary) -> str:
-    """The whole file."""
+def page(collection: Collection, summary: Summary, alone: bool = False) -> str:
+    """The whole file; it speaks of the files beside it unless it stands alone."""
     curves = charts.curves(collection, summary.percent)
     compression = charts.compression(collection)
     communication = charts.communication(collection, summary)
@@ -53,6 +53,8 @@ def page(collection: Collection, summary: Summary) -> str:
         plotly=base64.b64encode(_file("vendored/plotly-cartesian.min.js.gz")).decode(),
         data=_packed(_data(collection, summary, [*curves, *communication, *compression, *partitions])),
         script=_part("page.js"),
+        exact="" if alone else EXACT,
+        beside="" if alone else BESIDE,
     )
 
 
@@ -63,6 +65,11 @@ COMPRESSION_NOTE = (
 COMMUNICATION_NOTE = (
     "All clients and rounds, mean over seeds. Updates go up, the rest down: deltas to clients that are in step, or "
     "whole models, compressed; what brings back clients that missed several, and dense models, as at a first contact."
+)
+EXACT = " Exact numbers are in <code>summary.csv</code>."
+BESIDE = (
+    "<footer>Beside this page: the charts for papers in <code>figures/</code> (PNG, SVG), every round in "
+    "<code>rounds.csv</code>, the table in <code>summary.csv</code> and <code>summary.md</code>.</footer>"
 )
 PARTITION_NOTE = "How many examples of each label every client trains on."
 
