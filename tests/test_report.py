@@ -367,6 +367,25 @@ def test_markdown_is_one_table(runs: Path) -> None:
     assert "Target: 75.00 % (as given)." in "\n".join(lines)
 
 
+def test_what_all_methods_share_stands_above_the_table(tmp_path: Path) -> None:
+    write_run(tmp_path / "1", rising(0.5), label="a", server="fedams", uplink="sign")
+    write_run(tmp_path / "2", rising(0.5), label="b", server="fedams", uplink="topk(ratio=1/4)")
+    collection = collect([tmp_path])
+    assert "| Method | Uplink | Seeds |" in markdown(collection, summarize(collection))
+    text = page(collection, summarize(collection))
+    assert "<dt>Server</dt>" in text
+    assert "<dt>Downlink</dt>" in text
+    assert "<dt>Uplink</dt>" not in text
+
+
+def test_a_method_without_feedback_is_reported_as_such(tmp_path: Path) -> None:
+    write_run(tmp_path / "1", rising(0.5), label="a", uplink="sign", feedback=False)
+    assert "| a | fedams | sign, no feedback | 1 |" in markdown(collect([tmp_path]), summarize(collect([tmp_path])))
+    write_run(tmp_path / "2", rising(0.5), label="b", uplink="sign", feedback=False, server="fedavg")
+    text = page(collect([tmp_path]), summarize(collect([tmp_path])))
+    assert '<dd title="sign(scale=global)">sign, no feedback</dd>' in text
+
+
 def test_labels_are_text_and_never_code(tmp_path: Path) -> None:
     label = '</script><img src=x onerror=alert(1)> | $x$ & "q"'
     collection = collect([write_run(tmp_path / "run", rising(0.5), label=label)])

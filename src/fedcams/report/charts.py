@@ -54,13 +54,7 @@ def _tradeoff(collection: Collection, summary: Summary) -> Chart:
     pairs = zip(summary.rows, collection.looks, strict=True)
     traces = [_point(row, style, summary.percent) for row, style in pairs if row.final]
     layout = {
-        "xaxis": {
-            "title": {"text": BYTES.title},
-            "type": "log",
-            "exponentformat": "SI",
-            "ticksuffix": "B",
-            "dtick": "D2",
-        },
+        "xaxis": {"title": {"text": BYTES.title}, "type": "log"},
         "yaxis": {"zeroline": False, "tickformat": ".1%" if summary.percent else ""},
     }
     return Chart("tradeoff", "Final accuracy against all bytes", {"data": traces, "layout": layout}, {})

@@ -65,6 +65,7 @@ function draw(chart) {
     const far = axis.unit ? `<br>at %{x:.4~s}${axis.unit}<extra></extra>` : "";
     chart.data.filter(t => t.name).forEach(t => { t.hovertemplate = (far ? "%{fullData.name}<br>" : "") + t.meta + far; });
   }
+  if (!moves && layout.xaxis.type === "log") Object.assign(layout.xaxis, decades(chart.data.flatMap(t => t.x), "B"));
   return show(chart.key, chart.data, layout);
 }
 

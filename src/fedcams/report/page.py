@@ -37,7 +37,7 @@ def page(collection: Collection, summary: Summary, alone: bool = False) -> str:
     return Template(_part("page.html")).substitute(
         title=_title(collection),
         css=_part("page.css"),
-        facts=facts(collection),
+        facts=facts(collection, summary),
         notes=notes(collection),
         tiles=tiles(summary),
         table=summary_table(collection, summary),

@@ -14,21 +14,25 @@ from fedcams.report.axes import AXES
 from fedcams.report.collect import Collection
 from fedcams.report.palette import Look
 from fedcams.report.profiles import PROFILES, compute
-from fedcams.report.summary import Summary
-from fedcams.report.tables import Cell, cells, columns, text_columns
+from fedcams.report.summary import NO_FEEDBACK, Summary
+from fedcams.report.tables import PIECES, Cell, cells, columns, text_columns
 from fedcams.report.units import human_bytes, score
 
 FACTS = {
     "Task": "task", "Model": "model", "Partition": "partition", "Clients": "clients", "Cohort": "sampler",
-    "Local training": "local", "Downlink": "downlink", "Rounds": "rounds", "Seeds": "seed",
+    "Local training": "local", "Server": "server", "Uplink": "uplink", "Downlink": "downlink", "Rounds": "rounds",
+    "Seeds": "seed",
 }  # fmt: skip
 
 
-def facts(collection: Collection) -> str:
-    """What was run; where runs differ, all values."""
+def facts(collection: Collection, summary: Summary) -> str:
+    """What was run, less what the table says of every method; where runs differ, all values."""
     described = [run.experiment for run in collection.runs]
-    shown = {name: _distinct(getattr(e, key) for e in described) for name, key in FACTS.items()}
-    whole = {name: _distinct(_spelled_out(getattr(e, key)) for e in described) for name, key in FACTS.items()}
+    named = {name: key for name, key in FACTS.items() if key not in PIECES or not summary.shows(key)}
+    shown = {name: _distinct(getattr(e, key) for e in described) for name, key in named.items()}
+    whole = {name: _distinct(_spelled_out(getattr(e, key)) for e in described) for name, key in named.items()}
+    if "Uplink" in shown and not all(e.feedback for e in described):
+        shown["Uplink"] += NO_FEEDBACK
     shown["Partition"] = whole["Partition"]  # how uneven the data are is half of the experiment
     sizes = _distinct(f"{fmean(len(record.cohort) for record in run.records):.4g}" for run in collection.runs)
     shown["Cohort"] += f", {sizes} clients"

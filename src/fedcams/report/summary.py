@@ -17,6 +17,8 @@ from fedcams.runs import Run
 
 LAST_PART = 0.2
 """Final accuracies are means over this part of the rounds, the last."""
+NO_FEEDBACK = ", no feedback"
+"""Follows an uplink that keeps nothing of what it loses."""
 TARGET_PART = 0.95
 """The default target: this part of the best method's final accuracy."""
 
@@ -75,10 +77,10 @@ class Summary:
     percent: bool
     """Whether the metric is a part of one, as an accuracy is."""
 
-    @property
-    def two_way(self) -> bool:
-        """Whether the downlink is compressed somewhere."""
-        return any(row.downlink != "none" for row in self.rows)
+    def shows(self, key: str) -> bool:
+        """Whether `server`, `uplink` or `downlink` deserves a column: methods differ in it, or there is only one."""
+        found = {getattr(row, key) for row in self.rows}
+        return len(found) > 1 or (len(self.rows) == 1 and found != {"none"})
 
 
 def summarize(collection: Collection, target: float | None = None) -> Summary:
@@ -115,7 +117,7 @@ def _row(method: Method, target: float | None) -> Row:
     return Row(
         label=method.label,
         server=str(experiment.server),
-        uplink=str(experiment.uplink) + ("" if experiment.feedback else ", no feedback"),
+        uplink=str(experiment.uplink) + ("" if experiment.feedback else NO_FEEDBACK),
         downlink=str(experiment.downlink),
         seeds=[run.experiment.seed for run in runs],
         rounds=fmean(run.records[-1].round for run in runs),

@@ -14,7 +14,7 @@ from fedcams.report.axes import AXES
 from fedcams.report.collect import Collection
 from fedcams.report.profiles import compute
 from fedcams.report.series import position
-from fedcams.report.summary import Row, Spread, Summary
+from fedcams.report.summary import NO_FEEDBACK, Row, Spread, Summary
 from fedcams.report.units import NONE, human_bytes, human_seconds, score
 
 SPREADS = ("final", "last", "best")
@@ -81,14 +81,20 @@ class Cell:
     hint: str = ""
 
 
+PIECES = {
+    "server": ("Server", "what the server does with the mean update"),
+    "uplink": ("Uplink", "how updates travel to the server"),
+    "downlink": ("Downlink", "how the model travels to clients"),
+}
+"""Columns that are left out where they say the same of all methods."""
+
+
 def columns(summary: Summary) -> dict[str, str]:
     """The heads of the table, each with an explanation."""
     target = "" if summary.target is None else f" {score(summary.target, summary.percent)}"
     return {
         "Method": "the experiment's label",
-        "Server": "what the server does with the mean update",
-        "Uplink": "how updates travel to the server",
-        **({"Downlink": "how the model travels to clients"} if summary.two_way else {}),
+        **{head: doc for key, (head, doc) in PIECES.items() if summary.shows(key)},
         "Seeds": "how many runs; numbers are means over them, small print is lowest to highest",
         "Final accuracy": "mean over the last 20% of the rounds",
         "Last": "accuracy at the last evaluation",
@@ -110,9 +116,7 @@ def cells(row: Row, summary: Summary) -> list[Cell]:
     """One line of the table, in the order of `columns`."""
     return [
         Cell(row.label, row.label),
-        _spec("server", row.server),
-        _spec("compressor", row.uplink),
-        *([_spec("downlink", row.downlink)] if summary.two_way else []),
+        *(_spec(key, getattr(row, key)) for key in PIECES if summary.shows(key)),
         Cell(str(len(row.seeds)), len(row.seeds)),
         *(_spread(spread, summary.percent, len(row.seeds)) for spread in (row.final, row.last, row.best)),
         Cell(human_bytes(row.bytes_up), row.bytes_up),
@@ -123,8 +127,9 @@ def cells(row: Row, summary: Summary) -> list[Cell]:
     ]
 
 
-def _spec(kind: str, spec: str) -> Cell:
-    return Cell(spec, spec, hint=resolve(kind, spec).spelled_out())
+def _spec(key: str, spec: str) -> Cell:
+    kind = "compressor" if key == "uplink" else key
+    return Cell(spec, spec, hint=resolve(kind, spec.removesuffix(NO_FEEDBACK)).spelled_out())
 
 
 def _spread(spread: Spread | None, percent: bool, seeds: int) -> Cell:
