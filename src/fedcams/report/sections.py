@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 from statistics import fmean
@@ -170,7 +171,8 @@ def _cell(cell: Cell, column: int, style: Look, words: int) -> str:
     if column == 0:
         text = _dot(style) + text
     elif column < words:
-        text = f"<code>{', '.join(f'<span>{part}</span>' for part in text.split(', '))}</code>"
+        # A narrow table breaks a spec after its name and between its parameters.
+        text = f"<code>{'<wbr>'.join(f'<span>{part}</span>' for part in re.findall(r'[^(,]+[(,]? ?', text))}</code>"
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
     return f'<td class="{_kind(column, words)}"{order}{hint}>{text}{note}</td>'
 
