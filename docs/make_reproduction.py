@@ -1,7 +1,11 @@
-"""Writes docs/reproduction.md, its pictures and its reports from the runs in results/. Run by `make reproduction`."""
+"""Writes docs/reproduction.md, its pictures and its reports from the runs in results/. Run by `make reproduction`.
+
+What docs/two-way.md shows of these runs is written too.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,8 +155,21 @@ def _picture(name: str, text: str) -> Iterator[str]:
         yield f"*Lines: mean of {2 * draw.AROUND + 1} rounds; faint: every round.*\n"
 
 
+BLOCK = re.compile(r"(?<=<!-- CIFAR-10, by make reproduction -->\n).*(?=<!-- end -->)", re.DOTALL)
+"""The part of docs/two-way.md that is made here."""
+
+
+def two_way_block(results: Results) -> str:
+    """What docs/two-way.md shows of CIFAR-10."""
+    preset = "two-way-resnet18"
+    if not tables.two_way(results, preset):
+        return "Not run yet at full length.\n"
+    lines = [*tables.tradeoff(results, preset), *_picture(preset, PANELS["two-way"]), tables.where(results.of(preset))]
+    return "\n".join(lines)
+
+
 def write(results: Results, docs: Path) -> None:
-    """Page, pictures and reports; what is no longer shown is removed."""
+    """Pages, pictures and reports; what is no longer shown is removed."""
     folder = docs / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for name, panels in pictures(results).items():
@@ -164,8 +181,10 @@ def write(results: Results, docs: Path) -> None:
         if path.name not in kept:
             path.unlink()
     (docs / "reproduction.md").write_text(page(results), "utf-8")
+    if (path := docs / "two-way.md").exists():
+        path.write_text(BLOCK.sub(lambda _: two_way_block(results), path.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":
     write(Results(RESULTS), DOCS)
-    sys.stdout.write("docs/reproduction.md and docs/reproduction/ written\n")
+    sys.stdout.write("docs/reproduction.md, docs/reproduction/ and the runs in docs/two-way.md written\n")

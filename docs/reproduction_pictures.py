@@ -31,8 +31,9 @@ Panel = tuple[Draw, list[Done]]
 def digest(panels: list[Panel]) -> str:
     """Of everything that a picture shows and of how it is drawn."""
     hashed = hashlib.sha256(Path(__file__).read_bytes())
-    for done in (done for _, runs in panels for done in runs):
-        hashed.update(done.label.encode() + (done.run.path / RECORDS).read_bytes())
+    for _, runs in panels:
+        for done, look in zip(runs, looks(runs), strict=True):
+            hashed.update(f"{done.label} {look}".encode() + (done.run.path / RECORDS).read_bytes())
     return hashed.hexdigest()
 
 

@@ -44,6 +44,12 @@ def test_pictures_and_reports_are_those_of_the_results(results: Results) -> None
     assert {path.name for path in folder.iterdir()} == made
 
 
+def test_the_page_on_two_way_compression_shows_the_same_runs(results: Results) -> None:
+    found = make.BLOCK.search((make.DOCS / "two-way.md").read_text("utf-8"))
+    assert found
+    assert found[0] == make.two_way_block(results), f"docs/two-way.md {STALE}"
+
+
 def test_reports_in_the_repository_are_small() -> None:
     for path in (make.DOCS / make.FOLDER).glob("*.html"):
         assert path.stat().st_size < 2 * 2**20
@@ -65,6 +71,7 @@ def add(root: Path, preset: str, label: str, top: float = 0.9, **more: Any) -> P
 
 def made(root: Path) -> str:
     """The page of these runs, with what must hold for every page."""
+    (root / "docs").mkdir(exist_ok=True)
     results = Results(root / "results")
     make.write(results, root / "docs")
     text = (root / "docs" / "reproduction.md").read_text("utf-8")
@@ -124,6 +131,8 @@ def test_what_was_asked_for_and_missed_is_said(tmp_path: Path) -> None:
 
 def test_two_way_compression_is_compared(tmp_path: Path) -> None:
     root = tmp_path / "results"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "two-way.md").write_text("<!-- CIFAR-10, by make reproduction -->\nold\n<!-- end -->\nafter\n")
     add(root, "two-way-resnet18", "FedCAMS sign, replica 2 bits", top=0.995)
     text = section(made(tmp_path), "Two-way compression")  # nothing to compare with yet
     assert "| FedCAMS sign, replica 2 bits | `replica(blockq(bits=2))` | 89.65 |  | 0.0 GB |" in text
@@ -134,6 +143,10 @@ def test_two_way_compression_is_compared(tmp_path: Path) -> None:
     assert re.search(r"\| `replica\(blockq\(bits=2\)\)` \| 89.65 \| 0.45 \|.*\| 5.7x \| 11.0x \| 1.500 \|", text)
     assert "| FedCAMS sign, replica 2 bits | 89.65 | at least 89.40, 5x |  | 5.7x |" in section(text, "Main results")
     assert "reproduction/two-way-resnet18.html" in text
+    other = (tmp_path / "docs" / "two-way.md").read_text("utf-8")
+    assert "| `replica(blockq(bits=2))` | 89.65 | 0.45 |" in other
+    assert "![Accuracy against all bytes, at the end and on the way](reproduction/two-way-resnet18.png)" in other
+    assert other.endswith("<!-- end -->\nafter\n")
 
 
 def test_runs_may_lack_times_and_environment(tmp_path: Path) -> None:
