@@ -89,6 +89,9 @@ def headline(results: Results) -> Iterator[str]:
     yield "## Main results\n"
     yield from table("model | method | accuracy | asked for | paper | fewer bytes | seconds a round", "llrrrrr", rows)
     yield words.HEADLINE
+    if results.runs:
+        minutes = sum(sum(Done("", run).seconds) for run in results.runs) / 60
+        yield f"Finished runs: {len(results.runs)}, {minutes:.0f} minutes of computing in all.\n"
 
 
 ASKED = {("resnet18", "FedAMS"): 90.2, ("resnet18", "FedCAMS sign"): 89.4, ("resnet18", "FedCAMS top-k 1/64"): 89.0}
@@ -165,6 +168,13 @@ def gammas(groups: dict[str, list[Done]]) -> Iterator[str]:
     ]  # fmt: skip
     heads = f"model | run | mean of the first {LAST} rounds | mean of the last {LAST} | highest"
     yield from table(heads, "llrrr", rows)
+    measured = [done for runs in groups.values() for done in runs]
+    grown = [done.label for done in measured if fmean(done.gamma[-LAST:]) > fmean(done.gamma[:LAST])]
+    if grown:
+        yield (
+            f"In {len(grown)} of these {len(measured)} runs γ is higher in the last rounds than in the first; whether\n"
+            "it stays bounded in longer ones they cannot tell.\n"
+        )
 
 
 def communication(results: Results) -> Iterator[str]:

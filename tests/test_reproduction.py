@@ -96,12 +96,15 @@ def test_without_runs_the_page_says_so(tmp_path: Path) -> None:
     assert section(text, "Main results").count("not run yet") == 6
     assert "Not run yet: FedAvg; FedAdam; FedYogi; FedAMSGrad; FedAMS; FedAMS without bias" in text
     assert "## Other seeds" not in text
+    assert "Finished runs" not in text
     assert "## The ε of FedAMS" not in text
 
 
 def test_a_single_run_is_shown_and_the_rest_is_missed(tmp_path: Path) -> None:
     add(tmp_path / "results", "fig1-convmixer", "FedAdam", top=0.8)
-    text = section(made(tmp_path), "Server optimizers").split("### ConvMixer")[1]
+    text = made(tmp_path)
+    assert "Finished runs: 1, 12 minutes of computing in all." in text
+    text = section(text, "Server optimizers").split("### ConvMixer")[1]
     # 0.0016 t: rounds 401 to 500 are 0.7208 on average, the last and best is 0.8.
     assert "| FedAdam | 72.08 | 80.00 | 80.00 |  | 2 MB | 1.0x | 1.500 | 12.5 |" in text
     assert "Not run yet: FedAvg; FedYogi; FedAMSGrad; FedAMS; FedAMS without bias correction." in text
