@@ -13,6 +13,7 @@ from pathlib import Path
 import reproduction_pictures as draw
 import reproduction_tables as tables
 import reproduction_words as words
+from reproduction_headline import headline
 from reproduction_reports import write_report
 from reproduction_runs import Done, Results
 
@@ -24,7 +25,7 @@ FOLDER = "reproduction"
 
 def page(results: Results) -> str:
     """The whole page."""
-    parts = [words.INTRO, *tables.headline(results), words.SETTING, *tables.repeatability(results), *_reports(results)]
+    parts = [words.INTRO, *headline(results), words.SETTING, *tables.repeatability(results), *_reports(results)]
     parts += [words.OPTIMIZERS, *(line for model in words.MODELS for line in _figure(results, "fig1", model))]
     parts += [words.COMPRESSORS, *(line for model in words.MODELS for line in _figure(results, "compression", model))]
     parts += [words.GAMMA, *_gamma(results)]

@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 from PIL import Image
 from reproduction_runs import LAST, Done, collection, looks
 
@@ -53,8 +53,17 @@ def picture(path: Path, panels: list[Panel]) -> None:
         figure = Figure(WIDE if len(panels) > 1 else SINGLE, layout="constrained")
         for axes, (draw, runs) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             draw(axes, runs)
+        _level(figure)
         _legend(figure)
         figure.savefig(path, bbox_inches="tight", metadata={"Software": None, DIGEST: digest(panels)})
+
+
+def _level(figure: Figure) -> None:
+    """Panels that show the same have the same height, so that they can be compared."""
+    if len({axes.get_ylabel() for axes in figure.axes}) == 1:
+        lows, highs = zip(*(axes.get_ylim() for axes in figure.axes), strict=True)
+        for axes in figure.axes:
+            axes.set_ylim(min(lows), max(highs))
 
 
 def _legend(figure: Figure) -> None:
@@ -67,22 +76,20 @@ def _legend(figure: Figure) -> None:
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 
-def curves(metric: Metric, axis: Axis, title: str = "", ends: bool = False) -> Draw:
-    """A metric along an axis, smoothed, and every round behind it; `ends` marks where methods end."""
+def curves(metric: Metric, axis: Axis, title: str = "") -> Draw:
+    """A metric along an axis, smoothed, and every round behind it."""
 
     def draw(axes: Any, runs: list[Done]) -> None:
         shown = [curve(method, metric) for method in collection(runs).methods]
         for done, line, look in zip(runs, shown, looks(runs), strict=True):
-            x = line.x[axis.key]
-            axes.plot(x, line.mean, color=look.colour, lw=0.6, alpha=0.25)
-            mark = {"marker": MARKERS[look.dash], "markevery": [-1]} if ends else {}
+            axes.plot(line.x[axis.key], line.mean, color=look.colour, lw=0.6, alpha=0.25)
             style = {"color": look.colour, "ls": LINES[look.dash], "lw": 1.5}
-            axes.plot(x, smooth(line.mean), label=done.label, **style, **mark)
+            axes.plot(line.x[axis.key], smooth(line.mean), label=done.label, **style)
         if axis.log:
             _bytes(axes)
             axes.set_xlim(left=min(line.x[axis.key][len(line.mean) // 25] for line in shown))
         if metric == ACCURACY:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            _percent(axes)
         axes.set(
             xlabel=axis.title, ylabel=metric.title, title=title, ylim=height(shown) if metric == ACCURACY else None
         )
@@ -92,7 +99,6 @@ def curves(metric: Metric, axis: Axis, title: str = "", ends: bool = False) -> D
 
 accuracy_by_rounds = curves(ACCURACY, ROUNDS)
 accuracy_by_bytes_up = curves(ACCURACY, BYTES_UP)
-accuracy_by_bytes = curves(ACCURACY, BYTES, ends=True)
 loss_by_rounds = curves(TRAIN_LOSS, ROUNDS)
 
 
@@ -107,13 +113,34 @@ def gamma_by_rounds(title: str) -> Draw:
     return draw
 
 
+HELD = Metric("held_accuracy", "Test accuracy of what clients hold")
+
+
+def accuracy_by_bytes(axes: Any, runs: list[Done]) -> None:
+    """Accuracy along all bytes, to a mark at the end; of what clients hold, where it was measured, to a hollow one."""
+    curves(ACCURACY, BYTES)(axes, runs)
+    methods = collection(runs).methods
+    for method, look in zip(methods, looks(runs), strict=True):
+        for metric, face in ((ACCURACY, look.colour), (HELD, "white")):
+            if line := curve(method, metric):
+                style = {"color": look.colour, "ls": LINES[look.dash] if metric == ACCURACY else "-", "lw": 1.5}
+                name = method.label + ("" if metric == ACCURACY else ", held by clients")
+                mark = {"marker": MARKERS[look.dash], "markevery": [-1], "markerfacecolor": face, "ms": 7}
+                axes.plot(line.x[BYTES.key], smooth(line.mean), label=name, **style, **mark)
+    axes.set_ylim(height([curve(method, ACCURACY) for method in methods], start=0.5))
+
+
 def tradeoff(axes: Any, runs: list[Done]) -> None:
-    """Accuracy against all bytes, one point a method."""
+    """Accuracy against all bytes, one mark a method, and a hollow one for what clients hold."""
     for done, look in zip(runs, looks(runs), strict=True):
-        axes.plot([done.total], [done.accuracy / 100], MARKERS[look.dash], ms=8, color=look.colour, label=done.label)
+        style = {"ls": "", "marker": MARKERS[look.dash], "ms": 8, "color": look.colour}
+        axes.plot([done.total], [done.accuracy / 100], label=done.label, **style)
+        if done.held is not None:
+            hollow = {"markerfacecolor": "white", "label": f"{done.label}, held by clients"}
+            axes.plot([done.total], [done.held / 100], **style, **hollow)
     _bytes(axes, subs=(1, 2, 5))
     axes.margins(0.12, 0.2)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
+    _percent(axes, decimals=1)
     axes.set(xlabel=BYTES.title, ylabel=f"Test accuracy, last {LAST} rounds")
 
 
@@ -127,7 +154,7 @@ def against_paper(published: dict[str, str]) -> Draw:
         axes.plot(places, ours, "o-", color=look.colour, label=f"fedcams, mean of the last {LAST} rounds")
         axes.plot(places, theirs, "s--", color="#777777", label="paper, final")
         axes.set_xticks(places, [done.label for done in runs])
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
+        _percent(axes, decimals=1)
         axes.set(ylabel="Test accuracy")
 
     return draw
@@ -140,6 +167,11 @@ def smooth(values: Array) -> Array:
     starts, ends = np.maximum(0, places - AROUND), np.minimum(len(values), places + AROUND + 1)
     mean: Array = (sums[ends] - sums[starts]) / (ends - starts)
     return mean
+
+
+def _percent(axes: Any, decimals: int = 0) -> None:
+    axes.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
 
 
 def _bytes(axes: Any, subs: tuple[int, ...] = (1,)) -> None:

@@ -18,7 +18,7 @@ LAST = 100
 APART = ("label", "measure_gamma", "engine")
 """Keys that change nothing of what was computed."""
 LOOKS = {
-    "FedAvg": 0, "FedAdam": 1, "FedYogi": 2, "FedAMSGrad": 3, "FedAMS": 4, "FedAMS without bias correction": 11,
+    "FedAvg": 0, "FedAdam": 1, "FedYogi": 2, "FedAMSGrad": 10, "FedAMS": 4, "FedAMS without bias correction": 11,
     "FedCAMS sign": 5, "FedCAMS top-k 1/64": 6, "FedCAMS top-k 1/128": 7, "FedCAMS top-k 1/256": 9,
     "FedCAMS sign, replica 4 bits": 0, "FedCAMS sign, replica 2 bits": 1, "FedCAMS sign, shared 4 bits": 2,
     "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 13,
@@ -44,6 +44,12 @@ class Done:
     def accuracy(self) -> float:
         """The mean over the last rounds."""
         return fmean(self.scores)
+
+    @property
+    def held(self) -> float | None:
+        """The same of the model that clients hold, where it was measured."""
+        found = [r.held_accuracy for r in self.run.records[-LAST:] if r.held_accuracy is not None]
+        return 100 * fmean(found) if found else None
 
     @property
     def best(self) -> float:
@@ -85,7 +91,7 @@ class Done:
     def environment(self) -> str:
         """Where it was run."""
         about = self.run.environment
-        named = {"torch": "torch", "python": "Python", "engine": "engine"}
+        named = {"torch": "torch", "python": "Python"}
         known = [
             about.get("device", "device not recorded"),
             *(f"{n} {about[k]}" for k, n in named.items() if k in about),

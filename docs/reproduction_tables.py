@@ -68,87 +68,17 @@ def lost(runs: list[Done], base: Done) -> Iterator[str]:
 
 
 def where(runs: list[Done]) -> str:
-    """Devices and versions, each once, and the seeds."""
+    """Devices and versions, engines where they were recorded, each once, and the seeds."""
     places = dict.fromkeys(done.environment for done in runs)
+    engines = dict.fromkeys(f", engine {e}" for done in runs if (e := done.run.environment.get("engine")))
     seeds = sorted({done.run.experiment.seed for done in runs})
-    return f"{'; '.join(places)}. Seed {', '.join(map(str, seeds))}, one run of each.\n"
+    return f"{'; '.join(places)}{''.join(engines)}. Seed {', '.join(map(str, seeds))}, one run of each.\n"
 
 
 def missing(results: Results, preset: str) -> Iterator[str]:
     """What there is no run of."""
     if labels := results.missing(preset):
         yield f"Not run yet: {'; '.join(labels)}.\n"
-
-
-# -- the headline ------------------------------------------------------------------------------------------------------
-
-
-def headline(results: Results) -> Iterator[str]:
-    """The results that were asked for before anything was run, and whether they came."""
-    rows = [row for model in words.MODELS for row in _asked(results, model)]
-    yield "## Main results\n"
-    yield from table("model | method | accuracy | asked for | paper | fewer bytes | seconds a round", "llrrrrr", rows)
-    yield words.HEADLINE
-    if results.runs:
-        minutes = sum(sum(Done("", run).seconds) for run in results.runs) / 60
-        yield f"Finished runs: {len(results.runs)}, {minutes:.0f} minutes of computing in all.\n"
-
-
-ASKED = {("resnet18", "FedAMS"): 90.2, ("resnet18", "FedCAMS sign"): 89.4, ("resnet18", "FedCAMS top-k 1/64"): 89.0}
-SECONDS = {"resnet18": 0.40, "convmixer": 0.45}
-MIXER_LOSS, TWO_WAY_LOSS, TWO_WAY_FEWER, SIGN_SMALLER = 1.2, 0.7, 5, 31
-
-
-def _asked(results: Results, model: str) -> Iterator[list[str]]:
-    runs = {done.label: done for done in results.of(f"compression-{model}")}
-    for label in ("FedAMS", "FedCAMS sign", "FedCAMS top-k 1/64"):
-        if label not in runs:
-            yield [words.MODELS[model], label, "not run yet", "", "", "", ""]
-            continue
-        done, paper = runs[label], words.PUBLISHED.get((f"compression-{model}", label), "")
-        smaller = done.down / done.up
-        fewer = f"{smaller:.1f}x" if label != "FedAMS" else ""
-        fewer += _verdict(label != "FedCAMS sign" or smaller >= SIGN_SMALLER)
-        yield [
-            words.MODELS[model],
-            label,
-            f"{done.accuracy:.2f}",
-            _wish(model, done, runs),
-            paper,
-            fewer,
-            _speed(model, done),
-        ]
-    yield from _two_way_asked(results, model, runs)
-
-
-def _wish(model: str, done: Done, runs: dict[str, Done]) -> str:
-    if least := ASKED.get((model, done.label)):
-        return f"at least {least}" + _verdict(done.accuracy >= least)
-    if model == "convmixer" and done.label == "FedCAMS sign" and "FedAMS" in runs:
-        away = abs(runs["FedAMS"].accuracy - done.accuracy)
-        return f"within {MIXER_LOSS} of FedAMS" + _verdict(away <= MIXER_LOSS)
-    return ""
-
-
-def _speed(model: str, done: Done) -> str:
-    return "" if done.second is None else f"{done.second:.3f}" + _verdict(done.second <= SECONDS[model])
-
-
-def _verdict(met: bool) -> str:
-    return "" if met else " (missed)"
-
-
-def _two_way_asked(results: Results, model: str, runs: dict[str, Done]) -> Iterator[list[str]]:
-    """The pair with the fewest bytes that loses no more than was asked for; if all do, the most accurate."""
-    pairs, sign = two_way(results, f"two-way-{model}"), runs.get("FedCAMS sign")
-    if not pairs or sign is None:
-        return
-    least = sign.accuracy - TWO_WAY_LOSS
-    good = [done for done in pairs if done.accuracy >= least]
-    best = min(good, key=lambda d: d.total) if good else max(pairs, key=lambda d: d.accuracy)
-    times = sign.total / best.total
-    wish = f"at least {least:.2f}, {TWO_WAY_FEWER}x" + _verdict(bool(good) and times >= TWO_WAY_FEWER)
-    yield [words.MODELS[model], best.label, f"{best.accuracy:.2f}", wish, "", f"{times:.1f}x", _speed(model, best)]
 
 
 # -- γ, communication, both ways ---------------------------------------------------------------------------------------
@@ -211,10 +141,13 @@ def tradeoff(results: Results, preset: str) -> Iterator[str]:
         sizes = [f"{size / GB:.1f} GB" for size in (done.up, done.down, done.total)]
         fewer = [f"{other.total / done.total:.1f}x" if other else "" for other in (base, dense)]
         gone = f"{base.accuracy - done.accuracy:.2f}" if base and done is not base else ""
-        about = [done.label, f"`{done.run.experiment.downlink}`", f"{done.accuracy:.2f}", gone]
+        held = "" if done.held is None else f"{done.held:.2f}"
+        about = [done.label, f"`{done.run.experiment.downlink}`", f"{done.accuracy:.2f}", gone, held]
         rows.append([*about, *sizes, *fewer, _times(done)[0]])
-    heads = "run | downlink | accuracy | lost | up | down | up + down | fewer than sign | fewer than dense | seconds"
-    yield from table(heads, "llrrrrrrrr", rows)
+    heads = (
+        "run | downlink | accuracy | lost | held | up | down | up + down | fewer than sign | fewer than dense | seconds"
+    )
+    yield from table(heads, "llrrrrrrrrr", rows)
 
 
 def seeds(results: Results) -> Iterator[str]:

@@ -106,5 +106,6 @@ TWO_WAY = """\
 The paper compresses updates alone and leaves the model's way down open for partial participation. These runs
 compress both ([how](two-way.md)): 10 of 100 clients a round, first contacts dense, everything counted. *Fewer*
 compares all bytes, up and down, with FedCAMS sign, which compresses updates alone, and with no compression; *lost*
-is in points of accuracy against FedCAMS sign.
+is in points of accuracy against FedCAMS sign. *Accuracy* is that of the server's model; *held* is that of the model
+that all clients hold, where `shared` makes them hold one: they train from it, and its batch-norm statistics are theirs.
 """

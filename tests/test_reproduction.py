@@ -138,18 +138,38 @@ def test_two_way_compression_is_compared(tmp_path: Path) -> None:
     (tmp_path / "docs" / "two-way.md").write_text("<!-- CIFAR-10, by make reproduction -->\nold\n<!-- end -->\nafter\n")
     add(root, "two-way-resnet18", "FedCAMS sign, replica 2 bits", top=0.995)
     text = section(made(tmp_path), "Two-way compression")  # nothing to compare with yet
-    assert "| FedCAMS sign, replica 2 bits | `replica(blockq(bits=2))` | 89.65 |  | 0.0 GB |" in text
+    assert "| FedCAMS sign, replica 2 bits | `replica(blockq(bits=2))` | 89.65 |  |  | 0.0 GB |" in text
     add(root, "compression-resnet18", "FedCAMS sign", top=1.0)
     add(root, "compression-resnet18", "FedAMS", top=1.0)
     text = made(tmp_path)
     # 4125 bytes a round against 725, and 8000; 90.10 against 89.65.
-    assert re.search(r"\| `replica\(blockq\(bits=2\)\)` \| 89.65 \| 0.45 \|.*\| 5.7x \| 11.0x \| 1.500 \|", text)
+    assert re.search(r"\| `replica\(blockq\(bits=2\)\)` \| 89.65 \| 0.45 \|  \|.*\| 5.7x \| 11.0x \| 1.500 \|", text)
     assert "| FedCAMS sign, replica 2 bits | 89.65 | at least 89.40, 5x |  | 5.7x |" in section(text, "Main results")
     assert "reproduction/two-way-resnet18.html" in text
     other = (tmp_path / "docs" / "two-way.md").read_text("utf-8")
     assert "| `replica(blockq(bits=2))` | 89.65 | 0.45 |" in other
     assert "![Accuracy against all bytes, at the end and on the way](reproduction/two-way-resnet18.png)" in other
     assert other.endswith("<!-- end -->\nafter\n")
+
+
+def test_what_clients_hold_is_shown_where_it_was_measured(tmp_path: Path) -> None:
+    run = add(tmp_path / "results", "two-way-resnet18", "FedCAMS top-k 1/64, shared top-k 1/64")
+    lines = (run / "rounds.jsonl").read_text()
+    (run / "rounds.jsonl").write_text(lines.replace('"held_accuracy": null', '"held_accuracy": 0.875'))
+    assert "| `shared(topk(ratio=1/64))` | 81.09 |  | 87.50 |" in made(tmp_path)
+
+
+def test_buffers_are_named_where_they_keep_a_bound_from_being_met(tmp_path: Path) -> None:
+    run = add(tmp_path / "results", "compression-convmixer", "FedCAMS sign")
+    lines = (run / "rounds.jsonl").read_text()
+    grown = lines.replace('"wire_up": 125', '"wire_up": 325').replace('"wire_up_buffers": 0', '"wire_up_buffers": 200')
+    (run / "rounds.jsonl").write_text(grown)
+    text = section(made(tmp_path), "Main results")
+    assert "| FedCAMS sign | 81.09 |  |  | 12.3x (missed) |" in text
+    assert (
+        "sends up with sign, 62 % are batch-norm buffers,\nwhich travel uncompressed; all else is 32.0x smaller."
+        in text
+    )
 
 
 def test_runs_may_lack_times_and_environment(tmp_path: Path) -> None:

@@ -72,9 +72,9 @@ def curve(method: Method, metric: Metric) -> Curve:
     return Curve(x, mean, low, high, len(method.runs))
 
 
-def height(curves: Sequence[Curve]) -> tuple[float, float] | None:
+def height(curves: Sequence[Curve], start: float = START) -> tuple[float, float] | None:
     """From the lowest to the highest value after the start, with a margin; None where there is nothing to see."""
-    late = [c.x[ROUNDS.key] > START * c.x[ROUNDS.key][-1] for c in curves]
+    late = [c.x[ROUNDS.key] > start * c.x[ROUNDS.key][-1] for c in curves]
     lows = [c.low[kept].min() for c, kept in zip(curves, late, strict=True)]
     highs = [c.high[kept].max() for c, kept in zip(curves, late, strict=True)]
     if not curves or min(lows) == max(highs):
