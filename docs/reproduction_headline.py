@@ -55,8 +55,9 @@ def _buffers(model: str, runs: dict[str, Done]) -> Iterator[str]:
     if sign and sign.down / sign.up < SIGN_SMALLER:
         buffers = sign.sum("wire_up_buffers")
         alone = (sign.down - sign.sum("wire_down_buffers")) / max(1, sign.up - buffers)
+        share = f"{100 * buffers / sign.up:.0f} %"
         yield (
-            f"Of what {words.MODELS[model]} sends up with sign, {100 * buffers / sign.up:.0f} % are batch-norm buffers,\n"
+            f"Of what {words.MODELS[model]} sends up with sign, {share} are batch-norm buffers,\n"
             f"which travel uncompressed; all else is {alone:.1f}x smaller.\n"
         )
 
