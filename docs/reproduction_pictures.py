@@ -14,7 +14,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatt
 from PIL import Image
 from reproduction_runs import LAST, Done, collection, looks
 
-from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, GAMMA, ROUNDS, TRAIN_LOSS, Axis, Metric
+from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, GAMMA, HELD, ROUNDS, TRAIN_LOSS, Axis, Metric
 from fedcams.report.figures import LINES, MARKERS, STYLE
 from fedcams.report.series import Array, curve, height
 from fedcams.runs.folder import ROUNDS as RECORDS
@@ -111,9 +111,6 @@ def gamma_by_rounds(title: str) -> Draw:
         axes.set_ylim(bottom=0)
 
     return draw
-
-
-HELD = Metric("held_accuracy", "Test accuracy of what clients hold")
 
 
 def accuracy_by_bytes(axes: Any, runs: list[Done]) -> None:

@@ -218,6 +218,15 @@ def test_bytes_down_are_told_apart(tmp_path: Path) -> None:
     assert "10.0 kB (50% catch-up, 15% dense) | 11.0 kB |" in text
 
 
+def test_what_clients_hold_stands_below_the_servers_accuracy(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rising(0.8), downlink="shared(topk(ratio=1/64))", uplink="sign")
+    lines = (run / "rounds.jsonl").read_text()
+    (run / "rounds.jsonl").write_text(lines.replace('"held_accuracy": null', '"held_accuracy": 0.75'))
+    summary = summarize(collect([run]))
+    assert summary.rows[0].held_accuracy == pytest.approx(0.75)
+    assert "| 76.00 % (held 75.00 %) |" in markdown(collect([run]), summary)
+
+
 def test_where_the_bytes_go_is_drawn_once_the_downlink_is_compressed(runs: Path, tmp_path: Path) -> None:
     assert "chart-communication" not in page(collect([runs]), summarize(collect([runs])))
     out = report([two_way(tmp_path / "two")], tmp_path / "out").parent

@@ -31,6 +31,7 @@ STYLE = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "legend.fontsize": 8,
+    "figure.dpi": 200,  # text is as wide when it is placed as when it is drawn
     "savefig.dpi": 200,
     "svg.hashsalt": "fedcams",  # ids in SVG are random otherwise
 }

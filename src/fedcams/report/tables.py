@@ -6,7 +6,7 @@ import csv
 import html
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedcams.registry import resolve
@@ -96,7 +96,7 @@ def columns(summary: Summary) -> dict[str, str]:
         "Method": "the experiment's label",
         **{head: doc for key, (head, doc) in PIECES.items() if summary.shows(key)},
         "Seeds": "how many runs; numbers are means over them, small print is lowest to highest",
-        "Final accuracy": "mean over the last 20% of the rounds",
+        "Final accuracy": "mean over the last 20% of the rounds; held: that of the model that all clients hold",
         "Last": "accuracy at the last evaluation",
         "Best": "highest accuracy of any evaluation",
         "Bytes up": "sent by all clients in all rounds, headers and buffers included",
@@ -118,7 +118,8 @@ def cells(row: Row, summary: Summary) -> list[Cell]:
         Cell(row.label, row.label),
         *(_spec(key, getattr(row, key)) for key in PIECES if summary.shows(key)),
         Cell(str(len(row.seeds)), len(row.seeds)),
-        *(_spread(spread, summary.percent, len(row.seeds)) for spread in (row.final, row.last, row.best)),
+        _final(row, summary),
+        *(_spread(spread, summary.percent, len(row.seeds)) for spread in (row.last, row.best)),
         Cell(human_bytes(row.bytes_up), row.bytes_up),
         Cell(human_bytes(row.bytes_down), row.bytes_down, _shares(row)),
         Cell(human_bytes(row.bytes_total), row.bytes_total),
@@ -137,6 +138,13 @@ def _spread(spread: Spread | None, percent: bool, seeds: int) -> Cell:
         return Cell(NONE)
     low, high = score(spread.low, percent).removesuffix(" %"), score(spread.high, percent).removesuffix(" %")
     return Cell(score(spread.mean, percent), spread.mean, f"{low} … {high}" if seeds > 1 else "")
+
+
+def _final(row: Row, summary: Summary) -> Cell:
+    """The final accuracy, and below it that of what clients hold."""
+    cell = _spread(row.final, summary.percent, len(row.seeds))
+    held = "" if row.held_accuracy is None else f"held {score(row.held_accuracy, summary.percent)}"
+    return replace(cell, note=", ".join(part for part in (cell.note, held) if part))
 
 
 def _shares(row: Row) -> str:
