@@ -51,7 +51,7 @@ bench: $(READY) ## Time the core, whole rounds, catching up, and what the adapte
 golden: $(READY) ## Write the golden payloads anew (only when the wire format changes on purpose)
 	$(PY) tests/make_golden.py $(ARGS)
 
-reproduction: $(READY) ## Regenerate docs/reproduction.md from the runs in results/
+reproduction: $(READY) ## Regenerate docs/reproduction.md, its pictures and reports from the runs in results/
 	$(PY) docs/make_reproduction.py $(ARGS)
 
 docs: $(READY) ## Regenerate docs/reference.md

@@ -1,132 +1,191 @@
-"""Writes docs/reproduction.md and its pictures from the runs in results/. Run by `make reproduction`."""
+"""Writes docs/reproduction.md, its pictures and its reports from the runs in results/. Run by `make reproduction`.
+
+What docs/two-way.md shows of these runs is written too.
+"""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean, median
 
-from fedcams.experiment import Experiment
-from fedcams.experiment.preset import load_preset
-from fedcams.runs import Run, read_run
+import reproduction_pictures as draw
+import reproduction_tables as tables
+import reproduction_words as words
+from reproduction_headline import headline
+from reproduction_reports import write_report
+from reproduction_runs import Done, Results
 
-ROOT = Path(__file__).resolve().parents[1]
-PATH, PICTURES, RESULTS = ROOT / "docs" / "reproduction.md", ROOT / "docs" / "reproduction", ROOT / "results"
-LAST = 100
-"""Rounds at the end over which accuracies are averaged: single rounds scatter by a point."""
-PUBLISHED = {("fig1-resnet18", "FedAMS"): "90.94", ("compression-resnet18", "FedAMS"): "90.94"}
-"""Final test accuracies that the paper gives in numbers (FedAMS, ε = 0.001); the rest it shows as curves."""
-SECTIONS = {
-    "fig1-resnet18": "Server optimizers, ResNet-18",
-    "compression-resnet18": "Compressors, ResNet-18",
-    "fig1-convmixer": "Server optimizers, ConvMixer-256-8",
-    "compression-convmixer": "Compressors, ConvMixer-256-8",
-}
-CHARTS = {
-    "test_accuracy-rounds": "Test accuracy against rounds",
-    "test_accuracy-bytes_up": "Test accuracy against bytes sent up",
-    "gamma-rounds": "Dissimilarity γ of every round",
-}
-INTRO = """\
-# Reproduction
-
-The paper's experiments on CIFAR-10, run at full length: 500 rounds, 10 of 100 clients a round, 3 local epochs, batches
-of 20, local SGD with learning rate 0.01; crops and flips. Where the paper and its published code differ or are silent:
-
-- **bias correction** is on, as in the published code; the algorithms in the paper have none;
-- **80 % rule**: every client trains on the first 80 % of its shard, 400 of 500 images, as in the published code: 60
-  local steps a round;
-- **precision**: bfloat16 activations and matrix products with float32 master weights, by the engine `graphs`, which
-  takes sums in a fixed order: a round that is repeated gives the same bits;
-- **one seed**, 1, fixed before anything was run.
-
-*Accuracy* is the mean over the last 100 rounds, with the last round's and the best one's beside it. *Up* is what all
-clients sent in all rounds, batch-norm buffers included, *smaller* how many times less than dense. Every row is made by
-`fedcams run PRESET --only LABEL --data DIR --device cuda`, and all of a section's by `fedcams run PRESET`; this page by
-`make reproduction` from [results/](../results).
-"""
+DOCS = Path(__file__).resolve().parent
+RESULTS = DOCS.parent / "results"
+FOLDER = "reproduction"
+"""Where pictures and reports lie, beside the page."""
 
 
-def reproduction() -> str:
+def page(results: Results) -> str:
     """The whole page."""
-    return "\n".join([INTRO, *(line for preset in SECTIONS for line in _section(preset))]).rstrip() + "\n"
+    parts = [words.INTRO, *headline(results), words.SETTING, *tables.repeatability(results), *_reports(results)]
+    parts += [words.OPTIMIZERS, *(line for model in words.MODELS for line in _figure(results, "fig1", model))]
+    parts += [words.COMPRESSORS, *(line for model in words.MODELS for line in _figure(results, "compression", model))]
+    parts += [words.GAMMA, *_gamma(results)]
+    parts += [words.COMMUNICATION, *tables.communication(results)]
+    parts += [words.TWO_WAY, *_two_way(results, "two-way-resnet18")]
+    parts += [line for preset in further(results) for line in _further(results, preset)]
+    parts += tables.seeds(results)
+    return "\n".join(parts).rstrip() + "\n"
 
 
-def _section(preset: str) -> Iterator[str]:
-    done = _runs(preset)
-    yield from (f"## {SECTIONS[preset]}", "")
-    yield from (f"`fedcams run {preset}`", "")
-    if done:
-        yield from _table(preset, done)
-        yield from (f"![{text}](reproduction/{name})\n" for name, text in _pictures(preset, done))
-        yield _where(done[0])
-    missing = [e.label for e in load_preset(preset).experiments if e.label not in {r.experiment.label for r in done}]
-    if missing:
-        yield from (f"Not run yet: {', '.join(missing)}.", "")
+def pictures(results: Results) -> dict[str, list[draw.Panel]]:
+    """Name -> panels of every picture that there are runs for."""
+    found: dict[str, list[draw.Panel]] = {}
+    for model in words.MODELS:
+        found[f"fig1-{model}"] = _panels(results.of(f"fig1-{model}"), draw.accuracy_by_rounds, draw.loss_by_rounds)
+        runs = results.of(f"compression-{model}")
+        found[f"compression-{model}"] = _panels(runs, draw.accuracy_by_rounds, draw.accuracy_by_bytes_up)
+    groups = {name: tables.measured(results, model) for model, name in words.MODELS.items()}
+    found["gamma"] = [(draw.gamma_by_rounds(name), runs) for name, runs in groups.items() if runs]
+    for preset in ("two-way-resnet18", *further(results)):
+        found[preset] = _panels(results.of(preset), *_drawn(preset)) if _shown(results, preset) else []
+    return {name: panels for name, panels in found.items() if panels}
 
 
-def _table(preset: str, done: list[Run]) -> Iterator[str]:
-    yield "| run | accuracy | last | best | paper | up | smaller | seconds a round | minutes |"
-    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
-    for run in done:
-        scores = [record.test_accuracy or 0.0 for record in run.records]
-        up, dense = (sum(getattr(r, key) for r in run.records) for key in ("wire_up", "wire_down"))
-        seconds = [timing["seconds"] for timing in run.timings]
-        accuracies = (f"{100 * value:.2f}" for value in (fmean(scores[-LAST:]), scores[-1], max(scores)))
-        published = PUBLISHED.get((preset, run.experiment.label), "")
-        sizes = (f"{up / 1e9:.1f} GB", f"{dense / up:.1f}x")
-        times = (f"{median(seconds):.3f}", f"{sum(seconds) / 60:.1f}")
-        yield "| " + " | ".join([run.experiment.label, *accuracies, published, *sizes, *times]) + " |"
-    yield ""
+def _panels(runs: list[Done], *draws: draw.Draw) -> list[draw.Panel]:
+    return [(each, runs) for each in draws] if runs else []
 
 
-def _runs(preset: str) -> list[Run]:
-    """The finished runs of a preset in its order; one that another preset shares is taken from there."""
-    known = {_key(run.experiment): run for run in _finished()}
-    return [known[key] for experiment in load_preset(preset).experiments if (key := _key(experiment)) in known]
+def _drawn(preset: str) -> tuple[draw.Draw, ...]:
+    if preset.startswith("two-way"):
+        return draw.tradeoff, draw.accuracy_by_bytes
+    if preset == "epsilon":
+        return (draw.against_paper(words.EPSILON),)
+    return draw.accuracy_by_rounds, draw.loss_by_rounds
 
 
-def _finished() -> Iterator[Run]:
-    for path in sorted(RESULTS.glob("*/*/rounds.jsonl")):
-        run = read_run(path.parent)
-        if run.finished:
-            yield run
+def _shown(results: Results, preset: str) -> bool:
+    """A trade-off takes a run that compresses the model."""
+    return not preset.startswith("two-way") or bool(tables.two_way(results, preset))
 
 
-def _key(experiment: Experiment) -> tuple[object, ...]:
-    values = experiment.to_dict()
-    return tuple(values[key] for key in sorted(values) if key not in ("label", "measure_gamma", "engine"))
+def reports(results: Results) -> dict[str, list[Done]]:
+    """Name -> runs of the HTML reports."""
+    found = {}
+    for model in words.MODELS:
+        runs = [*results.of(f"fig1-{model}"), *results.of(f"compression-{model}")]
+        found[model] = list({done.label: done for done in runs}.values())
+        found[f"two-way-{model}"] = (
+            results.of(f"two-way-{model}") if tables.two_way(results, f"two-way-{model}") else []
+        )
+    return {name: runs for name, runs in found.items() if runs}
 
 
-def _pictures(preset: str, done: list[Run]) -> Iterator[tuple[str, str]]:
-    measured = any(record.gamma is not None for run in done for record in run.records[:1])
-    for name, text in CHARTS.items():
-        if name != "gamma-rounds" or measured:
-            yield f"{preset}-{name}.png", text
+def further(results: Results) -> list[str]:
+    """Presets that are shown since a run is there that no other section has."""
+    main = [f"{figure}-{model}" for figure in ("fig1", "compression") for model in words.MODELS]
+    shown = {done.run.path for preset in (*main, "two-way-resnet18") for done in results.of(preset)}
+    return [p for p in words.FURTHER if {done.run.path for done in results.of(p)} - shown]
 
 
-def _where(run: Run) -> str:
-    about = run.environment
-    return f"{about['device']}, torch {about['torch']}, Python {about['python']}; one run of each.\n"
+def _reports(results: Results) -> Iterator[str]:
+    names = {**words.MODELS, **{f"two-way-{model}": f"{name}, two-way" for model, name in words.MODELS.items()}}
+    links = [f"[{names[name]}]({FOLDER}/{name}.html)" for name in reports(results)]
+    if links:
+        yield (
+            "**Reports** to look around in, of one file each, to be downloaded and opened in a browser: "
+            f"{', '.join(links)}.\n"
+        )
 
 
-def draw() -> None:
-    """The pictures, by `fedcams report`."""
-    from fedcams.report import report
+def _figure(results: Results, figure: str, model: str) -> Iterator[str]:
+    preset = f"{figure}-{model}"
+    runs = results.of(preset)
+    yield f"### {words.MODELS[model]}\n\n`fedcams run {preset} --data DIR --device cuda`\n"
+    if runs:
+        yield from tables.accuracies(preset, runs)
+        base = next((done for done in runs if done.label == "FedAMS"), None)
+        yield from tables.lost(runs, base) if figure == "compression" and base else tables.ranking(runs)
+        yield from _picture(preset, PANELS[figure])
+        yield tables.where(runs)
+    yield from tables.missing(results, preset)
 
-    PICTURES.mkdir(exist_ok=True)
-    for preset in SECTIONS:
-        done = _runs(preset)
-        if done:
-            with tempfile.TemporaryDirectory() as folder:
-                report([run.path for run in done], Path(folder))
-                for name, _ in _pictures(preset, done):
-                    shutil.copy(Path(folder) / "figures" / name.removeprefix(f"{preset}-"), PICTURES / name)
+
+def _gamma(results: Results) -> Iterator[str]:
+    groups = {model: tables.measured(results, model) for model in words.MODELS}
+    if any(groups.values()):
+        yield from tables.gammas(groups)
+        yield from _picture("gamma", "γ of every round")
+    for model, runs in groups.items():
+        wanted = [e for e in ("FedCAMS sign", "FedCAMS top-k 1/64") if e not in {done.label for done in runs}]
+        if wanted:
+            yield f"Not run yet, {words.MODELS[model]}: {', '.join(wanted)}.\n"
+
+
+def _two_way(results: Results, preset: str) -> Iterator[str]:
+    yield f"`fedcams run {preset} --data DIR --device cuda`\n"
+    if tables.two_way(results, preset):
+        yield from tables.tradeoff(results, preset)
+        yield from _picture(preset, PANELS["two-way"])
+        yield tables.where(results.of(preset))
+    yield from tables.missing(results, preset)
+
+
+def _further(results: Results, preset: str) -> Iterator[str]:
+    yield f"## {words.FURTHER[preset]}\n"
+    if preset.startswith("two-way"):
+        yield from _two_way(results, preset)
+        return
+    runs = results.of(preset)
+    yield f"`fedcams run {preset} --data DIR --device cuda`\n"
+    yield from tables.accuracies(preset, runs)
+    yield from _picture(preset, PANELS.get(preset, PANELS["fig1"]))
+    yield tables.where(runs)
+    yield from tables.missing(results, preset)
+
+
+PANELS = {
+    "fig1": "Test accuracy and training loss against rounds",
+    "compression": "Test accuracy against rounds and against bytes sent up",
+    "two-way": "Accuracy against all bytes, at the end and on the way",
+    "epsilon": "Accuracy for each ε, beside the paper's",
+}
+
+
+def _picture(name: str, text: str) -> Iterator[str]:
+    yield f"![{text}]({FOLDER}/{name}.png)\n"
+    if name != "epsilon":
+        yield f"*Lines: mean of {2 * draw.AROUND + 1} rounds; faint: every round.*\n"
+
+
+BLOCK = re.compile(r"(?<=<!-- CIFAR-10, by make reproduction -->\n).*(?=<!-- end -->)", re.DOTALL)
+"""The part of docs/two-way.md that is made here."""
+
+
+def two_way_block(results: Results) -> str:
+    """What docs/two-way.md shows of CIFAR-10."""
+    preset = "two-way-resnet18"
+    if not tables.two_way(results, preset):
+        return "Not run yet at full length.\n"
+    lines = [*tables.tradeoff(results, preset), *_picture(preset, PANELS["two-way"]), tables.where(results.of(preset))]
+    return "\n".join(lines)
+
+
+def write(results: Results, docs: Path) -> None:
+    """Pages, pictures and reports; what is no longer shown is removed."""
+    folder = docs / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, panels in pictures(results).items():
+        draw.picture(folder / f"{name}.png", panels)
+    for name, runs in reports(results).items():
+        write_report(folder / f"{name}.html", runs)
+    kept = {f"{name}.png" for name in pictures(results)} | {f"{name}.html" for name in reports(results)}
+    for path in folder.iterdir():
+        if path.name not in kept:
+            path.unlink()
+    (docs / "reproduction.md").write_text(page(results), "utf-8")
+    if (path := docs / "two-way.md").exists():
+        path.write_text(BLOCK.sub(lambda _: two_way_block(results), path.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":
-    draw()
-    PATH.write_text(reproduction(), "utf-8")
-    print(f"{PATH.name} written")
+    write(Results(RESULTS), DOCS)
+    sys.stdout.write("docs/reproduction.md, docs/reproduction/ and the runs in docs/two-way.md written\n")

@@ -202,3 +202,34 @@ def test_nothing_sticks_out_sideways(page: Any) -> None:
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_browser_that_cannot_inflate_says_so_and_keeps_the_table(browser: Any, folder: Path) -> None:
+    page = browser.new_page()
+    page.add_init_script("delete window.DecompressionStream")
+    page.goto((folder / "out" / "index.html").as_uri())
+    page.get_by_text("this browser cannot inflate them").wait_for()
+    assert page.locator(".chart:visible").count() == 0
+    page.locator("#summary th button").filter(has_text="Bytes up").click()
+    assert page.locator("#summary td.method").all_inner_texts() == ["sparse", HOSTILE, "dense"]
+    page.locator("#theme").click()
+    page.close()
+
+
+def test_a_damaged_page_says_what_is_wrong(browser: Any, folder: Path) -> None:
+    text = (folder / "out" / "index.html").read_text("utf-8")
+    start = text.index('id="data">') + 200
+    (folder / "damaged.html").write_text(text[:start] + "AAAAAAAA" + text[start + 8 :], "utf-8")
+    page = browser.new_page()
+    page.goto((folder / "damaged.html").as_uri())
+    page.get_by_text("The charts are missing: ").wait_for()
+    page.close()
+
+
+def test_without_javascript_the_table_is_there_and_the_rest_is_explained(browser: Any, folder: Path) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto((folder / "out" / "index.html").as_uri())
+    assert page.get_by_text("The charts need JavaScript").is_visible()
+    assert page.locator("#summary tbody tr:visible").count() == 3
+    assert page.locator(".chart:visible").count() == 0
+    page.close()

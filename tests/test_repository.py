@@ -36,7 +36,7 @@ LEVELS: list[set[str]] = [
 """A module imports from its own level or from lower ones; `fedcams` itself (its __init__) stands above them all."""
 
 MAX_LINES = 300
-OPTIONAL = ["flwr", "matplotlib", "pandas", "plotly", "sklearn", "typer"]
+OPTIONAL = ["flwr", "matplotlib", "pandas", "sklearn", "typer"]
 """Never loaded by `import fedcams`."""
 
 

@@ -31,6 +31,7 @@ class Axis:
 
 
 ACCURACY = Metric("test_accuracy", "Test accuracy")
+HELD = Metric("held_accuracy", "Test accuracy of what clients hold")
 TEST_LOSS = Metric("test_loss", "Test loss")
 TRAIN_LOSS = Metric("train_loss", "Training loss")
 Q = Metric("q", "Compression error q")

@@ -1,23 +1,22 @@
-"""The charts of the page, as Plotly figures; colours of text and grid are set in the page, by its theme."""
+"""The charts of the page, as figures for plotly.js; colours of text and grid are set in the page, by its theme."""
 
 from __future__ import annotations
 
 import html
-import json
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fedcams.report.axes import ACCURACY, AXES, BYTES, COMPRESSION, CURVES, ROUNDS, Metric
 from fedcams.report.collect import Collection, Method
-from fedcams.report.extra import load
-from fedcams.report.palette import Look, look
+from fedcams.report.palette import Look
 from fedcams.report.partitions import Histogram
 from fedcams.report.parts import PARTS, Parts, parts
-from fedcams.report.series import Curve, curve
+from fedcams.report.series import Array, Curve, curve, height
 from fedcams.report.summary import Row, Summary
 from fedcams.report.units import human_bytes
+
+Trace = dict[str, Any]
+"""One line, bar or map of a chart, as plotly.js takes it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Chart:
     title: str
     figure: dict[str, Any]
     """`data` and `layout`, as plotly.js takes them."""
-    x: dict[str, list[list[float]]]
+    x: dict[str, list[list[float | None]]]
     """For each axis the x of every method drawn; empty when there is only one axis, and x stands in the figure."""
 
 
@@ -47,49 +46,43 @@ def compression(collection: Collection) -> list[Chart]:
 def communication(collection: Collection, summary: Summary) -> list[Chart]:
     """What accuracy costs, and where the bytes of each method went, where the downlink is compressed somewhere."""
     found = parts(collection)
-    return [_tradeoff(summary), _stacks(found)] if found and summary.target is not None else []
+    return [_tradeoff(collection, summary), _stacks(found)] if found and summary.target is not None else []
 
 
-def _tradeoff(summary: Summary) -> Chart:
+def _tradeoff(collection: Collection, summary: Summary) -> Chart:
     """One point a method: final accuracy, from the lowest to the highest seed, against all bytes."""
-    go = load("plotly.graph_objects")
-    traces = [_point(go, row, index, summary.percent) for index, row in enumerate(summary.rows) if row.final]
+    pairs = zip(summary.rows, collection.looks, strict=True)
+    traces = [_point(row, style, summary.percent) for row, style in pairs if row.final]
     layout = {
-        "xaxis": {
-            "title": {"text": BYTES.title},
-            "type": "log",
-            "exponentformat": "SI",
-            "ticksuffix": "B",
-            "dtick": "D2",
-        },
+        "xaxis": {"title": {"text": BYTES.title}, "type": "log"},
         "yaxis": {"zeroline": False, "tickformat": ".1%" if summary.percent else ""},
     }
-    return Chart("tradeoff", "Final accuracy against all bytes", _plain(go.Figure(traces, layout)), {})
+    return Chart("tradeoff", "Final accuracy against all bytes", {"data": traces, "layout": layout}, {})
 
 
-def _point(go: Any, row: Row, index: int, percent: bool) -> Any:
+def _point(row: Row, style: Look, percent: bool) -> Trace:
     assert row.final is not None
     low, high = row.final.mean - row.final.low, row.final.high - row.final.mean
-    return go.Scatter(
-        x=[row.bytes_total],
-        y=[row.final.mean],
-        error_y={"type": "data", "symmetric": False, "array": [high], "arrayminus": [low], "thickness": 1},
-        mode="markers",
-        name=html.escape(row.label, quote=False),
-        legendgroup=row.label,
-        marker={"color": look(index).colour, "size": 11, "symbol": SYMBOLS[look(index).dash]},
-        hovertemplate=f"%{{y:{'.2%' if percent else '.4~g'}}}, {human_bytes(row.bytes_total)}",
-    )
+    return {
+        "type": "scatter",
+        "x": [row.bytes_total],
+        "y": [row.final.mean],
+        "error_y": {"type": "data", "symmetric": False, "array": [high], "arrayminus": [low], "thickness": 1},
+        "mode": "markers",
+        "name": html.escape(row.label, quote=False),
+        "legendgroup": row.label,
+        "marker": {"color": style.colour, "size": 11, "symbol": SYMBOLS[style.dash]},
+        "hovertemplate": f"%{{y:{'.2%' if percent else '.4~g'}}}, {human_bytes(row.bytes_total)}",
+    }
 
 
 SYMBOLS = {"solid": "circle", "dash": "square", "dot": "diamond", "dashdot": "cross"}
 
 
 def _stacks(found: list[Parts]) -> Chart:
-    go = load("plotly.graph_objects")
     methods = [f"{html.escape(part.label, quote=False)} · {human_bytes(part.total)}" for part in found]
     traces = [
-        _part(go, name, colour, [p.bytes[i] for p in found], found, methods)
+        _part(name, colour, [p.bytes[i] for p in found], found, methods)
         for i, (name, colour) in enumerate(PARTS.items())
     ]
     layout = {
@@ -102,38 +95,39 @@ def _stacks(found: list[Parts]) -> Chart:
         },
         "yaxis": {"automargin": True, "autorange": "reversed", "showgrid": False},
     }
-    return Chart("communication", "Where the bytes go", _plain(go.Figure(traces, layout)), {})
+    return Chart("communication", "Where the bytes go", {"data": traces, "layout": layout}, {})
 
 
-def _part(go: Any, name: str, colour: str, sizes: list[float], found: list[Parts], methods: list[str]) -> Any:
+def _part(name: str, colour: str, sizes: list[float], found: list[Parts], methods: list[str]) -> Trace:
     shares = [size / part.total if part.total else 0.0 for size, part in zip(sizes, found, strict=True)]
     texts = [human_bytes(size) for size in sizes]
-    return go.Bar(
-        x=shares,
-        y=methods,
-        orientation="h",
-        name=name,
-        legendgroup=name,
-        marker={"color": colour},
-        customdata=texts,
-        hovertemplate="%{customdata}, %{x:.1%}",
-    )
+    return {
+        "type": "bar",
+        "x": shares,
+        "y": methods,
+        "orientation": "h",
+        "name": name,
+        "legendgroup": name,
+        "marker": {"color": colour},
+        "customdata": texts,
+        "hovertemplate": "%{customdata}, %{x:.1%}",
+    }
 
 
 def partition(histogram: Histogram, index: int) -> Chart:
     """A heat map, clients to the right and labels upwards."""
-    go = load("plotly.graph_objects")
-    trace = go.Heatmap(
-        z=histogram.counts.T.astype(np.int32),
-        colorscale="Cividis",
-        colorbar={"thickness": 12, "outlinewidth": 0},
-        hovertemplate="client %{x}, label %{y}: %{z} examples<extra></extra>",
-    )
+    trace = {
+        "type": "heatmap",
+        "z": histogram.counts.T.tolist(),
+        "colorscale": "Cividis",
+        "colorbar": {"thickness": 12, "outlinewidth": 0},
+        "hovertemplate": "client %{x}, label %{y}: %{z} examples<extra></extra>",
+    }
     layout = {
         "xaxis": {"title": {"text": "Client"}, "showgrid": False, "zeroline": False},
         "yaxis": {"title": {"text": "Label"}, "showgrid": False, "zeroline": False, "dtick": _step(histogram)},
     }
-    return Chart(f"partition-{index + 1}", histogram.title, _plain(go.Figure([trace], layout)), {})
+    return Chart(f"partition-{index + 1}", histogram.title, {"data": [trace], "layout": layout}, {})
 
 
 def _step(histogram: Histogram) -> int:
@@ -142,54 +136,45 @@ def _step(histogram: Histogram) -> int:
 
 
 def _lines(collection: Collection, metric: Metric, percent: bool, axes: bool = True) -> Chart:
-    go = load("plotly.graph_objects")
-    traces, places = [], []
-    for index, method in enumerate(collection.methods):
+    traces: list[Trace] = []
+    shown: list[Curve] = []
+    for method, style in zip(collection.methods, collection.looks, strict=True):
         drawn = curve(method, metric)
         if drawn and (metric not in COMPRESSION or drawn.high.any()):
-            traces += _method(go, method, drawn, look(index), ".2%" if percent else ".4~g")
-            places.append(drawn.x)
-    layout = {
+            still = {} if axes else {"x": compact(drawn.x[ROUNDS.key])}  # x that moves is put in by the page
+            traces += [trace | still for trace in _method(method, drawn, style, ".2%" if percent else ".4~g")]
+            shown.append(drawn)
+    layout: dict[str, Any] = {
         "xaxis": {"title": {"text": ROUNDS.title}, "zeroline": False},
         "yaxis": {"title": {"text": ""}, "zeroline": False, "tickformat": ".0%" if percent else ""},
         "hovermode": "x unified",
     }
-    x = {axis.key: [_compact(place[axis.key]) for place in places] for axis in AXES} if axes else {}
-    figure = _plain(go.Figure(traces, layout))
-    if axes:  # a method's traces have the same x, which the page puts in
-        for trace in figure["data"]:
-            del trace["x"]
-    return Chart(metric.key, metric.title, figure, x)
+    if metric in CURVES and (seen := height(shown)):
+        layout["yaxis"] |= {"range": list(seen)}
+    x = {axis.key: [compact(drawn.x[axis.key]) for drawn in shown] for axis in AXES} if axes else {}
+    return Chart(metric.key, metric.title, {"data": traces, "layout": layout}, x)
 
 
-def _method(go: Any, method: Method, drawn: Curve, style: Look, form: str) -> list[Any]:
+def _method(method: Method, drawn: Curve, style: Look, form: str) -> list[Trace]:
     """The mean, and behind it the band when there are several seeds; the legend shows and hides them together."""
-    shared = {"x": _compact(drawn.x[ROUNDS.key]), "legendgroup": method.label, "mode": "lines"}
+    shared = {"type": "scatter", "legendgroup": method.label, "mode": "lines"}
     unseen = {**shared, "showlegend": False, "hoverinfo": "skip", "line": {"width": 0}}
-    mean = go.Scatter(
+    mean = {
         **shared,
-        y=_compact(drawn.mean),
-        name=html.escape(method.label, quote=False),  # Plotly reads names as HTML
-        line={"color": style.colour, "dash": style.dash, "width": 2.2},
-        hovertemplate=f"%{{y:{form}}}",
-        meta=f"%{{y:{form}}}",  # the page adds to it, by axis
-    )
+        "y": compact(drawn.mean),
+        "name": html.escape(method.label, quote=False),  # Plotly reads names as HTML
+        "line": {"color": style.colour, "dash": style.dash, "width": 2.2},
+        "hovertemplate": f"%{{y:{form}}}",
+        "meta": f"%{{y:{form}}}",  # the page adds to it, by axis
+    }
     if drawn.seeds == 1:
         return [mean]
-    low = go.Scatter(**unseen, y=_compact(drawn.low))
-    high = go.Scatter(**unseen, y=_compact(drawn.high), fill="tonexty", fillcolor=style.faint(0.16))
+    low = {**unseen, "y": compact(drawn.low)}
+    high = {**unseen, "y": compact(drawn.high), "fill": "tonexty", "fillcolor": style.faint(0.16)}
     return [low, high, mean]
 
 
-def _compact(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
-    """Six digits are more than a screen shows, and a third of what a file would hold."""
-    short = (float(f"{value:.6g}") for value in values.tolist())
-    return [int(value) if value.is_integer() else value for value in short]
-
-
-def _plain(figure: Any) -> dict[str, Any]:
-    """Without Plotly's own template: the page brings its style."""
-    figure.update_layout(template="none")
-    plain: dict[str, Any] = json.loads(figure.to_json())
-    plain["layout"].pop("template", None)
-    return plain
+def compact(values: Array) -> list[float | None]:
+    """Five digits, one more than a pointer is told and a third of what there is; None for NaN, which JSON lacks."""
+    short = (float(f"{value:.5g}") for value in values.tolist())
+    return [None if value != value else int(value) if value.is_integer() else value for value in short]

@@ -12,6 +12,8 @@ import numpy as np
 
 from fedcams.errors import FedcamsError
 from fedcams.experiment import Experiment
+from fedcams.report.order import in_order
+from fedcams.report.palette import Look, look
 from fedcams.runs import Run, RunError, is_run, read_run
 from fedcams.runs.folder import EXPERIMENT
 
@@ -48,6 +50,8 @@ class Collection:
     methods: list[Method]
     empty: list[Path]
     """Runs that were found but have no round yet."""
+    looks: list[Look]
+    """How each method is drawn, wherever it is."""
 
     @property
     def runs(self) -> list[Run]:
@@ -56,7 +60,10 @@ class Collection:
 
 
 def collect(paths: Sequence[Path]) -> Collection:
-    """The runs at these paths, or in folders below them, in the order in which they are met."""
+    """The runs at these paths, or in folders below them, in the order in which they are met.
+
+    Of those below a path, runs that lie in one folder come in the order of their preset.
+    """
     if not paths:
         raise RunError("no path was given; name at least one folder of a run, or one that holds runs")
     folders = {folder.resolve(): folder for path in paths for folder in _folders(Path(path))}
@@ -66,7 +73,8 @@ def collect(paths: Sequence[Path]) -> Collection:
         raise RunError(
             f"{sorted(named or empty)[0]}: no round is recorded; let the run come further, then report again"
         )
-    return Collection(_methods(run for run in runs if run.records), empty)
+    methods = _methods(run for run in runs if run.records)
+    return Collection(methods, empty, [look(index) for index in range(len(methods))])
 
 
 def _folders(path: Path) -> list[Path]:
@@ -74,7 +82,7 @@ def _folders(path: Path) -> list[Path]:
         raise RunError(f"{path} is not a folder; name the folder of a run, or one that holds runs")
     if is_run(path):
         return [path]
-    if not (found := sorted(file.parent for file in path.rglob(EXPERIMENT))):
+    if not (found := in_order(file.parent for file in path.rglob(EXPERIMENT))):
         raise RunError(
             f"no run under {path}: no folder there holds {EXPERIMENT}; name the folder that runs were put in"
         )

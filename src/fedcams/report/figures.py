@@ -11,11 +11,10 @@ import numpy as np
 from fedcams.report.axes import ACCURACY, AXES, BYTES, COMPRESSION, CURVES, ROUNDS, Axis, Metric
 from fedcams.report.collect import Collection
 from fedcams.report.extra import load
-from fedcams.report.palette import look
 from fedcams.report.partitions import Histogram, histograms
 from fedcams.report.parts import PARTS, Parts, parts
 from fedcams.report.profiles import PROFILES, time_to
-from fedcams.report.series import curve
+from fedcams.report.series import curve, height
 from fedcams.report.summary import Summary
 from fedcams.report.units import human_bytes, score
 
@@ -32,6 +31,7 @@ STYLE = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "legend.fontsize": 8,
+    "figure.dpi": 200,  # text is as wide when it is placed as when it is drawn
     "savefig.dpi": 200,
     "svg.hashsalt": "fedcams",  # ids in SVG are random otherwise
 }
@@ -69,7 +69,7 @@ def _figures(collection: Collection, summary: Summary) -> Iterator[tuple[str, An
             yield f"{metric.key}-{axis.key}", figure
     if (found := parts(collection)) and summary.target is not None:
         yield "communication", _stacks(found)
-        yield "tradeoff", _tradeoff(summary)
+        yield "tradeoff", _tradeoff(collection, summary)
     for index, histogram in enumerate(histograms(collection)):
         yield f"partition-{index + 1}", _heat_map(histogram)
     if summary.target is not None:
@@ -84,9 +84,11 @@ def _figure() -> tuple[Any, Any]:
 
 def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) -> Any:
     figure, axes = _figure()
-    for index, method in enumerate(collection.methods):
-        drawn, style = curve(method, metric), look(index)
+    shown = []
+    for method, style in zip(collection.methods, collection.looks, strict=True):
+        drawn = curve(method, metric)
         if drawn and (metric not in COMPRESSION or drawn.high.any()):
+            shown.append(drawn)
             x = drawn.x[axis.key]
             axes.plot(x, drawn.mean, color=style.colour, linestyle=LINES[style.dash], label=_text(method.label))
             if drawn.seeds > 1:
@@ -100,7 +102,7 @@ def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) ->
         axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     if percent and metric == ACCURACY:
         axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-    axes.set(xlabel=axis.title, ylabel=metric.title)
+    axes.set(xlabel=axis.title, ylabel=metric.title, ylim=height(shown) if metric in CURVES else None)
     _legend(figure)
     return figure
 
@@ -115,13 +117,13 @@ def _heat_map(histogram: Histogram) -> Any:
     return figure
 
 
-def _tradeoff(summary: Summary) -> Any:
+def _tradeoff(collection: Collection, summary: Summary) -> Any:
     """Final accuracy of each method, from its lowest to its highest seed, against all bytes."""
     figure, axes = _figure()
-    for index, row in enumerate(summary.rows):
+    for row, look in zip(summary.rows, collection.looks, strict=True):
         if row.final is not None:
             low, high = row.final.mean - row.final.low, row.final.high - row.final.mean
-            style = {"color": look(index).colour, "marker": MARKERS[look(index).dash], "capsize": 2}
+            style = {"color": look.colour, "marker": MARKERS[look.dash], "capsize": 2}
             axes.errorbar([row.bytes_total], [row.final.mean], [[low], [high]], ls="", label=_text(row.label), **style)
     ticker = load("matplotlib.ticker")
     axes.set_xscale("log")
@@ -156,10 +158,10 @@ def _bars(collection: Collection, summary: Summary, target: float) -> Any:
     figure, axes = _figure()
     methods = collection.methods
     width, places = 0.8 / len(methods), np.arange(len(PROFILES))
-    for index, method in enumerate(methods):
+    for index, (method, style) in enumerate(zip(methods, collection.looks, strict=True)):
         times = [time_to(method, profile, target) for profile in PROFILES]
         heights = [np.nan if time is None else time for time in times]
-        left, style = places - 0.4 + (index + 0.5) * width, look(index)
+        left = places - 0.4 + (index + 0.5) * width
         label = _text(method.label) + ("" if times[0] is not None else " (not reached)")
         axes.bar(left, heights, width * 0.9, color=style.colour, hatch=HATCHES[style.pattern], label=label)
     axes.set_yscale("log")

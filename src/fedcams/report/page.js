@@ -1,6 +1,6 @@
 "use strict";
 // The page's own script: draws the charts in the colours of the theme, changes axes, sorts, and recomputes times.
-const report = JSON.parse(document.getElementById("data").textContent);
+let report, axis; // the data, and the horizontal axis of the curves; both are there once `start` has inflated them
 // Plotly offers to share charts through its cloud unless told not to: data stay where the page is.
 const config = {
   responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
@@ -41,8 +41,6 @@ function show(key, data, layout) {
 
 // -- curves ----------------------------------------------------------------------------------------------------------
 
-let axis = report.axes[0];
-
 // Ticks of a logarithmic axis: 1, 2, 5, 10, … where there are few decades, powers of ten where there are many.
 function decades(values, unit) {
   const some = values.filter(v => v > 0), ticks = [];
@@ -67,6 +65,7 @@ function draw(chart) {
     const far = axis.unit ? `<br>at %{x:.4~s}${axis.unit}<extra></extra>` : "";
     chart.data.filter(t => t.name).forEach(t => { t.hovertemplate = (far ? "%{fullData.name}<br>" : "") + t.meta + far; });
   }
+  if (!moves && layout.xaxis.type === "log") Object.assign(layout.xaxis, decades(chart.data.flatMap(t => t.x), "B"));
   return show(chart.key, chart.data, layout);
 }
 
@@ -148,13 +147,34 @@ function sort(head) {
 
 // -- start -----------------------------------------------------------------------------------------------------------
 
+// What an element holds as base64 of gzip.
+function inflate(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), c => c.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+async function start() {
+  report = JSON.parse(await inflate("data"));
+  axis = report.axes[0];
+  document.head.append(Object.assign(document.createElement("script"), { textContent: await inflate("plotly") }));
+  all();
+  $("#axes button").forEach(button => { button.onclick = () => choose(button); });
+  $(".network input").forEach(input => { input.oninput = times; });
+}
+
+// Without charts the table is still whole.
+function trouble(why) {
+  const old = typeof DecompressionStream === "undefined";
+  const said = old ? "this browser cannot inflate them (it has no DecompressionStream): open the page in one from 2023 or later" : why;
+  document.getElementById("trouble").textContent = `The charts are missing: ${said}. The table is whole.`;
+  document.documentElement.dataset.charts = "off";
+}
+
 function all() { report.charts.forEach(draw); times(); }
 document.getElementById("theme").onclick = () => {
   const root = document.documentElement.dataset;
   root.theme = root.theme === "dark" ? "light" : "dark";
-  all();
+  if (window.Plotly) all();
 };
-$("#axes button").forEach(button => { button.onclick = () => choose(button); });
 $("#summary th").forEach(head => { head.firstElementChild.onclick = () => sort(head); });
-$(".network input").forEach(input => { input.oninput = times; });
-all();
+start().catch(trouble);

@@ -1,7 +1,12 @@
-"""The page: one HTML file that holds its style, its script, Plotly and the data, and fetches nothing."""
+"""The page: one HTML file that holds its style, its script, Plotly and the data, and fetches nothing.
+
+Plotly and the data are compressed and written as base64; the browser inflates them.
+"""
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from collections.abc import Iterable
 from html import escape
@@ -13,8 +18,7 @@ from fedcams.report import charts
 from fedcams.report.axes import AXES
 from fedcams.report.charts import Chart
 from fedcams.report.collect import Collection
-from fedcams.report.extra import load
-from fedcams.report.palette import look
+from fedcams.report.palette import Look
 from fedcams.report.partitions import histograms
 from fedcams.report.profiles import PROFILES, link
 from fedcams.report.sections import facts, network, notes, segments, summary_table, tiles, versions
@@ -24,8 +28,8 @@ from fedcams.report.tables import explained
 from fedcams.runs import Run
 
 
-def page(collection: Collection, summary: Summary) -> str:
-    """The whole file."""
+def page(collection: Collection, summary: Summary, alone: bool = False) -> str:
+    """The whole file; it speaks of the files beside it unless it stands alone."""
     curves = charts.curves(collection, summary.percent)
     compression = charts.compression(collection)
     communication = charts.communication(collection, summary)
@@ -33,10 +37,10 @@ def page(collection: Collection, summary: Summary) -> str:
     return Template(_part("page.html")).substitute(
         title=_title(collection),
         css=_part("page.css"),
-        facts=facts(collection),
+        facts=facts(collection, summary),
         notes=notes(collection),
         tiles=tiles(summary),
-        table=summary_table(summary),
+        table=summary_table(collection, summary),
         explained=escape(explained(summary)),
         axes=segments(),
         curves=_cards(curves, wide=1),
@@ -46,9 +50,11 @@ def page(collection: Collection, summary: Summary) -> str:
         network=network(collection, summary),
         partitions=_section("Partitions", partitions, PARTITION_NOTE),
         environment=versions(collection),
-        plotly=load("plotly.offline").get_plotlyjs(),
-        data=_data(collection, summary, [*curves, *communication, *compression, *partitions]),
+        plotly=base64.b64encode(_file("vendored/plotly-cartesian.min.js.gz")).decode(),
+        data=_packed(_data(collection, summary, [*curves, *communication, *compression, *partitions])),
         script=_part("page.js"),
+        exact="" if alone else EXACT,
+        beside="" if alone else BESIDE,
     )
 
 
@@ -59,6 +65,11 @@ COMPRESSION_NOTE = (
 COMMUNICATION_NOTE = (
     "All clients and rounds, mean over seeds. Updates go up, the rest down: deltas to clients that are in step, or "
     "whole models, compressed; what brings back clients that missed several, and dense models, as at a first contact."
+)
+EXACT = " Exact numbers are in <code>summary.csv</code>."
+BESIDE = (
+    "<footer>Beside this page: the charts for papers in <code>figures/</code> (PNG, SVG), every round in "
+    "<code>rounds.csv</code>, the table in <code>summary.csv</code> and <code>summary.md</code>.</footer>"
 )
 PARTITION_NOTE = "How many examples of each label every client trains on."
 
@@ -73,7 +84,7 @@ def _section(title: str, shown: list[Chart], note: str) -> str:
     if not shown:
         return ""
     cards = _cards(shown, wide=len(shown) % 2)
-    return f'<section><h2>{title}</h2><div class="grid">{cards}</div><p class="small">{note}</p></section>'
+    return f'<section class="live"><h2>{title}</h2><div class="grid">{cards}</div><p class="small">{note}</p></section>'
 
 
 def _cards(shown: list[Chart], wide: int) -> str:
@@ -86,34 +97,36 @@ def _cards(shown: list[Chart], wide: int) -> str:
 
 
 def _data(collection: Collection, summary: Summary, shown: Iterable[Chart]) -> str:
-    """What the script works with. Nothing in it can end the element that holds it."""
+    """What the script works with."""
     data = {
         "charts": [{"key": chart.key, **chart.figure, "x": chart.x} for chart in shown],
         "axes": [{"key": axis.key, "title": axis.title, "unit": axis.unit} for axis in AXES],
-        "methods": [_method(method.label, index) for index, method in enumerate(collection.methods)],
+        "methods": [_method(m.label, style) for m, style in zip(collection.methods, collection.looks, strict=True)],
         "profiles": [vars(profile) for profile in PROFILES],
         "percent": summary.percent,
         "runs": [_run(index, run) for index, method in enumerate(collection.methods) for run in method.runs],
     }
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
-def _method(label: str, index: int) -> dict[str, str]:
-    style = look(index)
+def _packed(text: str) -> str:
+    """Without a clock in it, so that equal data give equal pages."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _method(label: str, style: Look) -> dict[str, str]:
     return {"name": escape(label, quote=False), "colour": style.colour, "pattern": style.pattern}
 
 
 def _run(method: int, run: Run) -> dict[str, Any]:
     """One client's link, round by round."""
     carried = link(run)
-    return {
-        "method": method,
-        "accuracy": [None if value != value else value for value in carried.accuracy.tolist()],
-        "down": [round(value, 1) for value in carried.down.tolist()],
-        "up": [round(value, 1) for value in carried.up.tolist()],
-        "compute": [round(value, 6) for value in carried.compute.tolist()],
-    }
+    return {"method": method, **{key: charts.compact(values) for key, values in vars(carried).items()}}
+
+
+def _file(name: str) -> bytes:
+    return files("fedcams.report").joinpath(name).read_bytes()
 
 
 def _part(name: str) -> str:
-    return files("fedcams.report").joinpath(name).read_text("utf-8")
+    return _file(name).decode()

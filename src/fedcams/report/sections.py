@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 from statistics import fmean
@@ -12,23 +13,27 @@ import numpy as np
 from fedcams.registry import Spec
 from fedcams.report.axes import AXES
 from fedcams.report.collect import Collection
-from fedcams.report.palette import look
+from fedcams.report.palette import Look
 from fedcams.report.profiles import PROFILES, compute
-from fedcams.report.summary import Summary
-from fedcams.report.tables import Cell, cells, columns, text_columns
+from fedcams.report.summary import NO_FEEDBACK, Summary
+from fedcams.report.tables import PIECES, Cell, cells, columns, text_columns
 from fedcams.report.units import human_bytes, score
 
 FACTS = {
     "Task": "task", "Model": "model", "Partition": "partition", "Clients": "clients", "Cohort": "sampler",
-    "Local training": "local", "Downlink": "downlink", "Rounds": "rounds", "Seeds": "seed",
+    "Local training": "local", "Server": "server", "Uplink": "uplink", "Downlink": "downlink", "Rounds": "rounds",
+    "Seeds": "seed",
 }  # fmt: skip
 
 
-def facts(collection: Collection) -> str:
-    """What was run; where runs differ, all values."""
+def facts(collection: Collection, summary: Summary) -> str:
+    """What was run, less what the table says of every method; where runs differ, all values."""
     described = [run.experiment for run in collection.runs]
-    shown = {name: _distinct(getattr(e, key) for e in described) for name, key in FACTS.items()}
-    whole = {name: _distinct(_spelled_out(getattr(e, key)) for e in described) for name, key in FACTS.items()}
+    named = {name: key for name, key in FACTS.items() if key not in PIECES or not summary.shows(key)}
+    shown = {name: _distinct(getattr(e, key) for e in described) for name, key in named.items()}
+    whole = {name: _distinct(_spelled_out(getattr(e, key)) for e in described) for name, key in named.items()}
+    if "Uplink" in shown and not all(e.feedback for e in described):
+        shown["Uplink"] += NO_FEEDBACK
     shown["Partition"] = whole["Partition"]  # how uneven the data are is half of the experiment
     sizes = _distinct(f"{fmean(len(record.cohort) for record in run.records):.4g}" for run in collection.runs)
     shown["Cohort"] += f", {sizes} clients"
@@ -85,7 +90,7 @@ def tiles(summary: Summary) -> str:
     )
 
 
-def summary_table(summary: Summary) -> str:
+def summary_table(collection: Collection, summary: Summary) -> str:
     """Head and body; a cell carries the number it is sorted by."""
     words = text_columns(summary)
     heads = "".join(
@@ -93,8 +98,8 @@ def summary_table(summary: Summary) -> str:
         for i, (name, doc) in enumerate(columns(summary).items())
     )
     rows = "".join(
-        f"<tr>{''.join(_cell(cell, i, index, words) for i, cell in enumerate(cells(row, summary)))}</tr>"
-        for index, row in enumerate(summary.rows)
+        f"<tr>{''.join(_cell(cell, i, style, words) for i, cell in enumerate(cells(row, summary)))}</tr>"
+        for row, style in zip(summary.rows, collection.looks, strict=True)
     )
     return f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>"
 
@@ -113,8 +118,8 @@ def network(collection: Collection, summary: Summary) -> str:
         return ""
     heads = "".join(f"<th>{profile.name}</th>" for profile in PROFILES)
     rows = "".join(
-        f'<tr><td class="text method">{_dot(index)}{escape(method.label)}</td>{"<td></td>" * len(PROFILES)}</tr>'
-        for index, method in enumerate(collection.methods)
+        f'<tr><td class="text method">{_dot(style)}{escape(method.label)}</td>{"<td></td>" * len(PROFILES)}</tr>'
+        for method, style in zip(collection.methods, collection.looks, strict=True)
     )
     shown = 100 * summary.target if summary.percent else summary.target
     return NETWORK.format(
@@ -126,7 +131,7 @@ def network(collection: Collection, summary: Summary) -> str:
     )
 
 
-NETWORK = """<section><h2>Time to accuracy on a network</h2>
+NETWORK = """<section class="live"><h2>Time to accuracy on a network</h2>
 <div class="network">
 <div class="card"><h3>Links</h3>
 <table class="rates"><thead><tr><th class="text"></th><th>Down<br>Mbit/s</th><th>Up<br>Mbit/s</th>
@@ -159,14 +164,15 @@ def _input(key: str, value: float, least: float | None, name: str = "") -> str:
     return f'<input id="{key}" type="number" step="any" required value="{value:.10g}"{low}{named}>'
 
 
-def _cell(cell: Cell, column: int, row: int, words: int) -> str:
+def _cell(cell: Cell, column: int, style: Look, words: int) -> str:
     order = "" if cell.order is None else f' data-order="{escape(str(cell.order))}"'
     note = f"<small>{escape(cell.note)}</small>" if cell.note else ""
     text = escape(cell.text)
     if column == 0:
-        text = _dot(row) + text
+        text = _dot(style) + text
     elif column < words:
-        text = f"<code>{', '.join(f'<span>{part}</span>' for part in text.split(', '))}</code>"
+        # A narrow table breaks a spec after its name and between its parameters.
+        text = f"<code>{'<wbr>'.join(f'<span>{part}</span>' for part in re.findall(r'[^(,]+[(,]? ?', text))}</code>"
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
     return f'<td class="{_kind(column, words)}"{order}{hint}>{text}{note}</td>'
 
@@ -175,8 +181,8 @@ def _kind(column: int, words: int) -> str:
     return "" if column >= words else "text" if column else "text method"
 
 
-def _dot(index: int) -> str:
-    return f'<span class="dot" style="--c:{look(index).colour}"></span>'
+def _dot(style: Look) -> str:
+    return f'<span class="dot" style="--c:{style.colour}"></span>'
 
 
 def _spelled_out(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,10 @@ Array = NDArray[np.float64]
 
 BAND = "line: mean over seeds; band: lowest to highest seed"
 """What is drawn when a method has several seeds."""
+
+
+START = 0.1
+"""This part of the rounds, the first, does not count for the height of a chart: it would take most of it."""
 
 
 @dataclass(frozen=True)
@@ -65,3 +70,14 @@ def curve(method: Method, metric: Metric) -> Curve:
     x = {axis.key: np.nanmean(place[:, kept], axis=0) for axis, place in places.items()}
     mean, low, high = (f(table, axis=0) if kept.any() else np.empty(0) for f in (np.nanmean, np.nanmin, np.nanmax))
     return Curve(x, mean, low, high, len(method.runs))
+
+
+def height(curves: Sequence[Curve], start: float = START) -> tuple[float, float] | None:
+    """From the lowest to the highest value after the start, with a margin; None where there is nothing to see."""
+    late = [c.x[ROUNDS.key] > start * c.x[ROUNDS.key][-1] for c in curves]
+    lows = [c.low[kept].min() for c, kept in zip(curves, late, strict=True)]
+    highs = [c.high[kept].max() for c, kept in zip(curves, late, strict=True)]
+    if not curves or min(lows) == max(highs):
+        return None
+    margin = 0.05 * (max(highs) - min(lows))
+    return float(min(lows) - margin), float(max(highs) + margin)

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, ROUNDS, Axis
+from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, HELD, ROUNDS, Axis, Metric
 from fedcams.report.collect import Collection, Method
 from fedcams.report.parts import share_of_down
 from fedcams.report.profiles import compute, first_at
@@ -17,6 +17,8 @@ from fedcams.runs import Run
 
 LAST_PART = 0.2
 """Final accuracies are means over this part of the rounds, the last."""
+NO_FEEDBACK = ", no feedback"
+"""Follows an uplink that keeps nothing of what it loses."""
 TARGET_PART = 0.95
 """The default target: this part of the best method's final accuracy."""
 
@@ -44,6 +46,8 @@ class Row:
     """Accuracy, mean over the last 20% of the rounds."""
     last: Spread | None
     best: Spread | None
+    held_accuracy: float | None
+    """Final accuracy of the model that clients hold, where all hold one that is not the server's."""
     bytes_up: float
     """Of all rounds and clients."""
     bytes_down: float
@@ -75,10 +79,10 @@ class Summary:
     percent: bool
     """Whether the metric is a part of one, as an accuracy is."""
 
-    @property
-    def two_way(self) -> bool:
-        """Whether the downlink is compressed somewhere."""
-        return any(row.downlink != "none" for row in self.rows)
+    def shows(self, key: str) -> bool:
+        """Whether `server`, `uplink` or `downlink` deserves a column: methods differ in it, or there is only one."""
+        found = {getattr(row, key) for row in self.rows}
+        return len(found) > 1 or (len(self.rows) == 1 and found != {"none"})
 
 
 def summarize(collection: Collection, target: float | None = None) -> Summary:
@@ -94,7 +98,12 @@ def summarize(collection: Collection, target: float | None = None) -> Summary:
 
 def final_score(run: Run) -> float | None:
     """The mean of a run's evaluations in the last 20% of the rounds it has made, at least of the last one."""
-    rounds, scores = _evaluations(run)
+    return late_mean(run, ACCURACY)
+
+
+def late_mean(run: Run, metric: Metric) -> float | None:
+    """The same of any metric."""
+    rounds, scores = _evaluations(run, metric)
     late = rounds > (1 - LAST_PART) * run.records[-1].round
     return float((scores[late] if late.any() else scores[-1:]).mean()) if len(scores) else None
 
@@ -115,13 +124,14 @@ def _row(method: Method, target: float | None) -> Row:
     return Row(
         label=method.label,
         server=str(experiment.server),
-        uplink=str(experiment.uplink) + ("" if experiment.feedback else ", no feedback"),
+        uplink=str(experiment.uplink) + ("" if experiment.feedback else NO_FEEDBACK),
         downlink=str(experiment.downlink),
         seeds=[run.experiment.seed for run in runs],
         rounds=fmean(run.records[-1].round for run in runs),
         final=_spread(method, final_score),
         last=_spread(method, last_score),
         best=_spread(method, best_score),
+        held_accuracy=_held(runs),
         bytes_up=fmean(sum(record.wire_up for record in run.records) for run in runs),
         bytes_down=fmean(sum(record.wire_down for record in run.records) for run in runs),
         bytes_total=fmean(sum(record.wire_up + record.wire_down for record in run.records) for run in runs),
@@ -135,14 +145,20 @@ def _row(method: Method, target: float | None) -> Row:
     )
 
 
+def _held(runs: list[Run]) -> float | None:
+    found = [late_mean(run, HELD) for run in runs]
+    known = [value for value in found if value is not None]
+    return fmean(known) if len(known) == len(runs) else None
+
+
 def _share(runs: list[Run], key: str) -> float | None:
     shares = [share for run in runs if (share := share_of_down(run, key)) is not None]
     return fmean(shares) if len(shares) == len(runs) else None
 
 
-def _evaluations(run: Run) -> tuple[Array, Array]:
+def _evaluations(run: Run, metric: Metric = ACCURACY) -> tuple[Array, Array]:
     """Rounds and scores of a run's evaluations."""
-    scores = values(run, ACCURACY)
+    scores = values(run, metric)
     known = np.isfinite(scores)
     return position(run, ROUNDS)[known], scores[known]
 

@@ -6,7 +6,7 @@ import csv
 import html
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedcams.registry import resolve
@@ -14,7 +14,7 @@ from fedcams.report.axes import AXES
 from fedcams.report.collect import Collection
 from fedcams.report.profiles import compute
 from fedcams.report.series import position
-from fedcams.report.summary import Row, Spread, Summary
+from fedcams.report.summary import NO_FEEDBACK, Row, Spread, Summary
 from fedcams.report.units import NONE, human_bytes, human_seconds, score
 
 SPREADS = ("final", "last", "best")
@@ -81,16 +81,22 @@ class Cell:
     hint: str = ""
 
 
+PIECES = {
+    "server": ("Server", "what the server does with the mean update"),
+    "uplink": ("Uplink", "how updates travel to the server"),
+    "downlink": ("Downlink", "how the model travels to clients"),
+}
+"""Columns that are left out where they say the same of all methods."""
+
+
 def columns(summary: Summary) -> dict[str, str]:
     """The heads of the table, each with an explanation."""
     target = "" if summary.target is None else f" {score(summary.target, summary.percent)}"
     return {
         "Method": "the experiment's label",
-        "Server": "what the server does with the mean update",
-        "Uplink": "how updates travel to the server",
-        **({"Downlink": "how the model travels to clients"} if summary.two_way else {}),
+        **{head: doc for key, (head, doc) in PIECES.items() if summary.shows(key)},
         "Seeds": "how many runs; numbers are means over them, small print is lowest to highest",
-        "Final accuracy": "mean over the last 20% of the rounds",
+        "Final accuracy": "mean over the last 20% of the rounds; held: that of the model that all clients hold",
         "Last": "accuracy at the last evaluation",
         "Best": "highest accuracy of any evaluation",
         "Bytes up": "sent by all clients in all rounds, headers and buffers included",
@@ -110,11 +116,10 @@ def cells(row: Row, summary: Summary) -> list[Cell]:
     """One line of the table, in the order of `columns`."""
     return [
         Cell(row.label, row.label),
-        _spec("server", row.server),
-        _spec("compressor", row.uplink),
-        *([_spec("downlink", row.downlink)] if summary.two_way else []),
+        *(_spec(key, getattr(row, key)) for key in PIECES if summary.shows(key)),
         Cell(str(len(row.seeds)), len(row.seeds)),
-        *(_spread(spread, summary.percent, len(row.seeds)) for spread in (row.final, row.last, row.best)),
+        _final(row, summary),
+        *(_spread(spread, summary.percent, len(row.seeds)) for spread in (row.last, row.best)),
         Cell(human_bytes(row.bytes_up), row.bytes_up),
         Cell(human_bytes(row.bytes_down), row.bytes_down, _shares(row)),
         Cell(human_bytes(row.bytes_total), row.bytes_total),
@@ -123,8 +128,9 @@ def cells(row: Row, summary: Summary) -> list[Cell]:
     ]
 
 
-def _spec(kind: str, spec: str) -> Cell:
-    return Cell(spec, spec, hint=resolve(kind, spec).spelled_out())
+def _spec(key: str, spec: str) -> Cell:
+    kind = "compressor" if key == "uplink" else key
+    return Cell(spec, spec, hint=resolve(kind, spec.removesuffix(NO_FEEDBACK)).spelled_out())
 
 
 def _spread(spread: Spread | None, percent: bool, seeds: int) -> Cell:
@@ -132,6 +138,13 @@ def _spread(spread: Spread | None, percent: bool, seeds: int) -> Cell:
         return Cell(NONE)
     low, high = score(spread.low, percent).removesuffix(" %"), score(spread.high, percent).removesuffix(" %")
     return Cell(score(spread.mean, percent), spread.mean, f"{low} … {high}" if seeds > 1 else "")
+
+
+def _final(row: Row, summary: Summary) -> Cell:
+    """The final accuracy, and below it that of what clients hold."""
+    cell = _spread(row.final, summary.percent, len(row.seeds))
+    held = "" if row.held_accuracy is None else f"held {score(row.held_accuracy, summary.percent)}"
+    return replace(cell, note=", ".join(part for part in (cell.note, held) if part))
 
 
 def _shares(row: Row) -> str:

@@ -1,0 +1,178 @@
+"""The pictures of docs/reproduction.md. One is drawn again when its runs or this file have changed, and not before."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from PIL import Image
+from reproduction_runs import LAST, Done, collection, looks
+
+from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, GAMMA, HELD, ROUNDS, TRAIN_LOSS, Axis, Metric
+from fedcams.report.figures import LINES, MARKERS, STYLE
+from fedcams.report.series import Array, curve, height
+from fedcams.runs.folder import ROUNDS as RECORDS
+
+AROUND = 5
+"""Curves are means over this many rounds on each side; the single rounds stand behind them, faint."""
+WIDE, SINGLE = (9.6, 3.3), (4.8, 3.3)
+DIGEST = "fedcams:input"
+
+Draw = Callable[[Any, list[Done]], None]
+Panel = tuple[Draw, list[Done]]
+
+
+def digest(panels: list[Panel]) -> str:
+    """Of everything that a picture shows and of how it is drawn."""
+    hashed = hashlib.sha256(Path(__file__).read_bytes())
+    for _, runs in panels:
+        for done, look in zip(runs, looks(runs), strict=True):
+            hashed.update(f"{done.label} {look}".encode() + (done.run.path / RECORDS).read_bytes())
+    return hashed.hexdigest()
+
+
+def is_current(path: Path, panels: list[Panel]) -> bool:
+    """Whether the picture is there and shows these runs."""
+    if not path.exists():
+        return False
+    with Image.open(path) as image:
+        return image.info.get(DIGEST) == digest(panels)
+
+
+def picture(path: Path, panels: list[Panel]) -> None:
+    """Draws panels side by side, and one legend below them."""
+    if is_current(path, panels):
+        return
+    with mpl.rc_context(STYLE):
+        figure = Figure(WIDE if len(panels) > 1 else SINGLE, layout="constrained")
+        for axes, (draw, runs) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            draw(axes, runs)
+        _level(figure)
+        _legend(figure)
+        figure.savefig(path, bbox_inches="tight", metadata={"Software": None, DIGEST: digest(panels)})
+
+
+def _level(figure: Figure) -> None:
+    """Panels that show the same have the same height, so that they can be compared."""
+    if len({axes.get_ylabel() for axes in figure.axes}) == 1:
+        lows, highs = zip(*(axes.get_ylim() for axes in figure.axes), strict=True)
+        for axes in figure.axes:
+            axes.set_ylim(min(lows), max(highs))
+
+
+def _legend(figure: Figure) -> None:
+    """Every method once, under all panels."""
+    entries = {
+        name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    longest = max(map(len, entries))
+    columns = min(len(entries), 2 if len(figure.axes) == 1 else 3 if longest > 26 else 5)
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
+
+
+def curves(metric: Metric, axis: Axis, title: str = "") -> Draw:
+    """A metric along an axis, smoothed, and every round behind it."""
+
+    def draw(axes: Any, runs: list[Done]) -> None:
+        shown = [curve(method, metric) for method in collection(runs).methods]
+        for done, line, look in zip(runs, shown, looks(runs), strict=True):
+            axes.plot(line.x[axis.key], line.mean, color=look.colour, lw=0.6, alpha=0.25)
+            style = {"color": look.colour, "ls": LINES[look.dash], "lw": 1.5}
+            axes.plot(line.x[axis.key], smooth(line.mean), label=done.label, **style)
+        if axis.log:
+            _bytes(axes)
+            axes.set_xlim(left=min(line.x[axis.key][len(line.mean) // 25] for line in shown))
+        if metric == ACCURACY:
+            _percent(axes)
+        axes.set(
+            xlabel=axis.title, ylabel=metric.title, title=title, ylim=height(shown) if metric == ACCURACY else None
+        )
+
+    return draw
+
+
+accuracy_by_rounds = curves(ACCURACY, ROUNDS)
+accuracy_by_bytes_up = curves(ACCURACY, BYTES_UP)
+loss_by_rounds = curves(TRAIN_LOSS, ROUNDS)
+
+
+def gamma_by_rounds(title: str) -> Draw:
+    """γ, from zero."""
+    plain = curves(GAMMA, ROUNDS, title)
+
+    def draw(axes: Any, runs: list[Done]) -> None:
+        plain(axes, runs)
+        axes.set_ylim(bottom=0)
+
+    return draw
+
+
+def accuracy_by_bytes(axes: Any, runs: list[Done]) -> None:
+    """Accuracy along all bytes, to a mark at the end; of what clients hold, where it was measured, to a hollow one."""
+    curves(ACCURACY, BYTES)(axes, runs)
+    methods = collection(runs).methods
+    for method, look in zip(methods, looks(runs), strict=True):
+        for metric, face in ((ACCURACY, look.colour), (HELD, "white")):
+            if line := curve(method, metric):
+                style = {"color": look.colour, "ls": LINES[look.dash] if metric == ACCURACY else "-", "lw": 1.5}
+                name = method.label + ("" if metric == ACCURACY else ", held by clients")
+                mark = {"marker": MARKERS[look.dash], "markevery": [-1], "markerfacecolor": face, "ms": 7}
+                axes.plot(line.x[BYTES.key], smooth(line.mean), label=name, **style, **mark)
+    axes.set_ylim(height([curve(method, ACCURACY) for method in methods], start=0.5))
+
+
+def tradeoff(axes: Any, runs: list[Done]) -> None:
+    """Accuracy against all bytes, one mark a method, and a hollow one for what clients hold."""
+    for done, look in zip(runs, looks(runs), strict=True):
+        style = {"ls": "", "marker": MARKERS[look.dash], "ms": 8, "color": look.colour}
+        axes.plot([done.total], [done.accuracy / 100], label=done.label, **style)
+        if done.held is not None:
+            hollow = {"markerfacecolor": "white", "label": f"{done.label}, held by clients"}
+            axes.plot([done.total], [done.held / 100], **style, **hollow)
+    _bytes(axes, subs=(1, 2, 5))
+    axes.margins(0.12, 0.2)
+    _percent(axes, decimals=1)
+    axes.set(xlabel=BYTES.title, ylabel=f"Test accuracy, last {LAST} rounds")
+
+
+def against_paper(published: dict[str, str]) -> Draw:
+    """Our accuracies beside the paper's, along the presets' labels."""
+
+    def draw(axes: Any, runs: list[Done]) -> None:
+        places = range(len(runs))
+        ours, look = [done.accuracy / 100 for done in runs], looks(runs)[0]
+        theirs = [float(published[done.label]) / 100 for done in runs]
+        axes.plot(places, ours, "o-", color=look.colour, label=f"fedcams, mean of the last {LAST} rounds")
+        axes.plot(places, theirs, "s--", color="#777777", label="paper, final")
+        axes.set_xticks(places, [done.label for done in runs])
+        _percent(axes, decimals=1)
+        axes.set(ylabel="Test accuracy")
+
+    return draw
+
+
+def smooth(values: Array) -> Array:
+    """`[T]`, the mean of each value and its neighbours, of those there are at the ends."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    places = np.arange(len(values))
+    starts, ends = np.maximum(0, places - AROUND), np.minimum(len(values), places + AROUND + 1)
+    mean: Array = (sums[ends] - sums[starts]) / (ends - starts)
+    return mean
+
+
+def _percent(axes: Any, decimals: int = 0) -> None:
+    axes.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
+
+
+def _bytes(axes: Any, subs: tuple[int, ...] = (1,)) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
+    axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
+    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,147 @@
+"""The finished runs under results/, found by what was run: a preset's experiment, under the label it has there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, median
+
+from fedcams.experiment import Experiment
+from fedcams.experiment.preset import load_preset
+from fedcams.report import Collection, Method
+from fedcams.report.palette import Look, look
+from fedcams.runs import Run, read_run
+
+LAST = 100
+"""Rounds at the end over which accuracies are averaged: single rounds scatter by a point."""
+APART = ("label", "measure_gamma", "engine")
+"""Keys that change nothing of what was computed."""
+LOOKS = {
+    "FedAvg": 0, "FedAdam": 1, "FedYogi": 2, "FedAMSGrad": 10, "FedAMS": 4, "FedAMS without bias correction": 11,
+    "FedCAMS sign": 5, "FedCAMS top-k 1/64": 6, "FedCAMS top-k 1/128": 7, "FedCAMS top-k 1/256": 9,
+    "FedCAMS sign, replica 4 bits": 0, "FedCAMS sign, replica 2 bits": 1, "FedCAMS sign, shared 4 bits": 2,
+    "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 13,
+    "FedCAMS sign, stateless 8 bits": 12,
+}  # fmt: skip
+"""A method looks the same in every picture, and no two in one picture look alike."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished run, under the label of the preset that asks for it."""
+
+    label: str
+    run: Run
+
+    @cached_property
+    def scores(self) -> list[float]:
+        """Every evaluation of the last rounds, in percent."""
+        first = self.run.records[-1].round - LAST
+        return [100 * r.test_accuracy for r in self.run.records if r.test_accuracy is not None and r.round > first]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over the last rounds."""
+        return fmean(self.scores)
+
+    @property
+    def held(self) -> float | None:
+        """The same of the model that clients hold, where it was measured."""
+        found = [r.held_accuracy for r in self.run.records[-LAST:] if r.held_accuracy is not None]
+        return 100 * fmean(found) if found else None
+
+    @property
+    def best(self) -> float:
+        """The highest of any round."""
+        return max(100 * r.test_accuracy for r in self.run.records if r.test_accuracy is not None)
+
+    def sum(self, *keys: str) -> int:
+        """Of these fields of the records, over all rounds."""
+        return sum(getattr(record, key) for record in self.run.records for key in keys)
+
+    @property
+    def up(self) -> int:
+        return self.sum("wire_up")
+
+    @property
+    def down(self) -> int:
+        return self.sum("wire_down")
+
+    @property
+    def total(self) -> int:
+        return self.up + self.down
+
+    @property
+    def gamma(self) -> list[float]:
+        """Of every round; empty where it was not measured."""
+        return [record.gamma for record in self.run.records if record.gamma is not None]
+
+    @cached_property
+    def seconds(self) -> list[float]:
+        """Of every round, evaluation included."""
+        return [timing["seconds"] for timing in self.run.timings]
+
+    @property
+    def second(self) -> float | None:
+        """The median round: the first one compiles."""
+        return median(self.seconds) if self.seconds else None
+
+    @property
+    def environment(self) -> str:
+        """Where it was run."""
+        about = self.run.environment
+        named = {"torch": "torch", "python": "Python"}
+        known = [
+            about.get("device", "device not recorded"),
+            *(f"{n} {about[k]}" for k, n in named.items() if k in about),
+        ]
+        return ", ".join(known)
+
+
+class Results:
+    """All finished runs below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        found = (read_run(path.parent) for path in sorted(folder.glob("*/*/rounds.jsonl")))
+        self.runs = [run for run in found if run.finished]
+
+    def of(self, preset: str) -> list[Done]:
+        """A preset's runs in its order; one that another preset shares is taken from there."""
+        known = {key(run.experiment): run for run in sorted(self.runs, key=lambda run: bool(run.records[0].gamma))}
+        return [Done(e.label, known[key(e)]) for e in load_preset(preset).experiments if key(e) in known]
+
+    def missing(self, preset: str) -> list[str]:
+        """The labels of those that are not there."""
+        there = {done.label for done in self.of(preset)}
+        return [e.label for e in load_preset(preset).experiments if e.label not in there]
+
+    def seeds(self, done: Done) -> list[Done]:
+        """The same with every seed that was run."""
+        found = {
+            run.experiment.seed: run for run in self.runs if key(run.experiment)[1:] == key(done.run.experiment)[1:]
+        }
+        return [Done(done.label, found[seed]) for seed in sorted(found)]
+
+    def repeats(self) -> list[list[Run]]:
+        """Runs that were made several times with the same seed."""
+        groups: dict[tuple[object, ...], list[Run]] = {}
+        for run in self.runs:
+            groups.setdefault(key(run.experiment), []).append(run)
+        return [group for group in groups.values() if len(group) > 1]
+
+
+def key(experiment: Experiment) -> tuple[object, ...]:
+    """What was computed, the seed first."""
+    values = experiment.to_dict()
+    return values.pop("seed"), *(values[name] for name in sorted(values) if name not in APART)
+
+
+def collection(runs: list[Done]) -> Collection:
+    """For the report's charts, each method in its own look."""
+    return Collection([Method(done.label, [done.run]) for done in runs], [], looks(runs))
+
+
+def looks(runs: list[Done]) -> list[Look]:
+    """Those of `LOOKS`, else by place."""
+    return [look(LOOKS.get(done.label, place)) for place, done in enumerate(runs)]

@@ -1,0 +1,193 @@
+"""The tables of docs/reproduction.md, and the sentences under them that follow from their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+import reproduction_words as words
+from reproduction_runs import LAST, Done, Results
+
+from fedcams.plan.paper import ROUNDS
+
+GB = 1e9
+
+
+def table(heads: str, align: str, rows: list[list[str]]) -> Iterator[str]:
+    """Heads as one line, alignment as `l` and `r`."""
+    yield f"| {heads} |"
+    yield f"|{'|'.join({'l': '---', 'r': '--:'}[a] for a in align)}|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
+
+
+def accuracies(preset: str, runs: list[Done]) -> Iterator[str]:
+    """One line a run."""
+    published = [words.PUBLISHED.get((preset, done.label), "") for done in runs]
+    rows = [
+        [
+            done.label,
+            f"{done.accuracy:.2f}",
+            f"{done.scores[-1]:.2f}",
+            f"{done.best:.2f}",
+            paper,
+            *_sizes(done),
+            *_times(done),
+        ]
+        for done, paper in zip(runs, published, strict=True)
+    ]
+    yield from table(
+        "run | accuracy | last | best | paper | up | smaller | seconds a round | minutes", "lrrrrrrrr", rows
+    )
+
+
+def _sizes(done: Done) -> list[str]:
+    """Up, and how many times smaller than dense; models that travel dense are as large as dense updates."""
+    smaller = f"{done.down / done.up:.1f}x" if str(done.run.experiment.downlink) == "none" else ""
+    return [f"{done.up / GB:.1f} GB" if done.up >= GB else f"{done.up / 1e6:.0f} MB", smaller]
+
+
+def _times(done: Done) -> list[str]:
+    if done.second is None:
+        return ["", ""]
+    return [f"{done.second:.3f}", f"{sum(done.seconds) / 60:.1f}"]
+
+
+def ranking(runs: list[Done]) -> Iterator[str]:
+    """The methods by accuracy, and how far those with a published number lie from it."""
+    if len(runs) > 1:
+        ordered = sorted(runs, key=lambda done: -done.accuracy)
+        yield f"By accuracy: {', '.join(f'{done.label} {done.accuracy:.2f}' for done in ordered)}.\n"
+
+
+def lost(runs: list[Done], base: Done) -> Iterator[str]:
+    """What compression costs."""
+    others = [f"{done.label} {base.accuracy - done.accuracy:.2f}" for done in runs if done is not base]
+    if others:
+        yield f"Points lost against {base.label}: {', '.join(others)}.\n"
+
+
+def where(runs: list[Done]) -> str:
+    """Devices and versions, engines where they were recorded, each once, and the seeds."""
+    places = dict.fromkeys(done.environment for done in runs)
+    engines = dict.fromkeys(f", engine {e}" for done in runs if (e := done.run.environment.get("engine")))
+    seeds = sorted({done.run.experiment.seed for done in runs})
+    return f"{'; '.join(places)}{''.join(engines)}. Seed {', '.join(map(str, seeds))}, one run of each.\n"
+
+
+def missing(results: Results, preset: str) -> Iterator[str]:
+    """What there is no run of."""
+    if labels := results.missing(preset):
+        yield f"Not run yet: {'; '.join(labels)}.\n"
+
+
+# -- γ, communication, both ways ---------------------------------------------------------------------------------------
+
+
+def measured(results: Results, model: str) -> list[Done]:
+    """The runs of a model that recorded γ."""
+    return [done for done in results.of(f"gamma-{model}") if done.gamma]
+
+
+def gammas(groups: dict[str, list[Done]]) -> Iterator[str]:
+    """γ at the start, at the end and at its highest."""
+    rows = [
+        [words.MODELS[model], done.label, f"{fmean(done.gamma[:LAST]):.2f}", f"{fmean(done.gamma[-LAST:]):.2f}",
+         f"{max(done.gamma):.2f}"]
+        for model, runs in groups.items() for done in runs
+    ]  # fmt: skip
+    heads = f"model | run | mean of the first {LAST} rounds | mean of the last {LAST} | highest"
+    yield from table(heads, "llrrr", rows)
+    measured = [done for runs in groups.values() for done in runs]
+    grown = [done.label for done in measured if fmean(done.gamma[-LAST:]) > fmean(done.gamma[:LAST])]
+    if grown:
+        yield (
+            f"In {len(grown)} of these {len(measured)} runs γ is higher in the last rounds than in the first; whether\n"
+            "it stays bounded in longer ones they cannot tell.\n"
+        )
+
+
+def communication(results: Results) -> Iterator[str]:
+    """The paper's bits, ours by its rule, and what was on the wire."""
+    rows = []
+    for done in results.of("compression-resnet18"):
+        cohort = len(done.run.records[0].cohort)
+        bits = done.sum("paper_bits_up", "paper_bits_down")
+        rows.append(
+            [
+                done.label,
+                words.BITS[done.label],
+                f"{bits:.2e}".replace("e+", "e"),
+                f"{8 * done.total / cohort:.2e}".replace("e+", "e"),
+            ]
+        )
+    if rows:
+        yield from table(f"run | paper | bits in {ROUNDS} rounds by its rule | on the wire", "lrrr", rows)
+    yield from missing(results, "compression-resnet18")
+
+
+def two_way(results: Results, preset: str) -> list[Done]:
+    """The runs of a preset that compress the model too."""
+    return [done for done in results.of(preset) if str(done.run.experiment.downlink) != "none"]
+
+
+def tradeoff(results: Results, preset: str) -> Iterator[str]:
+    """All bytes against accuracy, with what is saved and what is lost."""
+    runs = results.of(preset)
+    dense = next((done for done in runs if done.label == "FedAMS"), None)
+    base = next((done for done in runs if done.label == "FedCAMS sign"), None)
+    rows = []
+    for done in runs:
+        sizes = [f"{size / GB:.1f} GB" for size in (done.up, done.down, done.total)]
+        fewer = [f"{other.total / done.total:.1f}x" if other else "" for other in (base, dense)]
+        gone = f"{base.accuracy - done.accuracy:.2f}" if base and done is not base else ""
+        held = "" if done.held is None else f"{done.held:.2f}"
+        about = [done.label, f"`{done.run.experiment.downlink}`", f"{done.accuracy:.2f}", gone, held]
+        rows.append([*about, *sizes, *fewer, _times(done)[0]])
+    heads = (
+        "run | downlink | accuracy | lost | held | up | down | up + down | fewer than sign | fewer than dense | seconds"
+    )
+    yield from table(heads, "llrrrrrrrrr", rows)
+
+
+def seeds(results: Results) -> Iterator[str]:
+    """Every method that was run with several seeds."""
+    names = [f"{figure}-{model}" for figure in ("fig1", "compression", "two-way") for model in words.MODELS]
+    found: dict[object, list[Done]] = {}
+    for done in (done for name in names for done in results.of(name)):
+        found.setdefault(done.run.path, results.seeds(done))
+    rows = [_seeds(runs) for runs in found.values() if len(runs) > 1]
+    if rows:
+        yield "## Other seeds\n"
+        yield from table("model | run | seed: accuracy | mean", "lllr", rows)
+
+
+def _seeds(runs: list[Done]) -> list[str]:
+    each = ", ".join(f"{done.run.experiment.seed}: {done.accuracy:.2f}" for done in runs)
+    model = words.MODELS[str(runs[0].run.experiment.model)]
+    return [model, runs[0].label, each, f"{fmean(done.accuracy for done in runs):.2f}"]
+
+
+def repeatability(results: Results) -> Iterator[str]:
+    """What repeats, and what was seen of it."""
+    yield (
+        "**Repeatability**: the engine takes all sums in a fixed order, so a run that is repeated with the same seed,\n"
+        "device and versions gives the same `rounds.jsonl`; rounds repeated with one seed gave the same bits\n"
+        "([record](../benchmarks/records/2026-11-15_graphs))."
+    )
+    for first, *others in results.repeats():
+        for other in others:
+            yield _compared(Done(first.experiment.label, first), Done(other.experiment.label, other))
+    yield ""
+
+
+def _compared(one: Done, two: Done) -> str:
+    pairs = zip(one.run.records, two.run.records, strict=True)
+    differing = [a.round for a, b in pairs if vars(a) | {"gamma": None} != vars(b) | {"gamma": None}]
+    name = f"{one.label}, {one.run.experiment.model}, seed {one.run.experiment.seed}, was run twice at full length: "
+    if not differing:
+        return f"{name}all records are equal."
+    commits = {str(done.run.environment.get("commit")) for done in (one, two)}
+    why = ", with other versions of the code" if len(commits) > 1 else ""
+    scores = f"accuracies are {one.accuracy:.2f} and {two.accuracy:.2f}"
+    return f"{name}records differ from round {differing[0]}{why}; {scores}."

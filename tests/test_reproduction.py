@@ -1,0 +1,235 @@
+"""The page on the paper's experiments: that of results/, and right for any runs there may be."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import make_reproduction as make
+import pytest
+from reproduction_pictures import is_current, smooth
+from reproduction_reports import html, inflated
+from reproduction_runs import Results
+
+from fedcams.experiment.preset import folder_name, load_preset
+from test_report import rising, write_run
+
+STALE = "is stale: run `make reproduction`"
+ROUNDS = 500
+
+
+# -- what is in the repository -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return Results(make.RESULTS)
+
+
+def test_the_page_is_that_of_the_results(results: Results) -> None:
+    assert (make.DOCS / "reproduction.md").read_text("utf-8") == make.page(results), f"docs/reproduction.md {STALE}"
+
+
+def test_pictures_and_reports_are_those_of_the_results(results: Results) -> None:
+    folder = make.DOCS / make.FOLDER
+    for name, panels in make.pictures(results).items():
+        assert is_current(folder / f"{name}.png", panels), f"{name}.png {STALE}"
+    for name, runs in make.reports(results).items():
+        written = (folder / f"{name}.html").read_text("utf-8")
+        assert inflated(written) == inflated(html(runs)), f"{name}.html {STALE}"
+    made = {f"{name}.png" for name in make.pictures(results)} | {f"{name}.html" for name in make.reports(results)}
+    assert {path.name for path in folder.iterdir()} == made
+
+
+def test_the_page_on_two_way_compression_shows_the_same_runs(results: Results) -> None:
+    found = make.BLOCK.search((make.DOCS / "two-way.md").read_text("utf-8"))
+    assert found
+    assert found[0] == make.two_way_block(results), f"docs/two-way.md {STALE}"
+
+
+def test_reports_in_the_repository_are_small() -> None:
+    for path in (make.DOCS / make.FOLDER).glob("*.html"):
+        assert path.stat().st_size < 2 * 2**20
+
+
+# -- any runs ----------------------------------------------------------------------------------------------------------
+
+
+def add(root: Path, preset: str, label: str, top: float = 0.9, **more: Any) -> Path:
+    """A run of a preset with its full number of rounds, whose accuracy rises to `top`; 10 clients a round."""
+    (experiment,) = (e for e in load_preset(preset).experiments if e.label == label)
+    keys = {**experiment.to_dict(), **{key: more.pop(key) for key in ("seed",) if key in more}}
+    size = {"identity": 4000, "sign": 125}.get(str(experiment.uplink), 80)
+    down = 4000 if str(experiment.downlink) == "none" else 600
+    gamma = 0.5 if experiment.measure_gamma else None
+    folder = root / preset / re.sub(r"-s1$", f"-s{keys['seed']}", folder_name(experiment))
+    return write_run(folder, rising(top, ROUNDS), up=size, down=down, gamma=gamma, **keys, **more)
+
+
+def made(root: Path) -> str:
+    """The page of these runs, with what must hold for every page."""
+    (root / "docs").mkdir(exist_ok=True)
+    results = Results(root / "results")
+    make.write(results, root / "docs")
+    text = (root / "docs" / "reproduction.md").read_text("utf-8")
+    for target in re.findall(r"\]\((reproduction/[^)]+)\)", text):
+        assert (root / "docs" / target).stat().st_size > 1000
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert (
+            len({line.count(" | ") + line.count("|---") + line.count("|--:") for line in block.splitlines()[2:]}) == 1
+        )
+    assert "nan" not in text
+    assert "\n\n\n" not in text
+    return text
+
+
+def section(text: str, title: str) -> str:
+    return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_without_runs_the_page_says_so(tmp_path: Path) -> None:
+    text = made(tmp_path)
+    assert "![" not in text
+    assert section(text, "Main results").count("not run yet") == 6
+    assert "Not run yet: FedAvg; FedAdam; FedYogi; FedAMSGrad; FedAMS; FedAMS without bias" in text
+    assert "## Other seeds" not in text
+    assert "Finished runs" not in text
+    assert "## The ε of FedAMS" not in text
+
+
+def test_a_single_run_is_shown_and_the_rest_is_missed(tmp_path: Path) -> None:
+    add(tmp_path / "results", "fig1-convmixer", "FedAdam", top=0.8)
+    text = made(tmp_path)
+    assert "Finished runs: 1, 12 minutes of computing in all." in text
+    text = section(text, "Server optimizers").split("### ConvMixer")[1]
+    # 0.0016 t: rounds 401 to 500 are 0.7208 on average, the last and best is 0.8.
+    assert "| FedAdam | 72.08 | 80.00 | 80.00 |  | 2 MB | 1.0x | 1.500 | 12.5 |" in text
+    assert "Not run yet: FedAvg; FedYogi; FedAMSGrad; FedAMS; FedAMS without bias correction." in text
+    assert "reproduction/fig1-convmixer.png" in text
+
+
+def test_a_run_of_another_preset_serves_where_it_is_the_same(tmp_path: Path) -> None:
+    add(tmp_path / "results", "compression-resnet18", "FedAMS")
+    text = made(tmp_path)
+    assert "| FedAMS |" in section(text, "Server optimizers")
+    assert "## The ε of FedAMS" not in text, "a section of its own takes a run of its own"
+    add(tmp_path / "results", "epsilon", "eps=0.1", top=0.95)
+    text = section(made(tmp_path), "The ε of FedAMS, ResNet-18")
+    assert "| eps=0.1 | 85.59 | 95.00 | 95.00 | 90.45 |" in text
+    assert "| eps=1e-3 | 81.09 | 90.00 | 90.00 | 90.94 |" in text
+    assert "Not run yet: eps=0.01; eps=1e-4; eps=1e-6; eps=1e-8." in text
+
+
+def test_what_was_asked_for_and_missed_is_said(tmp_path: Path) -> None:
+    for label, top in (("FedAMS", 0.99), ("FedCAMS sign", 1.0), ("FedCAMS top-k 1/64", 0.5)):
+        add(tmp_path / "results", "compression-resnet18", label, top=top)
+    text = section(made(tmp_path), "Main results")
+    assert "| FedAMS | 89.20 | at least 90.2 (missed) | 90.94 |  | 1.500 (missed) |" in text
+    assert "| FedCAMS sign | 90.10 | at least 89.4 |  | 32.0x |" in text
+    assert "| FedCAMS top-k 1/64 | 45.05 | at least 89.0 (missed) |" in text
+
+
+def test_two_way_compression_is_compared(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "two-way.md").write_text("<!-- CIFAR-10, by make reproduction -->\nold\n<!-- end -->\nafter\n")
+    add(root, "two-way-resnet18", "FedCAMS sign, replica 2 bits", top=0.995)
+    text = section(made(tmp_path), "Two-way compression")  # nothing to compare with yet
+    assert "| FedCAMS sign, replica 2 bits | `replica(blockq(bits=2))` | 89.65 |  |  | 0.0 GB |" in text
+    add(root, "compression-resnet18", "FedCAMS sign", top=1.0)
+    add(root, "compression-resnet18", "FedAMS", top=1.0)
+    text = made(tmp_path)
+    # 4125 bytes a round against 725, and 8000; 90.10 against 89.65.
+    assert re.search(r"\| `replica\(blockq\(bits=2\)\)` \| 89.65 \| 0.45 \|  \|.*\| 5.7x \| 11.0x \| 1.500 \|", text)
+    assert "| FedCAMS sign, replica 2 bits | 89.65 | at least 89.40, 5x |  | 5.7x |" in section(text, "Main results")
+    assert "reproduction/two-way-resnet18.html" in text
+    other = (tmp_path / "docs" / "two-way.md").read_text("utf-8")
+    assert "| `replica(blockq(bits=2))` | 89.65 | 0.45 |" in other
+    assert "![Accuracy against all bytes, at the end and on the way](reproduction/two-way-resnet18.png)" in other
+    assert other.endswith("<!-- end -->\nafter\n")
+
+
+def test_what_clients_hold_is_shown_where_it_was_measured(tmp_path: Path) -> None:
+    run = add(tmp_path / "results", "two-way-resnet18", "FedCAMS top-k 1/64, shared top-k 1/64")
+    lines = (run / "rounds.jsonl").read_text()
+    (run / "rounds.jsonl").write_text(lines.replace('"held_accuracy": null', '"held_accuracy": 0.875'))
+    assert "| `shared(topk(ratio=1/64))` | 81.09 |  | 87.50 |" in made(tmp_path)
+
+
+def test_buffers_are_named_where_they_keep_a_bound_from_being_met(tmp_path: Path) -> None:
+    run = add(tmp_path / "results", "compression-convmixer", "FedCAMS sign")
+    lines = (run / "rounds.jsonl").read_text()
+    grown = lines.replace('"wire_up": 125', '"wire_up": 325').replace('"wire_up_buffers": 0', '"wire_up_buffers": 200')
+    (run / "rounds.jsonl").write_text(grown)
+    text = section(made(tmp_path), "Main results")
+    assert "| FedCAMS sign | 81.09 |  |  | 12.3x (missed) |" in text
+    assert (
+        "sends up with sign, 62 % are batch-norm buffers,\nwhich travel uncompressed; all else is 32.0x smaller."
+        in text
+    )
+
+
+def test_runs_may_lack_times_and_environment(tmp_path: Path) -> None:
+    run = add(tmp_path / "results", "fig1-resnet18", "FedAvg", seconds=None)
+    (run / "environment.json").unlink()
+    text = made(tmp_path)
+    assert "device not recorded. Seed 1" in text
+    (run / "environment.json").write_text(json.dumps({"device": "NVIDIA H200", "torch": "2.11", "engine": "graphs"}))
+    assert "NVIDIA H200, torch 2.11, engine graphs. Seed 1" in made(tmp_path)
+
+
+def test_a_run_that_is_not_finished_is_not_shown(tmp_path: Path) -> None:
+    run = add(tmp_path / "results", "fig1-resnet18", "FedAvg")
+    lines = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (run / "rounds.jsonl").write_text("".join(lines[:-1]))
+    assert "Not run yet: FedAvg; FedAdam;" in made(tmp_path)
+
+
+def test_other_seeds_and_repeated_runs_are_told_apart(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    add(root, "fig1-resnet18", "FedAMS", top=0.9)
+    add(root, "fig1-resnet18", "FedAMS", top=1.0, seed=2)
+    text = made(tmp_path)
+    assert "| ResNet-18 | FedAMS | 1: 81.09, 2: 90.10 | 85.59 |" in section(text, "Other seeds")
+    assert "was run twice" not in text
+    shutil.copytree(root / "fig1-resnet18" / "fedams-s1", root / "repeated" / "fedams-s1")
+    assert "FedAMS, resnet18, seed 1, was run twice at full length: all records are equal." in made(tmp_path)
+    again = root / "repeated" / "fedams-s1" / "rounds.jsonl"
+    again.write_text(again.read_text().replace('"wire_up": 4000', '"wire_up": 4001'))
+    assert "records differ from round 1; accuracies are 81.09 and 81.09." in made(tmp_path)
+
+
+def test_a_picture_is_drawn_again_only_when_its_runs_change(tmp_path: Path) -> None:
+    add(tmp_path / "results", "gamma-resnet18", "FedCAMS sign")
+    made(tmp_path)
+    picture = tmp_path / "docs" / "reproduction" / "gamma.png"
+    before, time = picture.read_bytes(), picture.stat().st_mtime_ns
+    made(tmp_path)
+    assert picture.stat().st_mtime_ns == time
+    picture.unlink()
+    made(tmp_path)
+    assert picture.read_bytes() == before
+    add(tmp_path / "results", "gamma-resnet18", "FedCAMS top-k 1/64")
+    made(tmp_path)
+    assert picture.read_bytes() != before
+
+
+def test_what_is_no_longer_shown_goes(tmp_path: Path) -> None:
+    run = add(tmp_path / "results", "fig1-resnet18", "FedAvg")
+    made(tmp_path)
+    assert (tmp_path / "docs" / "reproduction" / "fig1-resnet18.png").exists()
+    shutil.rmtree(run)
+    made(tmp_path)
+    assert not list((tmp_path / "docs" / "reproduction").iterdir())
+
+
+def test_smoothing_keeps_a_line_and_averages_noise() -> None:
+    import numpy as np
+
+    np.testing.assert_allclose(smooth(np.full(30, 2.0)), 2.0)
+    line = np.arange(30.0)
+    np.testing.assert_allclose(smooth(line)[5:-5], line[5:-5])
+    np.testing.assert_allclose(smooth(line)[0], 2.5)  # of the six that are there
