@@ -1,8 +1,9 @@
 """Depthwise convolutions that read every pixel once for each column of the kernel instead of once for each tap.
 
 A program takes one image (or several) and a block of channels and goes down its rows. What a row of the input adds to
-the R rows of the output around it stays in registers, in tuples. Statistics are plain sums here, exact enough for
-bfloat16; for other precisions and larger kernels there is `depthwise`.
+the R rows of the output around it stays in registers, in tuples. So few programs fit a processor then that `forward`
+asks for the next row before it works on the present one; `backward_weight` has no registers left for that. Statistics
+are plain sums here, exact enough for bfloat16; for other precisions and larger kernels there is `depthwise`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,17 @@ def tap_weights(w, columns, inside, K: tl.constexpr, TAPS: tl.constexpr, FLIP: t
         at = (TAPS - 1 - tap if FLIP else tap) * K
         taps = taps + (tl.load(w + at + columns, inside, other=0.0).to(tl.float32),)
     return taps
+
+
+@triton.jit
+def load_row(x, h, across, columns, inside, H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, S: tl.constexpr):
+    """Row h of an image, shifted to under each of the S columns of the kernel: a tuple of `[BW, BN]`."""
+    shifted = ()
+    for s in tl.static_range(S):
+        v = across + (s - S // 2)
+        good = ((v >= 0) & (v < W) & (h >= 0) & (h < H))[:, None] & inside[None, :]
+        shifted = shifted + (tl.load(x + ((h * W + v) * K)[:, None] + columns[None, :], good, other=0.0),)
+    return shifted
 
 
 @Entry
@@ -46,11 +58,12 @@ def forward(
     for _ in tl.static_range(R):
         open_rows = open_rows + (tl.zeros((BW, BN), tl.float32),)
     total, squares = tl.zeros((BW, BN), tl.float32), tl.zeros((BW, BN), tl.float32)
+    coming = load_row(x + start, 0, across, columns, inside, H, W, K, S)
     for h in range(H + R // 2):
+        present = coming
+        coming = load_row(x + start, h + 1, across, columns, inside, H, W, K, S)
         for s in tl.static_range(S):
-            v = across + (s - S // 2)
-            good = ((v >= 0) & (v < W) & (h < H))[:, None] & inside[None, :]
-            a = tl.load(x + start + ((h * W + v) * K)[:, None] + columns[None, :], good, other=0.0).to(tl.float32)
+            a = present[s].to(tl.float32)
             grown = ()
             for i in tl.static_range(R):
                 grown = grown + (open_rows[i] + a * taps[(R - 1 - i) * S + s][None, :],)
@@ -101,19 +114,14 @@ def backward_weight(
         start = (client * images + image) * (H * W * K)
         around = ()  # rows h - R//2 to h + R//2 of dy
         for i in tl.static_range(R):
-            p = i - R // 2 - 1
-            good = ((across < W) & (p >= 0) & (p < H))[:, None] & inside[None, :]
-            row = tl.load(dy + start + ((p * W + across) * K)[:, None] + columns[None, :], good, other=0.0)
+            (row,) = load_row(dy + start, i - R // 2 - 1, across, columns, inside, H, W, K, 1)
             around = around + (row.to(tl.float32),)
         for h in range(H):
-            p = h + R // 2
-            good = ((across < W) & (p < H))[:, None] & inside[None, :]
-            row = tl.load(dy + start + ((p * W + across) * K)[:, None] + columns[None, :], good, other=0.0)
+            (row,) = load_row(dy + start, h + R // 2, across, columns, inside, H, W, K, 1)
             around = around[1:] + (row.to(tl.float32),)
+            present = load_row(x + start, h, across, columns, inside, H, W, K, S)
             for s in tl.static_range(S):
-                v = across + (s - S // 2)
-                good = ((v >= 0) & (v < W))[:, None] & inside[None, :]
-                a = tl.load(x + start + ((h * W + v) * K)[:, None] + columns[None, :], good, other=0.0).to(tl.float32)
+                a = present[s].to(tl.float32)
                 grown = ()
                 for tap in tl.static_range(R * S):
                     if tap % S == s:  # dy in row h - R//2 + i met x in row h by tap R - 1 - i
