@@ -19,7 +19,7 @@ from fedcams.engines.graphs.packing import ALIGN, Packing
 from fedcams.engines.graphs.plans import Batches
 from fedcams.engines.graphs.prepared import prepared
 from fedcams.engines.graphs.program import ConvNorm, translate
-from fedcams.engines.graphs.tiles import depth, power, splits
+from fedcams.engines.graphs.tiles import depth, power, splits, together
 from fedcams.errors import SpecError, UpdateError
 from fedcams.local import local
 from fedcams.models.resnet18 import BasicBlock
@@ -205,6 +205,7 @@ def test_sizes_of_tiles() -> None:
     assert splits(tiles=90, rows=20480, precision="bf16") == 3
     assert splits(tiles=1440, rows=320, precision="bf16") == 1
     assert splits(tiles=1440, rows=1280, precision="float32") == 3
+    assert [together(20, others) for others in (80, 40, 400, 1)] == [5, 3, 1, 1]
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, slot: Slot, pr
     clients, images, height, width, channels = x.shape
     if tiles.rolls(conv.kernel, width, precision):
         across, block = tiles.rolling(width, channels)
-        group = 2
+        group = tiles.together(images, clients * triton.cdiv(channels, block))
         parts = torch.empty(
             clients, triton.cdiv(images, group), conv.kernel[0] * conv.kernel[1] * channels, device=x.device
         )

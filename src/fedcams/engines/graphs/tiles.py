@@ -70,3 +70,11 @@ def rolling(width: int, channels: int) -> tuple[int, int]:
     """Columns and channels of the rows that a program of `rolling` works on: 512 pixels, four for each thread."""
     across = power(width, 8, 64)
     return across, power(channels, 8, 512 // across)
+
+
+def together(images: int, others: int, fit: int = 396) -> int:
+    """How many images a program of `rolling.backward_weight` takes, where `fit` programs run at a time.
+
+    As many as keep the last of them from starting late: 800 programs of two images take as long as three turns of two.
+    """
+    return min(range(images, 0, -1), key=lambda group: -(-(-(-images // group) * others) // fit) * group)
