@@ -96,7 +96,7 @@ def die_at(patch: pytest.MonkeyPatch, moment: int) -> Callable[[], bool]:
 
         return called
 
-    for name in ("fsync", "replace", "unlink"):
+    for name in ("fsync", "fdatasync", "replace", "unlink"):
         patch.setattr(os, name, mortal(getattr(os, name)))
     return lambda: dead
 

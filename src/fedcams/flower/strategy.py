@@ -30,6 +30,8 @@ from fedcams.rounds.server import start
 from fedcams.runs.files import disk_errors, held
 from fedcams.sampler import Sampler, sampler
 
+SPARES = 64
+"""Files of replicas that are kept to be written over; a round leaves as many as clients took part."""
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger("flwr.fedcams")
 
@@ -138,9 +140,12 @@ class FedCAMS(FedAvg):
             names.buffer_layout,
             self.downlink,
             self.weighting,
-            ResidualStore.on_disk(names.layout, self.checkpoint / REPLICAS) if self.downlink.replicates else None,
+            self._replicas(names) if self.downlink.replicates else None,
             self.max_norm,
         )
+
+    def _replicas(self, names: ArrayNames) -> ResidualStore:
+        return ResidualStore.on_disk(names.layout, self.checkpoint / REPLICAS, SPARES)
 
     def _book(self, server: Server) -> Book:
         """What may not change while a run goes on: whatever a residual or a moment depends on."""
