@@ -40,6 +40,8 @@ class Inbox:
         """Client -> bytes of each part of its reply."""
         self.refusals: dict[int, Refusal] = {}
         """Clients that do not hold what their instruction builds on."""
+        self.told_again: set[int] = set()
+        """Those of them that were sent another one."""
         self.refused: dict[int, str] = {}
         self.absent: dict[int, str] = {}
         self.notes: dict[int, str] = {}
@@ -69,6 +71,18 @@ class Inbox:
         self.came[client] = [len(part) for part in parts]
         self.metrics[client] = RecordDict(dict(message.content.metric_records))
 
+    def first_refusal(self, client: int) -> Refusal | None:
+        """The client's refusal, once: it is answered within the round, and of that only a note stays."""
+        refusal = self.refusals.get(client)
+        if refusal is None or client in self.told_again or refusal.round != self.state.round + 1:
+            return None
+        self.told_again.add(client)
+        self._note(client, f"out of step and told again: {refusal.reason}")
+        return self.refusals.pop(client)
+
+    def _note(self, client: int, note: str) -> None:
+        self.notes[client] = "; ".join(filter(None, [self.notes.get(client, ""), note[:300]]))
+
     def replies(self) -> Iterator[Reply]:
         """In ascending client id, one at a time."""
         for client in sorted(self.came):
@@ -89,17 +103,14 @@ class Inbox:
         if answer.client != client:
             raise UpdateError(f"client {client} answers for client {answer.client}")
         if note := str(told.get("note", "")):
-            self.notes[client] = note[:300]
+            self._note(client, note)
         if isinstance(answer, Refusal):
             self.refusals[client] = dataclasses.replace(answer, reason=answer.reason[:300])
             return []
         return answer.to_parts()
 
     def _dense(self, client: int, content: RecordDict) -> list[bytes]:
-        """An app without the mod returns its whole model; the change is formed here.
-
-        It is sent the server's own model whatever the downlink, so it never trains from a wrong one.
-        """
+        """An app without the mod returns its whole model; the change is formed here, against what it was sent."""
         delta, buffers = self.names.change(only_arrays(content, self.arrays_key), self.state.x)
         metrics = {name: value for record in content.metric_records.values() for name, value in record.items()}
         examples = metrics.get(EXAMPLES, 0)
