@@ -13,17 +13,19 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from canned import CannedGrid, identify
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from rich.console import Console
 from rich.table import Table
 from timing import environment, save
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fedcams import encode
 from fedcams.flower import FedCAMS, uplink
@@ -34,6 +36,7 @@ from fedcams.flower.rounds import Rounds
 from fedcams.models import build
 from fedcams.rounds import Accepted, Instruction, Reply
 from fedcams.rounds.server import start
+from flower_grid import CannedGrid, identify
 
 COHORT = 10
 SPECS = ("sign", "topk(ratio=1/64)", "topk(ratio=1/64, values=bf16)")
