@@ -18,6 +18,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
 from fedcams import LayoutError, ResidualStore, SpecError, decode, encode
@@ -214,6 +215,23 @@ def test_dense_and_compressed_clients_meet_in_one_round(tmp_path: Path) -> None:
     (line,) = read_ledger(tmp_path / "server")
     assert line["cohort"] == [0, 1, 6]
     assert sorted(line["accepted"]) == ["0", "1", "6"]
+
+
+def test_two_lines_make_an_app_of_flowers_own_one_of_ours(tmp_path: Path) -> None:
+    """The same training under Flower's FedAvg without a mod, and with the two lines changed: the same model."""
+
+    def ended(mods: list[Any], strategy: FedAvg) -> Any:
+        apps = {5: ClientApp(mods=mods), 6: ClientApp(mods=mods)}
+        for node, app in apps.items():
+            app.train()(plain_app(float(node))._registered_funcs["train.default"])
+        grid = LocalGrid(apps, {5: {"site-id": 0}, 6: {"site-id": 1}})
+        return strategy.start(grid, two_by_three(), num_rounds=2).arrays
+
+    theirs = ended([], FedAvg(fraction_evaluate=0.0))
+    ours = ended([uplink("identity", state_dir=tmp_path)], FedCAMS(server="fedavg", checkpoint=tmp_path / "server"))
+    assert list(theirs) == list(ours)
+    assert all(np.array_equal(theirs[name].numpy(), ours[name].numpy()) for name in theirs)
+    assert np.array_equal(ours["w"].numpy(), np.full((2, 3), 11.0))
 
 
 def test_a_node_without_a_site_and_a_second_one_for_a_site_stay_out(tmp_path: Path) -> None:

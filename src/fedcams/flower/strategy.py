@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,9 @@ class FedCAMS(FedAvg):
             state, line, metrics = rounds.advance(grid, state)
             logger.info("[ROUND %s/%s] %s", state.round, num_rounds, _told(line))
             if chosen := weigh(metrics, [int(client) for client in line["accepted"]]):
-                result.train_metrics_clientapp[state.round] = self.train_metrics_aggr_fn(chosen, self.weighted_by_key)
+                with _tolerant("training", state.round):
+                    found = self.train_metrics_aggr_fn(chosen, self.weighted_by_key)
+                    result.train_metrics_clientapp[state.round] = found
             evaluate.on_clients(state, result)
             evaluate.on_server(state, result)
         result.arrays = evaluate.arrays(state)
@@ -188,9 +190,19 @@ class _Evaluation:
             return
         messages = self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid)
         replies = self.grid.send_and_receive(messages, timeout=self.timeout)
-        found = self.strategy.aggregate_evaluate(state.round, replies)
-        if found is not None:
-            result.evaluate_metrics_clientapp[state.round] = found
+        with _tolerant("evaluation", state.round):
+            found = self.strategy.aggregate_evaluate(state.round, replies)
+            if found is not None:
+                result.evaluate_metrics_clientapp[state.round] = found
+
+
+@contextlib.contextmanager
+def _tolerant(what: str, round: int) -> Iterator[None]:
+    """Clients choose their metrics, and Flower's mean fails where they do not go together: no reason to end a run."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("round %s: the clients' metrics of %s have no mean: %r", round, what, error)
 
 
 def _told(line: dict[str, Any]) -> str:
