@@ -182,6 +182,7 @@ class _Evaluation:
         """By the app's function, where it gave one."""
         found = None if self.function is None else self.function(state.round, self.arrays(state))
         if found is not None:
+            logger.info("[ROUND %s] on the server: %s", state.round, dict(found))
             result.evaluate_metrics_serverapp[state.round] = found
 
     def on_clients(self, state: ServerState, result: Result) -> None:
@@ -193,6 +194,7 @@ class _Evaluation:
         with _tolerant("evaluation", state.round):
             found = self.strategy.aggregate_evaluate(state.round, replies)
             if found is not None:
+                logger.info("[ROUND %s] on the clients: %s", state.round, dict(found))
                 result.evaluate_metrics_clientapp[state.round] = found
 
 
