@@ -438,6 +438,12 @@ def lie(**changes: Any) -> Callable[[Message], None]:
     return change
 
 
+def newer(reply: Message) -> None:
+    """As a client would send it whose wire format is of the next version."""
+    (data,) = message_parts(reply.content.array_records[REPLY], 10**9)
+    reply.content.array_records[REPLY] = message_record([data[:4] + b"\2" + data[5:]])
+
+
 NAN = encode("identity", torch.ones(9), OWN)
 NAN = NAN[:-8] + b"\0\0\xc0\x7f"
 NAN += zlib.crc32(NAN).to_bytes(4, "little")
@@ -452,6 +458,7 @@ LIES: list[tuple[str, Callable[[Message], None]]] = [
         lie(payload=encode("sign", torch.full((9,), 1e10), OWN)),
     ),
     ("NonFinite: client 1 reports the loss nan", lie(loss=float("nan"))),
+    ("UnknownVersion: version 2; this reader knows version 1, update fedcams", newer),
     ("UpdateError: the reply holds nothing", lambda reply: reply.content.array_records.pop(REPLY) and None),
 ]
 
