@@ -5,7 +5,7 @@ arrays there and back, error feedback, encoding, and everything that is written 
 there is a pause, in which a client would train and the disk catches up with what was written. The rows `disk` are the
 floor: a residual's worth of bytes written and synced in the same run, as a new file and over an old one. The first two
 messages of a process load compiled kernels and make the files that later ones are written over; they stand apart.
-`--save` writes `benchmarks/records/flower.json`.
+`--save` writes `benchmarks/records/flower.json`, and `flower.md`, which docs/deploying.md shows.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import os
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from rich.console import Console
-from rich.table import Table
 from timing import environment, save
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fedcams import encode
+from fedcams.bench.tables import Grid
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.book import Book
@@ -51,7 +53,7 @@ RECORD = Path(__file__).parent / "records" / "flower.json"
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=10, help="rounds of each; the best and the median are shown")
-    options.add_argument("--save", action="store_true", help=f"write {RECORD.name}")
+    options.add_argument("--save", action="store_true", help=f"write {RECORD.name} and {RECORD.stem}.md")
     chosen = options.parse_args()
     identify()
     torch.manual_seed(0)
@@ -61,20 +63,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
         for spec in SPECS:
             first, times[f"client {spec}"] = apart(client(Path(folder), spec, arrays, names, chosen.rounds))
-            times.setdefault("first messages", first)
+            times.setdefault("first of a process", first)
             _, times[f"reply {spec}"] = apart(reply(Path(folder), spec, arrays, names, chosen.rounds))
         for name, over in {"disk new": False, "disk over": True}.items():
             _, times[name] = apart(disk(Path(folder) / name, 4 * names.layout.d, over, chosen.rounds))
-    Console().print(table(times, names.layout.d))
+    found = table(times, names.layout.d)
+    Console().print(found.to_rich())
     if chosen.save:
-        record = {
-            "d": names.layout.d,
-            "cohort": COHORT,
-            "runs": chosen.rounds,
-            "pause": PAUSE,
-            "environment": environment(),
-        }
-        save(RECORD, {**record, "milliseconds": times})
+        about_it = {"d": names.layout.d, "cohort": COHORT, "runs": chosen.rounds, "pause": PAUSE}
+        record = {**about_it, "environment": environment(), "milliseconds": times}
+        save(RECORD, record)
+        RECORD.with_suffix(".md").write_text(found.to_markdown() + "\n" + caption(record))
 
 
 def apart(times: Iterable[float]) -> tuple[list[float], list[float]]:
@@ -153,15 +152,26 @@ def reply(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, round
     book.close()
 
 
-def table(times: dict[str, list[float]], d: int) -> Table:
-    result = Table(title=f"ms on top of Flower, d = {d:,}, {torch.get_num_threads()} threads, cohort of {COHORT}")
-    for column in ("what", "best", "median", "worst", "goal"):
-        result.add_column(column, justify="left" if column == "what" else "right")
+def table(times: dict[str, list[float]], d: int) -> Grid:
+    rows = []
     for name, values in times.items():
-        goal = GOALS.get(name.split()[0])
+        kind, _, which = name.partition(" ")
+        goal = f"under {GOALS[kind]:g}" if kind in GOALS else ""
         bounds = f"{min(values):.1f}", f"{statistics.median(values):.1f}", f"{max(values):.1f}"
-        result.add_row(name, *bounds, "" if goal is None else f"< {goal:g}")
-    return result
+        rows.append((kind, f"`{which}`" if kind in GOALS else which, *bounds, goal))
+    return Grid(f"ms on top of Flower, d = {d:,}", ("what", "which", "best", "median", "worst", "goal"), rows)
+
+
+def caption(record: dict[str, Any]) -> str:
+    """Where the numbers come from."""
+    where = record["environment"]
+    text = f"""Milliseconds at d = {record["d"]:,} (a ResNet-18). *Client*: one message through the mod, files synced.
+        *Reply*: a round of {record["cohort"]} replies, checkpoint included, for each of them. *First*: messages of a
+        new process, which load compiled kernels. *Disk*: a residual's worth of bytes written and synced, as a new file
+        and over an old one. {record["runs"]} of each, {record["pause"]} s apart, on {where["cores"]} cores
+        ({where["cpu"]}), Python {where["python"]}, torch {where["torch"]}: `make bench`,
+        [flower.json](../benchmarks/records/flower.json)."""
+    return f"\n{textwrap.fill(' '.join(text.split()), 118, break_long_words=False, break_on_hyphens=False)}\n"
 
 
 if __name__ == "__main__":
