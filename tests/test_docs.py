@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
 import importlib.util
+import json
 import os
 import re
 import subprocess

@@ -151,6 +151,8 @@ def test_a_run_that_is_started_again_goes_on_and_ends_in_the_same_model(tmp_path
         result = run(*federation(tmp_path, what), rounds=rounds)
     assert torch.equal(vector(result.arrays, what), simulated(what)[0])
     assert [line["round"] for line in read_ledger(tmp_path / "checkpoint")] == [1, 2, 3, 4]
+    names = sorted(path.name for path in (tmp_path / "checkpoint").glob("*.safetensors*"))
+    assert names == ["4.safetensors", "spare.safetensors"]
     run(*federation(tmp_path / "whole", what))
     assert read_ledger(tmp_path / "checkpoint") == read_ledger(tmp_path / "whole" / "checkpoint")
 
