@@ -15,16 +15,13 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-from canned import CannedGrid, identify
-
 from fedcams import encode
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, from_array, message_record, to_array
 from fedcams.layout import Layout
 from fedcams.rounds import Instruction
+from flower_grid import CannedGrid, identify
 
 TENSORS = 20
 RNG = np.random.default_rng(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -71,6 +72,24 @@ def test_the_example_compressor_keeps_every_contract() -> None:
 def test_the_readme_shows_the_recorded_numbers() -> None:
     for name in ("core.md", "rounds.md"):
         assert (ROOT / "benchmarks" / "records" / name).read_text() in (ROOT / "README.md").read_text()
+
+
+def test_the_page_on_deploying_shows_the_recorded_numbers() -> None:
+    for name in ("flower.md", "flower-wire.md"):
+        assert (ROOT / "benchmarks" / "records" / name).read_text() in (DOCS / "deploying.md").read_text()
+
+
+def test_what_the_wire_promises_is_what_was_recorded() -> None:
+    """Four nodes, five rounds, a model of 1.5 million parameters: 26 times fewer bytes up with sign, 40 with top-k."""
+    record = json.loads((ROOT / "benchmarks" / "records" / "flower-wire.json").read_text())
+    assert (record["nodes"], record["rounds"]) == (4, 5)
+    assert record["d"] >= 1_500_000
+    up = {
+        uplink: sum(sent for counts in measured["bytes"] for sent, _ in counts)
+        for uplink, measured in record["uplinks"].items()
+    }
+    assert up["identity"] >= 26 * up["sign"]
+    assert up["identity"] >= 40 * up["topk(ratio=1/64, values=bf16)"]
 
 
 def test_the_readmes_headline_is_that_of_the_demo() -> None:

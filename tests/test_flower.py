@@ -18,6 +18,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
 from fedcams import LayoutError, ResidualStore, SpecError, decode, encode
@@ -150,6 +151,8 @@ def test_a_run_that_is_started_again_goes_on_and_ends_in_the_same_model(tmp_path
         result = run(*federation(tmp_path, what), rounds=rounds)
     assert torch.equal(vector(result.arrays, what), simulated(what)[0])
     assert [line["round"] for line in read_ledger(tmp_path / "checkpoint")] == [1, 2, 3, 4]
+    names = sorted(path.name for path in (tmp_path / "checkpoint").glob("*.safetensors*"))
+    assert names == ["4.safetensors", "spare.safetensors"]
     run(*federation(tmp_path / "whole", what))
     assert read_ledger(tmp_path / "checkpoint") == read_ledger(tmp_path / "whole" / "checkpoint")
 
@@ -214,6 +217,23 @@ def test_dense_and_compressed_clients_meet_in_one_round(tmp_path: Path) -> None:
     (line,) = read_ledger(tmp_path / "server")
     assert line["cohort"] == [0, 1, 6]
     assert sorted(line["accepted"]) == ["0", "1", "6"]
+
+
+def test_two_lines_make_an_app_of_flowers_own_one_of_ours(tmp_path: Path) -> None:
+    """The same training under Flower's FedAvg without a mod, and with the two lines changed: the same model."""
+
+    def ended(mods: list[Any], strategy: FedAvg) -> Any:
+        apps = {5: ClientApp(mods=mods), 6: ClientApp(mods=mods)}
+        for node, app in apps.items():
+            app.train()(plain_app(float(node))._registered_funcs["train.default"])
+        grid = LocalGrid(apps, {5: {"site-id": 0}, 6: {"site-id": 1}})
+        return strategy.start(grid, two_by_three(), num_rounds=2).arrays
+
+    theirs = ended([], FedAvg(fraction_evaluate=0.0))
+    ours = ended([uplink("identity", state_dir=tmp_path)], FedCAMS(server="fedavg", checkpoint=tmp_path / "server"))
+    assert list(theirs) == list(ours)
+    assert all(np.array_equal(theirs[name].numpy(), ours[name].numpy()) for name in theirs)
+    assert np.array_equal(ours["w"].numpy(), np.full((2, 3), 11.0))
 
 
 def test_a_node_without_a_site_and_a_second_one_for_a_site_stay_out(tmp_path: Path) -> None:
@@ -420,6 +440,12 @@ def lie(**changes: Any) -> Callable[[Message], None]:
     return change
 
 
+def newer(reply: Message) -> None:
+    """As a client would send it whose wire format is of the next version."""
+    (data,) = message_parts(reply.content.array_records[REPLY], 10**9)
+    reply.content.array_records[REPLY] = message_record([data[:4] + b"\2" + data[5:]])
+
+
 NAN = encode("identity", torch.ones(9), OWN)
 NAN = NAN[:-8] + b"\0\0\xc0\x7f"
 NAN += zlib.crc32(NAN).to_bytes(4, "little")
@@ -434,6 +460,7 @@ LIES: list[tuple[str, Callable[[Message], None]]] = [
         lie(payload=encode("sign", torch.full((9,), 1e10), OWN)),
     ),
     ("NonFinite: client 1 reports the loss nan", lie(loss=float("nan"))),
+    ("UnknownVersion: version 2; this reader knows version 1, update fedcams", newer),
     ("UpdateError: the reply holds nothing", lambda reply: reply.content.array_records.pop(REPLY) and None),
 ]
 

@@ -10,16 +10,30 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message
+from torch import Tensor
 
 from fedcams.downlink.message import Message as Model
 from fedcams.experiment import build
+from fedcams.flower import FedCAMS
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.book import read_ledger
-from fedcams.flower.records import INSTRUCTION, REPLY, message_parts
-from fedcams.rounds import Instruction, Reply, answer_from_parts
+from fedcams.flower.inbox import dense_size
+from fedcams.flower.records import INSTRUCTION, REPLY, message_parts, message_record
+from fedcams.layout import Layout
+from fedcams.rounds import Instruction, Refusal, Reply, answer_from_parts
 from fedcams.runs.files import write_file
-from flower_grid import Fault
-from test_flower import _quick, experiment, federation, run, simulated, vector
+from flower_grid import Fault, LocalGrid
+from test_flower import (
+    _quick,
+    adding_app,
+    experiment,
+    federation,
+    plain_app,
+    run,
+    simulated,
+    two_by_three,
+    vector,
+)
 
 __all__ = ["_quick"]  # a fixture for these tests too
 DOWNLINKS = ["shared(topk(ratio=1/8))", "shared(blockq)", "replica(blockq(bits=2))", "stateless"]
@@ -91,45 +105,164 @@ def test_a_server_killed_while_it_saves_is_in_step(
     assert not any(line["refused"] for line in read_ledger(tmp_path / "checkpoint"))
 
 
-@pytest.mark.parametrize("downlink", ["shared(topk(ratio=1/8))", "replica(blockq(bits=2))"])
-def test_a_client_that_lost_its_model_says_so_and_gets_all_of_it(tmp_path: Path, downlink: str) -> None:
-    what = two_way(downlink, sampler="full")
-    federated(tmp_path, what, 2)
-    (folder,) = (tmp_path / "sites").iterdir()
-    shutil.rmtree(folder / "1" / "held")
-    kinds = Kinds()
-    federated(tmp_path, what, 5, kinds)
-    *_, third, fourth, fifth = read_ledger(tmp_path / "checkpoint")
-    assert third["refused"]["1"].startswith("OutOfStep: client 1 holds nothing, and the message builds on version")
-    assert sorted(third["accepted"]) == ["0", "2", "3"]
-    assert sorted(fourth["accepted"]) == sorted(fifth["accepted"]) == ["0", "1", "2", "3"]
-    assert [kinds.dense[round, 101] for round in (3, 4, 5)] == [False, True, False]
-    assert not any(kinds.dense[round, 100] for round in (3, 4, 5))
+KEEPING = ["shared(topk(ratio=1/8))", "replica(blockq(bits=2))"]
 
 
 class Kinds:
-    """Remembers which nodes got the dense model."""
+    """Remembers which instructions brought a node the dense model, round by round."""
 
-    def __init__(self) -> None:
-        self.dense: dict[tuple[int, int], bool] = {}
+    def __init__(self, fault: Fault | None = None) -> None:
+        self.fault, self.dense = fault, dict[tuple[int, int], list[bool]]()
 
     def __call__(self, node: int, message: Message, reply: Message | None) -> Message | None:
-        if INSTRUCTION in message.content.array_records:
-            asked = Instruction.from_parts(message_parts(message.content.array_records[INSTRUCTION], 10**9))
-            self.dense[asked.round, node] = Model.from_bytes(asked.model).base is None
+        if INSTRUCTION not in message.content.array_records:
+            return reply
+        asked = Instruction.from_parts(message_parts(message.content.array_records[INSTRUCTION], 10**9))
+        self.dense.setdefault((asked.round, node), []).append(Model.from_bytes(asked.model).base is None)
+        return reply if self.fault is None else self.fault(node, message, reply)
+
+    def of(self, node: int, rounds: range) -> list[list[bool]]:
+        return [self.dense[round, node] for round in rounds]
+
+
+def forgetful(folder: Path, what: Any, sites: range) -> None:
+    """After two rounds these sites have lost the model that they held."""
+    federated(folder, what, 2)
+    (run_folder,) = (folder / "sites").iterdir()
+    for site in sites:
+        shutil.rmtree(run_folder / str(site) / "held")
+
+
+@pytest.mark.parametrize("downlink", KEEPING)
+def test_a_client_that_lost_its_model_says_so_and_gets_all_of_it_in_the_same_round(
+    tmp_path: Path, downlink: str
+) -> None:
+    what, kinds = two_way(downlink, sampler="full"), Kinds()
+    forgetful(tmp_path, what, range(1, 2))
+    federated(tmp_path, what, 5, kinds)
+    *_, third, fourth, fifth = read_ledger(tmp_path / "checkpoint")
+    assert third["notes"]["1"].startswith("out of step and told again: client 1 holds nothing, and the message builds")
+    assert not fourth["notes"]
+    for line in (third, fourth, fifth):
+        assert sorted(line["accepted"]) == ["0", "1", "2", "3"]
+        assert not line["refused"]
+    assert kinds.of(101, range(3, 6)) == [[False, True], [False], [False]]
+    assert kinds.of(100, range(3, 6)) == [[False]] * 3
+    assert third["wire_down"] - fourth["wire_down"] > 4 * build(what).simulation.problem.layout.d
+
+
+def refusing(node: int, message: Message, reply: Message | None) -> Message | None:
+    """The answer to the second instruction in a round never comes."""
+    asked = Instruction.from_parts(message_parts(message.content.array_records[INSTRUCTION], 10**9))
+    return None if (node, asked.round) == (101, 3) and Model.from_bytes(asked.model).base is None else reply
+
+
+@pytest.mark.parametrize("downlink", KEEPING)
+def test_a_client_that_does_not_answer_when_told_again_is_absent_and_gets_all_of_it_later(
+    tmp_path: Path, downlink: str
+) -> None:
+    what, kinds = two_way(downlink, sampler="full"), Kinds(refusing)
+    forgetful(tmp_path, what, range(1, 2))
+    grid, strategy, arrays = federation(tmp_path, what, kinds, downlink=downlink)
+    run(grid, strategy, arrays, 4, timeout=0.5)
+    *_, third, fourth = read_ledger(tmp_path / "checkpoint")
+    assert third["absent"] == {"1": "no reply before the deadline"}
+    assert "out of step and told again" in third["notes"]["1"]
+    assert sorted(third["accepted"]) == ["0", "2", "3"]
+    assert sorted(fourth["accepted"]) == ["0", "1", "2", "3"]
+    assert kinds.of(101, range(3, 5)) == [[False, True], [True]]
+
+
+def test_everybody_out_of_step_takes_part_all_the_same(tmp_path: Path) -> None:
+    what = two_way("replica(blockq(bits=2))", sampler="full")
+    forgetful(tmp_path, what, range(what.clients))
+    federated(tmp_path, what, 3)
+    third = read_ledger(tmp_path / "checkpoint")[-1]
+    assert len(third["notes"]) == len(third["accepted"]) == what.clients
+    assert not third["skipped"]
+
+
+@pytest.mark.parametrize(("round", "instructions"), [(3, 2), (9, 1)], ids=["again and again", "of another round"])
+def test_a_client_that_refuses_without_end_is_told_again_once(tmp_path: Path, round: int, instructions: int) -> None:
+    what = two_way("replica(blockq(bits=2))", sampler="full")
+    federated(tmp_path, what, 2)
+
+    def refuse(node: int, message: Message, reply: Message | None) -> Message | None:
+        if node == 101 and reply is not None:
+            answer = Refusal(round, 1, None, "not today").to_bytes()
+            reply.content.array_records[REPLY] = message_record([answer])
+        return reply
+
+    kinds = Kinds(refuse)
+    federated(tmp_path, what, 3, kinds)
+    third = read_ledger(tmp_path / "checkpoint")[-1]
+    assert len(kinds.dense[3, 101]) == instructions
+    assert list(third["refused"]) == ["1"]
+    assert sorted(third["accepted"]) == ["0", "2", "3"]
+
+
+@pytest.mark.parametrize("downlink", KEEPING)
+def test_who_is_told_again_and_a_round_that_is_skipped(tmp_path: Path, downlink: str) -> None:
+    """The round does not count, and everybody is in step in the next one."""
+    what, kinds = two_way(downlink, sampler="full"), Kinds(refusing)
+    forgetful(tmp_path, what, range(1, 2))
+    grid, strategy, arrays = federation(tmp_path, what, kinds, downlink=downlink, min_replies=what.clients)
+    run(grid, strategy, arrays, 4, timeout=0.5)
+    *_, third, fourth = read_ledger(tmp_path / "checkpoint")
+    assert third["skipped"] == "3 sound replies, min_replies=4"
+    assert len(fourth["accepted"]) == what.clients
+
+
+def test_clients_that_hold_the_initial_model_already(tmp_path: Path) -> None:
+    """With `warm` the first message builds on it; a site that does not have it says so and gets all of it."""
+    what = two_way("replica(blockq(bits=2), warm=true)", sampler="full")
+    kinds = Kinds()
+    arrays = federated(tmp_path, what, ROUNDS, kinds)
+    assert kinds.of(100, range(1, 4)) == [[False, True], [False], [False]]
+    assert all(len(line["accepted"]) == what.clients for line in read_ledger(tmp_path / "checkpoint"))
+    assert torch.isfinite(vector(arrays, what)).all()
+
+
+# -- clients without the mod ---------------------------------------------------------------------------------------
+
+
+class Arrays:
+    """Remembers what a node without the mod was sent, round by round."""
+
+    def __init__(self) -> None:
+        self.sent: list[Tensor] = []
+
+    def __call__(self, node: int, message: Message, reply: Message | None) -> Message | None:
+        records = message.content.array_records
+        if node == 6 and records.get("arrays"):
+            assert list(message.content) == ["arrays", "config"]
+            self.sent.append(torch.from_numpy(records["arrays"]["w"].numpy().copy()))
         return reply
 
 
-def test_everybody_out_of_step_is_heard_even_though_the_round_is_skipped(tmp_path: Path) -> None:
-    what = two_way("replica(blockq(bits=2))", sampler="full")
-    federated(tmp_path, what, 1)
-    (folder,) = (tmp_path / "sites").iterdir()
-    for site in range(what.clients):
-        shutil.rmtree(folder / str(site) / "held")
-    federated(tmp_path, what, 3)
-    _, second, third = read_ledger(tmp_path / "checkpoint")
-    assert second["skipped"] == "0 sound replies, min_replies=1"
-    assert len(second["refused"]) == len(third["accepted"]) == what.clients
+@pytest.mark.parametrize("others", ["with", "without"])
+@pytest.mark.parametrize("downlink", DOWNLINKS)
+def test_a_client_without_the_mod_gets_the_dense_model_whatever_the_downlink(
+    tmp_path: Path, downlink: str, others: str
+) -> None:
+    """Its update counts like any other, and is relative to the server's own model, which is what it got."""
+    apps = {6: plain_app(2.0)} | ({5: adding_app(tmp_path / "sites", 1.0, "identity")} if others == "with" else {})
+    arrays, step = Arrays(), 1.5 if others == "with" else 2.0
+    for rounds in (2, 4):  # the second time by a server that was started anew
+        grid = LocalGrid(apps, {5: {"site-id": 1}, 6: {}}, arrays)
+        strategy = FedCAMS("fedavg", checkpoint=tmp_path / "server", downlink=downlink, min_available=len(apps))
+        result = strategy.start(grid, two_by_three(), rounds, timeout=5.0)
+    models = [torch.full((2, 3), step * round) for round in range(4)]
+    assert [torch.equal(sent, x) for sent, x in zip(arrays.sent, models, strict=True)] == [True] * 4
+    assert torch.equal(torch.from_numpy(result.arrays["w"].numpy()), torch.full((2, 3), 4 * step))
+    ledger = read_ledger(tmp_path / "server")
+    assert [sorted(line["accepted"]) for line in ledger] == [sorted(["6", *(["1"] if 5 in apps else [])])] * 4
+    assert not any(line["refused"] or line["notes"] for line in ledger)
+    dense = dense_size(Layout(("w", "b"), ((2, 3), (3,))))
+    assert all(line["wire_down"] >= dense for line in ledger)
+    if others == "without":
+        assert [line["wire_down"] for line in ledger] == [dense] * 4
+    assert not list((tmp_path / "server").glob("replicas/6-*"))
 
 
 def losing(every: int) -> Callable[[int, Message, Message | None], Message | None]:

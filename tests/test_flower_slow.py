@@ -32,10 +32,12 @@ def python(*command: str, timeout: float, **env: str) -> str:
     return done.stdout
 
 
-def test_the_same_chaos_twice_gives_the_same_ledger(tmp_path: Path) -> None:
-    """The script checks every residual and every line by itself."""
+@pytest.mark.parametrize("downlink", ["none", "replica(blockq(bits=2))"])
+def test_the_same_chaos_twice_gives_the_same_ledger(tmp_path: Path, downlink: str) -> None:
+    """The script checks by itself every line, every residual, and that nobody is out of step."""
     for name in ("first", "second"):
-        python(str(TESTS / "chaos" / "chaos.py"), "--seed", "1", "--out", str(tmp_path / name), timeout=5400)
+        options = ("--seed", "1", "--downlink", downlink, "--out", str(tmp_path / name))
+        python(str(TESTS / "chaos" / "chaos.py"), *options, timeout=5400)
     assert (tmp_path / "first").read_text() == (tmp_path / "second").read_text()
 
 

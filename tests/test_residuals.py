@@ -279,22 +279,26 @@ class MemoryWalk(RuleBasedStateMachine):
 class DiskWalk(MemoryWalk):
     """The same, where the store may be opened anew at any time, and no file stays that nobody needs."""
 
+    spares = 0
+
     def open(self) -> ResidualStore:
         """A fresh store in a fresh folder."""
         self.folder = Path(tempfile.mkdtemp())
-        return ResidualStore.on_disk(LAYOUT, self.folder)
+        return ResidualStore.on_disk(LAYOUT, self.folder, self.spares)
 
     @precondition(lambda self: hasattr(self, "store"))
     @rule()
     def reopen(self) -> None:
         """Another process goes on."""
-        self.store = ResidualStore.on_disk(LAYOUT, self.folder)
+        self.store = ResidualStore.on_disk(LAYOUT, self.folder, self.spares)
         self.agree()
 
     def agree(self) -> None:
         """As many row files as rows."""
         super().agree()
-        assert len(files(self.folder)) == 1 + self.store.nbytes // (4 * D)
+        kept = [name for name in files(self.folder) if not name.endswith(".spare")]
+        assert len(kept) == 1 + self.store.nbytes // (4 * D)
+        assert len(files(self.folder)) - len(kept) <= self.spares
 
     def teardown(self) -> None:
         """Removes the folder."""
@@ -302,10 +306,18 @@ class DiskWalk(MemoryWalk):
             shutil.rmtree(self.folder)
 
 
+class SparingWalk(DiskWalk):
+    """The same with rows written over those that are needed no more."""
+
+    spares = 2
+
+
 TestMemoryWalk = MemoryWalk.TestCase
 TestMemoryWalk.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, database=None)
 TestDiskWalk = DiskWalk.TestCase
 TestDiskWalk.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, database=None)
+TestSparingWalk = SparingWalk.TestCase
+TestSparingWalk.settings = TestDiskWalk.settings
 
 
 # -- on disk: files --------------------------------------------------------------------------------------------------
@@ -337,18 +349,32 @@ def test_only_changed_rows_are_written(folder: Path) -> None:
     assert (after.st_ino, after.st_mtime_ns) == (before["1-1.row"].st_ino, before["1-1.row"].st_mtime_ns)
 
 
+def test_spares_are_written_over(folder: Path) -> None:
+    store = ResidualStore.on_disk(LAYOUT, folder, spares=1)
+    store.commit([1, 2], rows(1, 2), round=1)
+    first = os.stat(folder / "1-1.row").st_ino
+    store.commit([1], rows(3), round=2)
+    assert files(folder) == ["1-1.row.spare", "1-2.row", "2-1.row", "store.json"]
+    store = ResidualStore.on_disk(LAYOUT, folder, spares=1)
+    store.commit([2], rows(4), round=3)
+    assert files(folder) == ["1-2.row", "2-1.row.spare", "2-3.row", "store.json"]
+    assert os.stat(folder / "2-3.row").st_ino == first
+    assert content(store) == content(ResidualStore.on_disk(LAYOUT, folder)) == {1: (2, 3.0), 2: (3, 4.0)}
+    assert files(folder) == ["1-2.row", "2-3.row", "store.json"]  # a store that keeps no spares removes them
+
+
 def test_the_format_is_the_one_documented(folder: Path) -> None:
     ResidualStore.on_disk(Layout.flat(1), folder).commit([258], torch.tensor([[1.0]]), round=3)
     assert (folder / "258-3.row").read_bytes().hex(" ", 4) == (
-        "46435252 01000000"  # FCRR, version 1
+        "46435252 02000000"  # FCRR, version 2
         f" {Layout.flat(1).id.hex(' ', 4)}"
         " 02010000 00000000"  # client
         " 03000000 00000000"  # round
         " 01000000 00000000"  # d
-        " 6a6aa1ac 0000803f"  # CRC-32, 1.0
+        " 0000803f 00000000 0000803f 00000000 0000803f"  # the word, once the word, 1.0
     )
     assert (folder / "store.json").read_text() == (
-        f'{{"fedcams_residuals": 1, "layout": "{Layout.flat(1).id.hex()}", "d": 1, "snapshot": null}}'
+        f'{{"fedcams_residuals": 2, "layout": "{Layout.flat(1).id.hex()}", "d": 1, "snapshot": null}}'
     )
 
 
@@ -372,17 +398,18 @@ def test_a_second_store_reads_and_says_when_it_is_behind(folder: Path) -> None:
         reader.gather([1])
 
 
-HEADER = 44
+HEADER = 56
 DAMAGED: list[tuple[str, Callable[[bytes], bytes]]] = [
     (r"1-1\.row: truncated, 19 of 20 bytes of the row; restore", lambda b: b[:-1]),
     (r"1-1\.row: truncated, 0 of 20 bytes of the row", lambda b: b[:HEADER]),
-    (r"1-1\.row: truncated, 43 of 44 bytes of header", lambda b: b[: HEADER - 1]),
-    (r"1-1\.row: truncated, 0 of 44 bytes of header", lambda b: b""),
+    (r"1-1\.row: truncated, 55 of 56 bytes of header", lambda b: b[: HEADER - 1]),
+    (r"1-1\.row: truncated, 0 of 56 bytes of header", lambda b: b""),
     (r"1-1\.row: something follows after the 20 bytes", lambda b: b + b"\0"),
-    (r"1-1\.row: damaged, checksum \w{8} instead of \w{8}", lambda b: b[:-1] + bytes([b[-1] ^ 1])),
-    (r"1-1\.row: damaged, checksum", lambda b: b[:40] + b"\0\0\0\0" + b[HEADER:]),
+    (r"1-1\.row: damaged, checksum \w{32} instead of \w{32}", lambda b: b[:-1] + bytes([b[-1] ^ 1])),
+    (r"1-1\.row: damaged, checksum", lambda b: b[:40] + bytes(16) + b[HEADER:]),
+    (r"1-1\.row: damaged, checksum", lambda b: b[:HEADER] + bytes(8) + b[HEADER + 8 :]),
     (r"1-1\.row: the magic is b'PK..' instead of b'FCRR'", lambda b: b"PK.." + b[4:]),
-    (r"1-1\.row: the format version is 2 instead of 1", lambda b: b[:4] + b"\2" + b[5:]),
+    (r"1-1\.row: the format version is 1 instead of 2", lambda b: b[:4] + b"\1" + b[5:]),
     (r"1-1\.row: the layout id is b'foreign!' instead of", lambda b: b[:8] + b"foreign!" + b[16:]),
     (r"1-1\.row: the client is 2 instead of 1", lambda b: b[:16] + b"\2" + b[17:]),
     (r"1-1\.row: the round is 2 instead of 1", lambda b: b[:24] + b"\2" + b[25:]),
@@ -532,7 +559,7 @@ def die_at(patch: pytest.MonkeyPatch, moment: int) -> None:
 
         return called
 
-    for name in ("fsync", "replace", "unlink"):
+    for name in ("fsync", "fdatasync", "replace", "unlink"):
         patch.setattr(os, name, mortal(getattr(os, name)))
 
 
@@ -548,7 +575,8 @@ STEPS: list[Callable[[ResidualStore], None]] = [
 ]
 
 
-def test_death_at_every_step_leaves_old_or_new(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spares", [0, 2])
+def test_death_at_every_step_leaves_old_or_new(folder: Path, monkeypatch: pytest.MonkeyPatch, spares: int) -> None:
     model = ResidualStore.in_memory(LAYOUT)
     states = [content(model)]
     for step in STEPS:
@@ -558,20 +586,20 @@ def test_death_at_every_step_leaves_old_or_new(folder: Path, monkeypatch: pytest
     done, moment = 0, 0
     while done < len(STEPS):
         shutil.rmtree(folder, ignore_errors=True)
-        store, done = ResidualStore.on_disk(LAYOUT, folder), 0
+        store, done = ResidualStore.on_disk(LAYOUT, folder, spares), 0
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             die_at(patch, moment)
             for step in STEPS:
                 step(store)
                 done += 1
         before, after = states[done], states[min(done + 1, len(STEPS))]
-        store = ResidualStore.on_disk(LAYOUT, folder)
+        store = ResidualStore.on_disk(LAYOUT, folder, spares)
         found = content(store)
         assert all(found.get(client) in (before.get(client), after.get(client)) for client in {*before, *after, *found})
         t = store.snapshot_round or 0
         store.rollback(t)
         assert content(store) == saved[t]
-        assert len(files(folder)) == 1 + len(store.ids())
+        assert len([name for name in files(folder) if not name.endswith(".spare")]) == 1 + len(store.ids())
         moment += 1
     assert moment > 40  # the steps make about this many system calls
 
@@ -579,11 +607,14 @@ def test_death_at_every_step_leaves_old_or_new(folder: Path, monkeypatch: pytest
 # Imports once, then makes one writer for each line it reads, by fork: ten kills cost one import of torch.
 WRITERS = """
 import os, sys, torch
+from fedcams.bits.sums import sums
 from fedcams.layout import Layout
 from fedcams.residuals import ResidualStore
 
+sums(torch.zeros(1).numpy())  # loads the kernel
+
 def write(folder, d):
-    store = ResidualStore.on_disk(Layout.flat(d), folder)
+    store = ResidualStore.on_disk(Layout.flat(d), folder, spares=2)
     t = store.snapshot_round or 0
     while True:
         t += 1

@@ -34,7 +34,8 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing the run does may follow."""
 
 
-CALLS = ("fsync", "replace", "unlink", "ftruncate", "mkdir", "rmdir", "write")
+SYNCS = ("fsync", "fdatasync")
+CALLS = (*SYNCS, "replace", "unlink", "ftruncate", "mkdir", "rmdir", "write")
 
 
 def die_at(patch: pytest.MonkeyPatch, moment: int) -> Callable[[], bool]:
@@ -71,7 +72,8 @@ def dies(experiment: Experiment, folder: Path, moment: int) -> bool:
 
 
 def test_death_at_every_step_and_again_while_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # it is the process that dies here, not the machine
+    for name in SYNCS:
+        monkeypatch.setattr(os, name, lambda descriptor: None)  # it is the process that dies here, not the machine
     experiment = small(rounds=5, clients=3)
     run(experiment, tmp_path / "whole")
     folder, whole, moment = tmp_path / "run", lasting(tmp_path / "whole"), 0

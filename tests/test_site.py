@@ -96,7 +96,7 @@ def die_at(patch: pytest.MonkeyPatch, moment: int) -> Callable[[], bool]:
 
         return called
 
-    for name in ("fsync", "replace", "unlink"):
+    for name in ("fsync", "fdatasync", "replace", "unlink"):
         patch.setattr(os, name, mortal(getattr(os, name)))
     return lambda: dead
 
@@ -151,6 +151,32 @@ def test_a_lost_residual_is_told_and_an_older_server_refused(tmp_path: Path) -> 
     assert "the residual of round 1 is lost" in site(away).answer(ask(2, accepted), train).note
     with pytest.raises(ResidualError, match="the server accepted round 0 last, this residual is of round 1"):
         site(here).answer(ask(2, None), train)
+
+
+def test_a_reply_without_its_residual_is_as_if_it_had_never_been(tmp_path: Path) -> None:
+    """They are written at once, and a kill may leave either."""
+    first = site(tmp_path).answer(ask(1, None), train).reply
+    one = Accepted(1, first.digest)
+    second = site(tmp_path).answer(ask(2, one), train).reply
+    (tmp_path / RESIDUALS / "3-2.row").unlink()
+    again = site(tmp_path).answer(ask(2, one), train)
+    assert not again.again
+    assert again.reply == second
+    assert again.note == ""
+    (tmp_path / PENDING).unlink()
+    third = site(tmp_path).answer(ask(2, one), train)
+    assert not third.again
+    assert third.reply == second
+
+
+def test_the_residual_is_written_over_the_one_before_the_last(tmp_path: Path) -> None:
+    accepted, inodes = None, []
+    for round in range(1, 6):
+        reply = site(tmp_path).answer(ask(round, accepted), train).reply
+        accepted = Accepted(round, reply.digest)
+        inodes.append(os.stat(tmp_path / RESIDUALS / f"3-{round}.row").st_ino)
+    assert inodes[0] != inodes[1]
+    assert inodes == [inodes[i % 2] for i in range(5)]
 
 
 def test_a_damaged_pending_reply_is_refused(tmp_path: Path) -> None:

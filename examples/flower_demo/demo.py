@@ -1,7 +1,8 @@
 """FedCAMS against dense updates on real sockets: TLS, node authentication, four SuperNodes, five rounds each.
 
 Every SuperNode reaches the SuperLink through a proxy of its own that counts bytes. Run by `make flower-demo`; with
-`--save` it writes what it measured to `benchmarks/records/flower-wire.json`.
+`--save` it writes what it measured to `benchmarks/records/flower-wire.json`, and `flower-wire.md`, which the
+documentation shows.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fedcams.bench.tables import Grid
 from fedcams.experiment import build
 from fedcams.flower.book import read_ledger
 from fedcams.runs.environment import environment
@@ -48,13 +51,14 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--nodes", type=int, default=NODES)
     options.add_argument("--rounds", type=int, default=ROUNDS)
-    options.add_argument("--save", action="store_true", help=f"write {RECORD.name}")
+    options.add_argument("--save", action="store_true", help=f"write {RECORD.name} and {RECORD.stem}.md")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="fedcams-flower-") as folder:
         record = measure(Path(folder), chosen.nodes, chosen.rounds)
     show(record)
     if chosen.save:
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
+        RECORD.with_suffix(".md").write_text(summary(record).to_markdown() + "\n" + caption(record))
 
 
 def measure(folder: Path, nodes: int = NODES, rounds: int = ROUNDS) -> dict[str, Any]:
@@ -126,15 +130,27 @@ def show(record: dict[str, Any]) -> None:
         for round, counts in enumerate(measured["bytes"], start=1):
             detail.add_row(str(round), *(f"{up / 1000:,.1f} / {down / 1000:,.1f}" for up, down in counts))
         console.print(detail)
-    summary = Table(title=f"One node and round, {record['d']:,} parameters, Flower's own traffic and TLS included")
-    for column in ("uplink", "bytes up", "less by", "of which ours", "bytes down"):
-        summary.add_column(column, justify="left" if column == "uplink" else "right")
+    console.print(summary(record).to_rich())
+
+
+def summary(record: dict[str, Any]) -> Grid:
+    """One node and round, the mean of all."""
     dense, _ = mean_bytes(record["uplinks"]["identity"])
+    rows = []
     for uplink, measured in record["uplinks"].items():
         up, down = mean_bytes(measured)
         ours = sum(measured["wire_up"]) / sum(measured["accepted"])
-        summary.add_row(uplink, f"{up:,.0f}", f"{dense / up:.1f}x", f"{ours:,.0f}", f"{down:,.0f}")
-    console.print(summary)
+        rows.append((f"`{uplink}`", "TLS", f"{up:,.0f}", f"{dense / up:.1f}x", f"{ours:,.0f}", f"{down:,.0f}"))
+    heading = ("uplink", "transport", "bytes up", "fewer by", "of which ours", "bytes down")
+    return Grid(f"One node and round, {record['d']:,} parameters, Flower's own traffic included", heading, rows)
+
+
+def caption(record: dict[str, Any]) -> str:
+    """Where the numbers come from."""
+    text = f"""One node and round on the socket, TLS and Flower's own traffic included: mean over {record["nodes"]}
+        nodes and {record["rounds"]} rounds of a model of {record["d"]:,} parameters. *Ours* is the reply without them.
+        `make flower-demo`, [flower-wire.json](../benchmarks/records/flower-wire.json)."""
+    return f"\n{textwrap.fill(' '.join(text.split()), 118, break_long_words=False, break_on_hyphens=False)}\n"
 
 
 if __name__ == "__main__":

@@ -39,6 +39,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def descendants(pid: int) -> list[int]:
+    """The ids of a process's children, and of theirs."""
+    told = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    pairs = [tuple(map(int, line.split())) for line in told.splitlines()]
+    found = [pid]
+    for parent in found:
+        found += [child for child, its_parent in pairs if its_parent == parent]
+    return found[1:]
+
+
 @dataclass
 class Federation:
     """One SuperLink; with `secure` TLS and node authentication. `lasting` keeps runs alive when the SuperLink dies."""
@@ -101,8 +111,13 @@ class Federation:
             os.killpg(process.pid, signal.SIGKILL)
 
     def stop_all(self) -> None:
+        """Ends everything, apps included that Flower has put into groups of their own."""
+        family = [pid for process in self.processes.values() for pid in descendants(process.pid)]
         for name in reversed(list(self.processes)):
             self.stop(name)
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     # -- Flower's parts ------------------------------------------------------------------------------------------
 

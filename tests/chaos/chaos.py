@@ -1,6 +1,6 @@
 """Thirty rounds in which everything dies at some time, by a plan drawn from a seed; prints the ledger.
 
-    python tests/chaos/chaos.py --seed 1
+    python tests/chaos/chaos.py --seed 1 --downlink 'replica(blockq(bits=2))'
 
 Faults fire on events of the protocol, not on the clock, so the same seed gives the same ledger: SuperNodes are killed
 with -9 before they settle the last reply, before they train, after the new reply is on disk and after it was sent;
@@ -19,20 +19,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 for _folder in (ROOT / "examples" / "flower_app", ROOT / "examples" / "flower_demo", HERE):
     sys.path.insert(0, str(_folder))
 
+from checks import canonical, check, check_in_step, show  # noqa: E402
 from fault_proxy import FaultProxy  # noqa: E402
 
-from fedcams import ResidualStore, decode  # noqa: E402
 from fedcams.experiment import build  # noqa: E402
 from fedcams.flower.book import read_ledger  # noqa: E402
 from fedcams.keys import generator  # noqa: E402
@@ -87,8 +85,8 @@ def plan(seed: int, rounds: int) -> list[Fault]:
 class Chaos:
     """The controller: hears of every event, and does what the plan says before it lets the event go on."""
 
-    def __init__(self, fed: Federation, faults: Iterable[Fault], rounds: int) -> None:
-        self.fed, self.rounds = fed, rounds
+    def __init__(self, fed: Federation, faults: Iterable[Fault], config: Mapping[str, Any]) -> None:
+        self.fed, self.config = fed, config
         self.faults = {(fault.round, fault.site, fault.event): fault.what for fault in faults}
         self.round: dict[int, int] = {}
         self.fired: list[str] = []
@@ -182,9 +180,7 @@ class Chaos:
 
     def start(self) -> None:
         """The run, or another one that continues it."""
-        self.run = self.fed.submit(
-            HERE / "app", **CONFIG, rounds=self.rounds, min_available=SITES, min_replies=1, deadline=DEADLINE
-        )
+        self.run = self.fed.submit(HERE / "app", **self.config, min_available=SITES, min_replies=1, deadline=DEADLINE)
 
     def close(self) -> None:
         self.listener.close()
@@ -192,15 +188,16 @@ class Chaos:
             proxy.close()
 
 
-def chaos(folder: Path, seed: int, rounds: int = ROUNDS) -> list[dict[str, Any]]:
+def chaos(folder: Path, seed: int, rounds: int = ROUNDS, downlink: str = "none") -> list[dict[str, Any]]:
     """The ledger of a run that had all these faults; raises where something does not add up."""
+    config = {**CONFIG, "rounds": rounds, "downlink": downlink}
     for name in ("payloads", "updates"):
         (folder / name).mkdir(parents=True)
     faults = plan(seed, rounds)
     path = os.pathsep.join([str(ROOT / "examples" / "flower_app"), os.environ.get("PYTHONPATH", "")])
     env = {"OMP_NUM_THREADS": "1", "CHAOS_FOLDER": str(folder), "PYTHONPATH": path}
     with federation(folder, lasting=True, env=env) as fed:
-        controller = Chaos(fed, faults, rounds)
+        controller = Chaos(fed, faults, config)
         fed.env = {**env, "CHAOS_PORT": str(controller.port)}
         try:
             for site in range(SITES):
@@ -212,7 +209,10 @@ def chaos(folder: Path, seed: int, rounds: int = ROUNDS) -> list[dict[str, Any]]
     left = controller.faults
     assert not left, f"never fired: {left}"
     ledger = read_ledger(folder / "server")
-    check(folder, ledger, rounds)
+    built = build(experiment({**config, "data": ""}))
+    assert [line["round"] for line in ledger] == list(range(1, rounds + 1))
+    check(folder, ledger, built.simulation.problem.layout)
+    check_in_step(folder, ledger, built)
     return ledger
 
 
@@ -228,58 +228,15 @@ def wait(fed: Federation, controller: Chaos, rounds: int, patience: float = 600.
         time.sleep(0.2)
 
 
-def check(folder: Path, ledger: list[dict[str, Any]], rounds: int) -> None:
-    """Nobody is forgotten, nothing counts twice, and accepted + residual = all updates of accepted rounds."""
-    assert [line["round"] for line in ledger] == list(range(1, rounds + 1))
-    for line in ledger:
-        told = [*line["accepted"], *line["refused"], *line["absent"]]
-        assert sorted(told) == [str(site) for site in line["cohort"]], line
-    named = [digest for line in ledger for digest in line["accepted"].values()]
-    assert len(set(named)) == len(named)
-    layout = build(experiment({**CONFIG, "rounds": rounds, "data": ""})).simulation.problem.layout
-    for site in range(SITES):
-        taken = {line["round"]: line["accepted"][str(site)] for line in ledger if str(site) in line["accepted"]}
-        payloads = [
-            decode((folder / "payloads" / name).read_bytes(), layout).double().numpy() for name in taken.values()
-        ]
-        updates = [np.fromfile(folder / "updates" / f"{site}-{round}", np.float32) for round in taken]
-        total = np.sum(payloads, axis=0) + residual(folder, layout, site, max(taken))
-        assert np.isfinite(total).all()
-        assert np.allclose(total, np.sum(updates, axis=0, dtype=np.float64), atol=1e-4), f"site {site}"
-
-
-def residual(folder: Path, layout: Any, site: int, last: int) -> np.ndarray:
-    """What the site owes after its last accepted round; the word on that one may not have reached it."""
-    (run,) = (folder / "sites").iterdir()
-    store = ResidualStore.on_disk(layout, run / str(site) / "residuals")
-    if store.round_of(site) != last:
-        store.rollback(store.snapshot_round or 0)
-    assert store.round_of(site) == last
-    return store.gather([site])[0].double().numpy()
-
-
-def canonical(ledger: list[dict[str, Any]]) -> list[str]:
-    """What does not depend on the clock: how Flower worded that a node is gone does, and who repeated a reply."""
-    return [json.dumps({**line, "absent": sorted(line["absent"]), "notes": None}, sort_keys=True) for line in ledger]
-
-
-def show(ledger: list[dict[str, Any]]) -> None:
-    for line in ledger:
-        fates = {site: f"accepted {digest[:8]}" for site, digest in line["accepted"].items()}
-        fates |= {site: f"refused ({reason})" for site, reason in line["refused"].items()}
-        fates |= {site: f"absent ({reason})" for site, reason in line["absent"].items()}
-        text = ", ".join(f"{site}: {fates[site]}" for site in sorted(fates))
-        print(f"round {line['round']:3}  {text}  {line['notes'] or ''}")
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--rounds", type=int, default=ROUNDS)
+    options.add_argument("--downlink", default="none")
     options.add_argument("--out", type=Path, help="write the canonical ledger here")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="fedcams-chaos-") as folder:
-        ledger = chaos(Path(folder), chosen.seed, chosen.rounds)
+        ledger = chaos(Path(folder), chosen.seed, chosen.rounds, chosen.downlink)
     show(ledger)
     if chosen.out:
         chosen.out.write_text("\n".join(canonical(ledger)) + "\n")

@@ -46,6 +46,21 @@ def abs_sum(x: Tensor) -> float:
     return float(np.concatenate(split(vector.size, lambda a, b: _block_sums(vector[a:b]))).sum())
 
 
+def read_floats(data: NDArray[np.uint8]) -> tuple[Vector, float]:
+    """Bytes as a vector in memory of its own, and the sum of |x| like `abs_sum`; they need not be aligned.
+
+    A range is added up while it is still in the cache.
+    """
+    vector = np.empty(data.size // 4, np.float32)
+    raw = vector.view(np.uint8)
+
+    def read(a: int, b: int) -> NDArray[np.float64]:
+        raw[4 * a : 4 * b] = data[4 * a : 4 * b]
+        return _block_sums(vector[a:b])
+
+    return vector, float(np.concatenate(split(vector.size, read)).sum())
+
+
 def _plain(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous() and not x.requires_grad
 

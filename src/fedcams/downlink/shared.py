@@ -101,8 +101,9 @@ class Shared(Downlink):
         kept = (state.w, state.version, state.touched, state.log, state.since)
         return Catchup(*kept, layout, counting).cheapest(held)
 
-    def expected(self, state: SharedState, client: int) -> Held:
-        return Held(state.version, bytes.fromhex(state.digests[state.version]))
+    def expected(self, state: SharedState, client: int) -> Held | None:
+        name = state.digests.get(state.version)  # none before anybody was sent this version
+        return None if name is None else Held(state.version, bytes.fromhex(name))
 
     def heard(self, state: SharedState, turn: Turn, words: Mapping[int, Held | None], over: bool = True) -> SharedState:
         said = {client: _version(state, held) for client, held in words.items()}

@@ -3,6 +3,7 @@
 <checkpoint>/run.json             what defines the run, and the name under which clients keep its residuals
 <checkpoint>/state.json           the round, small state, and the checksum of the next file
 <checkpoint>/<round>.safetensors  the model, under the names of its tensors, and the optimizer's vectors
+<checkpoint>/spare.safetensors    those of the round before, of no more use: the next ones are written over them
 <checkpoint>/ledger.jsonl         one line a round: who was asked, whose update was accepted under which digest, who was
                                   refused and why, who did not answer; no clock in it
 <checkpoint>/replies/             replies of the round in progress
@@ -32,6 +33,7 @@ from fedcams.runs.folder import RunError
 from fedcams.runs.state import pack, restore
 
 RUN, STATE, LEDGER, REPLIES, REPLICAS = "run.json", "state.json", "ledger.jsonl", "replies", "replicas"
+SPARE = "spare.safetensors"
 VERSION = 1
 KINDS = {
     torch.float32: "F32",
@@ -98,9 +100,9 @@ class Book:
         self._ledger.append(json.dumps(line))
         self._ledger.sync()
         small, tensors = pack(state, self.server)
-        path = self.folder / f"{state.round}.safetensors"
+        path, spare = self.folder / f"{state.round}.safetensors", self.folder / SPARE
         with disk_errors("write", path):
-            checksum = write_tensors(path, tensors)
+            checksum = write_tensors(path, tensors, over=spare if spare.exists() else None)
         write_file(
             self.folder / STATE, json.dumps({"round": state.round, "state": small, "tensors": checksum}).encode()
         )
@@ -108,7 +110,7 @@ class Book:
             self.server.replicas.snapshot(state.round)
         for old in self.folder.glob("*.safetensors"):
             if old != path:
-                old.unlink(missing_ok=True)
+                old.replace(spare)
 
     def close(self) -> None:
         """Lets go of the ledger."""
@@ -124,8 +126,11 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / LEDGER).read_bytes().split(b"\n")[:rounds]]
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """A safetensors file, written from where the tensors lie: the library's own copies them. Returns its CRC-32."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], over: Path | None = None) -> int:
+    """A safetensors file, written from where the tensors lie: the library's own copies them. Returns its CRC-32.
+
+    `over` as in `write_whole`.
+    """
     header, at = {}, 0
     for name, tensor in tensors.items():
         end = at + tensor.numel() * tensor.element_size()
@@ -137,7 +142,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
     checksum = 0
     for part in parts:
         checksum = crc32(part, checksum)
-    write_whole(path, *parts)
+    write_whole(path, *parts, over=over)
     return checksum
 
 

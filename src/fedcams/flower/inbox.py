@@ -16,8 +16,7 @@ from flwr.app import Message, RecordDict
 from fedcams.compress import compressor
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.flower.arrays import ArrayNames
-from fedcams.flower.mod import EXAMPLES, LOSSES
-from fedcams.flower.records import REPLY, about_of, message_parts, only_arrays
+from fedcams.flower.records import EXAMPLES, REPLY, about_of, examples_and_loss, message_parts, only_arrays
 from fedcams.flower.roster import APP_RAISED
 from fedcams.layout import Layout
 from fedcams.rounds import Refusal, Reply, Server, ServerState, answer_from_parts
@@ -27,6 +26,8 @@ from fedcams.wire import encode
 DENSE = compressor("identity")
 SLACK = 2
 """A reply may be so many times as long as the dense one: top-k with a ratio near one sends more than it saves."""
+LONGEST = 300
+"""Characters of a reason or a note that are kept: clients choose them."""
 
 
 class Inbox:
@@ -40,6 +41,8 @@ class Inbox:
         """Client -> bytes of each part of its reply."""
         self.refusals: dict[int, Refusal] = {}
         """Clients that do not hold what their instruction builds on."""
+        self.told_again: set[int] = set()
+        """Those of them that were sent another one."""
         self.refused: dict[int, str] = {}
         self.absent: dict[int, str] = {}
         self.notes: dict[int, str] = {}
@@ -52,12 +55,12 @@ class Inbox:
         if message.has_error():
             where = self.refused if message.error.code in APP_RAISED else self.absent
             reason = " ".join((message.error.reason or "").split())
-            where[client] = f"Flower, code {message.error.code}: {reason[-300:]}"
+            where[client] = f"Flower, code {message.error.code}: {reason[-LONGEST:]}"
             return
         try:
             parts = self._dense(client, message.content) if plain else self._ours(client, message.content)
         except FedcamsError as error:
-            self.refused[client] = f"{type(error).__name__}: {error}"
+            self.refused[client] = f"{type(error).__name__}: {error}"[:LONGEST]
             return
         finally:
             for record in message.content.array_records.values():
@@ -68,6 +71,18 @@ class Inbox:
             file.writelines(parts)
         self.came[client] = [len(part) for part in parts]
         self.metrics[client] = RecordDict(dict(message.content.metric_records))
+
+    def first_refusal(self, client: int) -> Refusal | None:
+        """The client's refusal, once: it is answered within the round, and of that only a note stays."""
+        refusal = self.refusals.get(client)
+        if refusal is None or client in self.told_again or refusal.round != self.state.round + 1:
+            return None
+        self.told_again.add(client)
+        self._note(client, f"out of step and told again: {refusal.reason}")
+        return self.refusals.pop(client)
+
+    def _note(self, client: int, note: str) -> None:
+        self.notes[client] = "; ".join(filter(None, [self.notes.get(client, ""), note[:LONGEST]]))
 
     def replies(self) -> Iterator[Reply]:
         """In ascending client id, one at a time."""
@@ -89,27 +104,20 @@ class Inbox:
         if answer.client != client:
             raise UpdateError(f"client {client} answers for client {answer.client}")
         if note := str(told.get("note", "")):
-            self.notes[client] = note[:300]
+            self._note(client, note)
         if isinstance(answer, Refusal):
-            self.refusals[client] = dataclasses.replace(answer, reason=answer.reason[:300])
+            self.refusals[client] = dataclasses.replace(answer, reason=answer.reason[:LONGEST])
             return []
         return answer.to_parts()
 
     def _dense(self, client: int, content: RecordDict) -> list[bytes]:
-        """An app without the mod returns its whole model; the change is formed here.
-
-        It is sent the server's own model whatever the downlink, so it never trains from a wrong one.
-        """
+        """An app without the mod returns its whole model; the change is formed here, against what it was sent."""
         delta, buffers = self.names.change(only_arrays(content, self.arrays_key), self.state.x)
-        metrics = {name: value for record in content.metric_records.values() for name, value in record.items()}
-        examples = metrics.get(EXAMPLES, 0)
-        loss = next((metrics[name] for name in LOSSES if name in metrics), 0.0)
-        if not isinstance(examples, int | float) or not isinstance(loss, int | float) or examples < 0:
-            raise UpdateError(f"{EXAMPLES}={examples!r}, loss={loss!r}; expected numbers")
+        examples, loss = examples_and_loss(content)
         apart = b"" if buffers is None else encode(DENSE, buffers, self.names.buffer_layout)
         held = self.server.downlink.expected(self.state.downlink, client)
-        payload, about = encode(DENSE, delta, self.names.layout), (int(examples), 0, float(loss))
-        return Reply(self.state.round + 1, client, payload, apart, *about, held).to_parts()
+        payload = encode(DENSE, delta, self.names.layout)
+        return Reply(self.state.round + 1, client, payload, apart, examples, 0, loss, held).to_parts()
 
 
 def dense_size(layout: Layout | None) -> int:

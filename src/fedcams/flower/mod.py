@@ -11,7 +11,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
@@ -27,6 +26,7 @@ from fedcams.flower.records import (
     REST,
     about,
     about_of,
+    examples_and_loss,
     message_parts,
     message_record,
     only_arrays,
@@ -37,10 +37,7 @@ from fedcams.runs.files import disk_errors, held
 
 SITE = ("site-id", "partition-id")
 """Where a node's configuration says which site it is; the first that is there counts."""
-EXAMPLES, LOSSES = "num-examples", ("train_loss", "train-loss", "loss")
-"""Metrics of the app that the core wants to know."""
 UNLIMITED = 2**63
-Number = TypeVar("Number", int, float)
 
 
 class AppFailed(Exception):
@@ -139,9 +136,8 @@ class Training:
             raise AppFailed(reply)
         delta, after = self.names.change(only_arrays(reply.content, self.arrays_key), x, out=x)
         self.others = {**reply.content.metric_records, **reply.content.config_records}
-        metrics = {name: value for record in reply.content.metric_records.values() for name, value in record.items()}
-        loss = next((metrics[name] for name in LOSSES if name in metrics), 0.0)
-        return Update(delta, after, _number(int, metrics.get(EXAMPLES, 0)), 0, _number(float, loss))
+        examples, loss = examples_and_loss(reply.content)
+        return Update(delta, after, examples, 0, loss)
 
     def _content(self, x: Tensor, buffers: Tensor | None, instruction: Instruction) -> RecordDict:
         content = self.message.content
@@ -173,10 +169,6 @@ def safe_name(run: str) -> str:
             f"run={run!r}: allowed are up to 100 letters, digits, '.', '_' and '-', a letter or digit first"
         )
     return run
-
-
-def _number(kind: type[Number], value: object) -> Number:
-    return kind(value) if isinstance(value, int | float) else kind(0)
 
 
 def _note(answer: Answer) -> ConfigRecord:

@@ -21,6 +21,8 @@ MESSAGE = "fedcams.message"
 """The `stype` of an array that holds a part of one of our messages; Flower refuses to read it as numbers."""
 NUMPY = "numpy.ndarray"
 """The `stype` of Flower's own arrays: NumPy's file format."""
+EXAMPLES, LOSSES = "num-examples", ("train_loss", "train-loss", "loss")
+"""Metrics of the app that the core wants to know."""
 
 
 def message_record(parts: Sequence[bytes], shared: dict[int, Array] | None = None) -> ArrayRecord:
@@ -69,12 +71,11 @@ def from_array(array: Array) -> NDArray[Any]:
         if array.data.startswith(head):  # as NumPy writes it: there is nothing to parse
             return np.frombuffer(array.data, array.dtype, math.prod(array.shape), len(head)).reshape(array.shape)
         stream = io.BytesIO(array.data)
-        if np.lib.format.read_magic(stream) != (1, 0):
-            return array.numpy()
+        if (version := np.lib.format.read_magic(stream)) != (1, 0):
+            raise ValueError(f"version {version} of NumPy's format")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-        if fortran or dtype.hasobject:
-            return array.numpy()
-        return np.frombuffer(array.data, dtype, math.prod(shape), stream.tell()).reshape(shape)
+        values = np.frombuffer(array.data, dtype, math.prod(shape), stream.tell())  # never more than came
+        return values.reshape(shape[::-1]).T if fortran else values.reshape(shape)
     except (ValueError, TypeError, SyntaxError) as error:
         raise UpdateError(f"an array that cannot be read ({error})") from None
 
@@ -97,6 +98,19 @@ def only_arrays(content: RecordDict, key: str) -> ArrayRecord:
         found = ", ".join(records) or "none"
         raise UpdateError(f"array records: {found}; expected one, or one named {key!r}")
     return next(iter(records.values()))
+
+
+def examples_and_loss(content: RecordDict) -> tuple[int, float]:
+    """What an app's metrics say of both; zero where they say nothing."""
+    metrics = {name: value for record in content.metric_records.values() for name, value in record.items()}
+    examples, loss = metrics.get(EXAMPLES, 0), next((metrics[name] for name in LOSSES if name in metrics), 0.0)
+    for name, value in {EXAMPLES: examples, "loss": loss}.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise UpdateError(f"the app's metrics say {name}={value!r}; expected a finite number")
+    if not isinstance(examples, int | float) or not 0 <= examples < 2**63:
+        raise UpdateError(f"the app's metrics say {EXAMPLES}={examples!r}; expected 0 to 2**63 - 1")
+    assert isinstance(loss, int | float)
+    return int(examples), float(loss)
 
 
 def about(**values: Any) -> ConfigRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -52,15 +52,14 @@ class Rounds:
         cohort = self._cohort(round)
         asked = {client: node for client in cohort if (node := self.roster.node_of(client)) is not None}
         skipped = "" if enough else self._too_few("clients connected", len(self.roster.clients), "min_available")
-        instructions, state = half.open(self.server, state, asked if enough else ())
+        keeping = [client for client in asked if client not in self.roster.plain] if enough else []
+        instructions, state = half.open(self.server, state, keeping)
         folder, key = self.book.folder / REPLIES, self.strategy.arrayrecord_key
         inbox = Inbox(folder, self.names, key, self.server, state)
         inbox.absent |= dict.fromkeys(cohort - asked.keys(), NOT_THERE)
-        down = self._size(instructions)
+        down = 0
         if enough:
-            sent = self._send(grid, state, instructions, asked)
-            instructions.clear()  # they hold a copy of the model
-            self._collect(grid, sent, inbox)
+            state, down = self._exchange(grid, state, instructions, asked, inbox)
             if len(inbox.came) < self.strategy.min_replies:
                 skipped = self._too_few("sound replies", len(inbox.came), "min_replies")
         # who is out of step is heard also in a round that is skipped: the next one brings it the dense model
@@ -78,27 +77,69 @@ class Rounds:
     def _too_few(self, what: str, found: int, option: str) -> str:
         return f"{found} {what}, {option}={getattr(self.strategy, option)}"
 
-    def _size(self, instructions: Mapping[int, Instruction]) -> int:
+    # -- asking and hearing --------------------------------------------------------------------------------------
+
+    def _exchange(
+        self,
+        grid: Grid,
+        state: ServerState,
+        instructions: dict[int, Instruction],
+        asked: Mapping[int, int],
+        inbox: Inbox,
+    ) -> tuple[ServerState, int]:
+        """Takes replies one at a time until all are there or time is up; who did not answer must show up again.
+
+        Who is out of step is told again at once. Consumes the instructions, which hold a copy of the model; returns the
+        state and the bytes of all that went out.
+        """
+        end, down = time.monotonic() + self.deadline, self._size(instructions, asked)
+        sent = self._send_plain(grid, state, asked) | self._send(grid, instructions, asked, self.deadline)
+        instructions.clear()
+        while sent and (left := end - time.monotonic()) > 0:
+            for name in list(sent):
+                for message in grid.pull_messages([name]):
+                    client = sent.pop(name)
+                    inbox.take(client, client in self.roster.plain, message)
+                    if (refusal := inbox.first_refusal(client)) is not None:
+                        instruction, state = half.resend(self.server, state, refusal)
+                        down += instruction.size
+                        sent |= self._send(grid, {client: instruction}, asked, left)
+            if sent:
+                time.sleep(PAUSE)
+        inbox.absent |= dict.fromkeys(sent.values(), NO_ANSWER)
+        self.roster.forget(inbox.absent)
+        return state, down
+
+    def _size(self, instructions: Mapping[int, Instruction], asked: Collection[int]) -> int:
         """Bytes of what goes out; nodes without the mod get the model in full."""
         dense = dense_size(self.names.layout) + dense_size(self.names.buffer_layout)
-        sizes = {client: instruction.size for client, instruction in instructions.items()}
-        return sum(dense if client in self.roster.plain else size for client, size in sizes.items())
-
-    # -- asking --------------------------------------------------------------------------------------------------
+        plain = self.roster.plain.intersection(asked)
+        return len(plain) * dense + sum(instruction.size for instruction in instructions.values())
 
     def _send(
-        self, grid: Grid, state: ServerState, instructions: Mapping[int, Instruction], asked: Mapping[int, int]
+        self, grid: Grid, instructions: Mapping[int, Instruction], asked: Mapping[int, int], seconds: float
     ) -> dict[str, int]:
         """Message id -> client. What all clients get alike is one array in Flower's store, sent there once."""
-        plain = self._plain_content(state) if self.roster.plain.intersection(asked) else None
         parts = {client: instruction.to_parts() for client, instruction in instructions.items()}
         shared, sent = share(parts.values()), dict[str, int]()
         for client, instruction in instructions.items():
-            content = plain if plain and client in self.roster.plain else self._content(parts[client], shared)
-            group = str(instruction.round)
-            message = Message(content, asked[client], MessageType.TRAIN, ttl=self.deadline, group_id=group)
-            sent |= dict.fromkeys(grid.push_messages([message]), client)
+            content = self._content(parts[client], shared)
+            sent |= self._push(grid, content, instruction.round, client, asked[client], seconds)
         return sent
+
+    def _send_plain(self, grid: Grid, state: ServerState, asked: Mapping[int, int]) -> dict[str, int]:
+        """The same for nodes without the mod: the server's own model as arrays, whatever the downlink."""
+        plain, sent = sorted(self.roster.plain.intersection(asked)), dict[str, int]()
+        content = self._plain_content(state) if plain else RecordDict()
+        for client in plain:
+            sent |= self._push(grid, content, state.round + 1, client, asked[client], self.deadline)
+        return sent
+
+    def _push(
+        self, grid: Grid, content: RecordDict, round: int, client: int, node: int, seconds: float
+    ) -> dict[str, int]:
+        message = Message(content, node, MessageType.TRAIN, ttl=seconds, group_id=str(round))
+        return dict.fromkeys(grid.push_messages([message]), client)
 
     def _content(self, parts: list[bytes], shared: dict[int, Array]) -> RecordDict:
         strategy = self.strategy
@@ -117,21 +158,6 @@ class Rounds:
         config = ConfigRecord({**self.config, "server-round": state.round + 1})
         arrays = self.names.join(state.x, state.buffers, self.rest)
         return RecordDict({self.strategy.arrayrecord_key: arrays, self.strategy.configrecord_key: config})
-
-    # -- hearing -------------------------------------------------------------------------------------------------
-
-    def _collect(self, grid: Grid, sent: dict[str, int], inbox: Inbox) -> None:
-        """Takes replies one at a time until all are there or time is up; who did not answer must show up again."""
-        end = time.monotonic() + self.deadline
-        while sent and time.monotonic() < end:
-            for name in list(sent):
-                for message in grid.pull_messages([name]):
-                    client = sent.pop(name)
-                    inbox.take(client, client in self.roster.plain, message)
-            if sent:
-                time.sleep(PAUSE)
-        inbox.absent |= dict.fromkeys(sent.values(), NO_ANSWER)
-        self.roster.forget(inbox.absent)
 
     def _line(
         self, state: ServerState, closed: Closed, cohort: list[int], inbox: Inbox, skipped: str, down: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from fedcams.rounds.server import start
 from fedcams.runs.files import disk_errors, held
 from fedcams.sampler import Sampler, sampler
 
+SPARES = 64
+"""Files of replicas that are kept to be written over; a round leaves as many as clients took part."""
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger("flwr.fedcams")
 
@@ -124,7 +126,9 @@ class FedCAMS(FedAvg):
             state, line, metrics = rounds.advance(grid, state)
             logger.info("[ROUND %s/%s] %s", state.round, num_rounds, _told(line))
             if chosen := weigh(metrics, [int(client) for client in line["accepted"]]):
-                result.train_metrics_clientapp[state.round] = self.train_metrics_aggr_fn(chosen, self.weighted_by_key)
+                with _tolerant("training", state.round):
+                    found = self.train_metrics_aggr_fn(chosen, self.weighted_by_key)
+                    result.train_metrics_clientapp[state.round] = found
             evaluate.on_clients(state, result)
             evaluate.on_server(state, result)
         result.arrays = evaluate.arrays(state)
@@ -138,9 +142,12 @@ class FedCAMS(FedAvg):
             names.buffer_layout,
             self.downlink,
             self.weighting,
-            ResidualStore.on_disk(names.layout, self.checkpoint / REPLICAS) if self.downlink.replicates else None,
+            self._replicas(names) if self.downlink.replicates else None,
             self.max_norm,
         )
+
+    def _replicas(self, names: ArrayNames) -> ResidualStore:
+        return ResidualStore.on_disk(names.layout, self.checkpoint / REPLICAS, SPARES)
 
     def _book(self, server: Server) -> Book:
         """What may not change while a run goes on: whatever a residual or a moment depends on."""
@@ -175,6 +182,7 @@ class _Evaluation:
         """By the app's function, where it gave one."""
         found = None if self.function is None else self.function(state.round, self.arrays(state))
         if found is not None:
+            logger.info("[ROUND %s] on the server: %s", state.round, dict(found))
             result.evaluate_metrics_serverapp[state.round] = found
 
     def on_clients(self, state: ServerState, result: Result) -> None:
@@ -183,9 +191,20 @@ class _Evaluation:
             return
         messages = self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid)
         replies = self.grid.send_and_receive(messages, timeout=self.timeout)
-        found = self.strategy.aggregate_evaluate(state.round, replies)
-        if found is not None:
-            result.evaluate_metrics_clientapp[state.round] = found
+        with _tolerant("evaluation", state.round):
+            found = self.strategy.aggregate_evaluate(state.round, replies)
+            if found is not None:
+                logger.info("[ROUND %s] on the clients: %s", state.round, dict(found))
+                result.evaluate_metrics_clientapp[state.round] = found
+
+
+@contextlib.contextmanager
+def _tolerant(what: str, round: int) -> Iterator[None]:
+    """Clients choose their metrics, and Flower's mean fails where they do not go together: no reason to end a run."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("round %s: the clients' metrics of %s have no mean: %r", round, what, error)
 
 
 def _told(line: dict[str, Any]) -> str:

@@ -44,11 +44,15 @@ class ResidualStore(ABC):
         return MemoryStore(layout, torch.device(device))
 
     @staticmethod
-    def on_disk(layout: Layout, folder: str | os.PathLike[str]) -> ResidualStore:
-        """Rows as files in a folder (made where missing); they outlive the process."""
+    def on_disk(layout: Layout, folder: str | os.PathLike[str], spares: int = 0) -> ResidualStore:
+        """Rows as files in a folder (made where missing); they outlive the process.
+
+        `spares` is how many files of rows that are needed no more stay, to be written over by the next ones: that is
+        quicker, and takes the disk of so many rows.
+        """
         from fedcams.residuals.disk import DiskStore
 
-        return DiskStore(layout, folder)
+        return DiskStore(layout, folder, spares)
 
     # -- what it holds -------------------------------------------------------------------------------------------
 

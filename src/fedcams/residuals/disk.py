@@ -4,15 +4,16 @@ A folder holds `store.json` (format version, layout, round of the snapshot) and 
 version of a row, both numbers decimal and unpadded. A row file is never changed; it is, little-endian:
 
     0   4 bytes   magic "FCRR"
-    4   uint32    format version, 1
+    4   uint32    format version, 2
     8   8 bytes   layout id
     16  uint64    client
     24  uint64    round
     32  uint64    d
-    40  uint32    CRC-32 of what follows
-    44  float32   the row, d values; the file ends here
+    40  2 uint64  checksum of what follows, see `fedcams.bits.sums`
+    56  float32   the row, d values; the file ends here
 
-Every file is written under its name + `.tmp`, synced, renamed, and its folder synced.
+Every file is written under its name + `.tmp`, synced, renamed, and its folder synced. A store may keep a few files of
+rows that are needed no more, under their name + `.spare`, to write the next ones over them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import operator
 import os
 import re
 import struct
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import final
@@ -34,16 +34,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.checksum import joined
-from fedcams.bits.parallel import aside, split
+from fedcams.bits.parallel import split
+from fedcams.bits.sums import Sums, range_sums, sums, whole
 from fedcams.bits.vectors import add
 from fedcams.durable import os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
 from fedcams.layout import Layout
 from fedcams.residuals.base import ResidualStore
 
-_HEADER = struct.Struct("<4sI8sQQQI")
-_MAGIC, _VERSION = b"FCRR", 1
+_HEADER = struct.Struct("<4sI8sQQQQQ")
+_MAGIC, _VERSION = b"FCRR", 2
 _NAME = re.compile(r"(0|[1-9][0-9]*)-(0|[1-9][0-9]*)\.row")
 _STORE = "store.json"
 _PIECE = 2**18  # values that a thread reads at a time: they stay in its cache
@@ -62,10 +62,10 @@ class DiskStore(ResidualStore):
     no lock. A second store on the same folder in that process may read until the first one commits.
     """
 
-    def __init__(self, layout: Layout, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, layout: Layout, folder: str | os.PathLike[str], spares: int = 0) -> None:
         """Opens the folder, or makes it; refuses one of another layout."""
         super().__init__(layout, torch.device("cpu"))
-        self.folder = Path(folder)
+        self.folder, self.spares = Path(folder), spares
         self._identity = {"fedcams_residuals": _VERSION, "layout": layout.id.hex(), "d": layout.d}
         with _os_errors("open the folder", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +73,9 @@ class DiskStore(ResidualStore):
         self._open_mark(names)  # first, so that a foreign folder is refused before anything in it is touched
         self._remove(name for name in names if name.endswith((".row.tmp", f"{_STORE}.tmp")))
         self._open_rows(name for name in names if name.endswith(".row"))
+        found = [name for name in names if name.endswith(".row.spare")]
+        self._spare = found[:spares]
+        self._remove(found[spares:])
 
     # -- opening -------------------------------------------------------------------------------------------------
 
@@ -129,39 +132,38 @@ class DiskStore(ResidualStore):
         """Calls `use(start, values)` for every piece of the row, on several threads; damage is noticed at the end."""
         path, total = self.folder / _name(client, round), 4 * self.layout.d
         with _os_errors("read", path, "restore it, or reopen if another store wrote"), path.open("rb", 0) as file:
-            crc = self._check_header(path, file.read(_HEADER.size), client, round)
+            expected = self._check_header(path, file.read(_HEADER.size), client, round)
             size = os.fstat(file.fileno()).st_size - _HEADER.size
             if size < total:
                 raise ResidualError(f"{path}: truncated, {size} of {total} bytes of the row; {_RESTORE}")
             if size > total:
                 raise ResidualError(f"{path}: something follows after the {total} bytes of the row; {_RESTORE}")
-            parts = split(self.layout.d, lambda a, b: (4 * (b - a), _visit_range(file.fileno(), a, b, use)))
-        found = functools.reduce(lambda before, part: joined(before, part[1], part[0]), parts, 0)
-        if found != crc:
-            raise ResidualError(f"{path}: damaged, checksum {found:08x} instead of {crc:08x}; {_RESTORE}")
+            found = whole(split(self.layout.d, lambda a, b: _visit_range(file.fileno(), a, b, use)))
+        if found != expected:
+            raise ResidualError(f"{path}: damaged, checksum {_hex(found)} instead of {_hex(expected)}; {_RESTORE}")
 
-    def _check_header(self, path: Path, header: bytes, client: int, round: int) -> int:
+    def _check_header(self, path: Path, header: bytes, client: int, round: int) -> Sums:
         """Refuses a header that is not the one expected here; returns the checksum it gives."""
         if len(header) < _HEADER.size:
             raise ResidualError(f"{path}: truncated, {len(header)} of {_HEADER.size} bytes of header; {_RESTORE}")
-        *found, crc = _HEADER.unpack(header)
+        *found, first, second = _HEADER.unpack(header)
         expected = (_MAGIC, _VERSION, self.layout.id, client, round, self.layout.d)
         for field, value, right in zip(_FIELDS, found, expected, strict=True):
             if value != right:
                 raise ResidualError(f"{path}: the {field} is {value!r} instead of {right!r}; {_RESTORE}")
-        return int(crc)
+        return first, second
 
     def _put(self, client: int, round: int, row: Tensor, freed: int | None) -> None:
         data = row.cpu().contiguous().numpy().astype("<f4", copy=False)
         about = (_MAGIC, _VERSION, self.layout.id, client, round, self.layout.d)
-        path, checksum = self.folder / _name(client, round), aside(lambda: zlib.crc32(data.data))
+        path, over = self.folder / _name(client, round), self.folder / self._spare.pop() if self._spare else None
         with _os_errors("write", path):
-            write_whole(path, bytes(_HEADER.size), data.data, head=lambda: _HEADER.pack(*about, checksum.result()))
+            write_whole(path, _HEADER.pack(*about, *sums(data)), data.data, over=over)
         if freed is not None:
-            self._remove([_name(client, freed)])  # not synced: should it come back, the next opening removes it
+            self._free([_name(client, freed)])  # not synced: should it come back, the next opening removes it
 
     def _drop(self, versions: Iterable[tuple[int, int]]) -> None:
-        self._remove(_name(*version) for version in versions)
+        self._free(_name(*version) for version in versions)
         with _os_errors("sync", self.folder):
             sync_folder(self.folder)  # a rolled-back row that came back would pass for the newest
 
@@ -170,23 +172,37 @@ class DiskStore(ResidualStore):
         with _os_errors("write", path):
             write_whole(path, json.dumps({**self._identity, "snapshot": t}).encode())
 
+    def _free(self, names: Iterable[str]) -> None:
+        """Nobody needs these rows any more. After a failure of the machine one may be back, but never the newest."""
+        for name in names:
+            if len(self._spare) < self.spares:
+                with _os_errors("rename", self.folder / name):
+                    (self.folder / name).replace(self.folder / f"{name}.spare")
+                self._spare.append(f"{name}.spare")
+            else:
+                self._remove([name])
+
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
             with _os_errors("remove", self.folder / name):
                 (self.folder / name).unlink(missing_ok=True)
 
 
-def _visit_range(descriptor: int, first: int, last: int, use: Callable[[int, Piece], None]) -> int:
+def _visit_range(descriptor: int, first: int, last: int, use: Callable[[int, Piece], None]) -> Sums:
     """The values of one range, in one small memory; their checksum."""
-    memory, found = np.empty(min(_PIECE, last - first), dtype="<f4"), 0
+    memory, found = np.empty(min(_PIECE, last - first), dtype="<f4"), []
     for start in range(first, last, _PIECE):
         piece = memory[: last - start]
         view = piece.data.cast("B")
         if os.preadv(descriptor, [view], _HEADER.size + 4 * start) < len(view):
             raise OSError(errno.EIO, "the file became shorter while it was read")
-        found = zlib.crc32(view, found)
+        found.append(range_sums(piece.view(np.uint32), start))
         use(start, piece)
-    return found
+    return whole(found)
+
+
+def _hex(checksum: Sums) -> str:
+    return "".join(f"{part:016x}" for part in checksum)
 
 
 def _name(client: int, round: int) -> str:

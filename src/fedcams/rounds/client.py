@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcams.downlink import Downlink, HeldStore, OutOfStep, downlink
+from fedcams.errors import UpdateError
 from fedcams.feedback import ErrorFeedback, Pending
 from fedcams.keys import derive
 from fedcams.layout import Layout
@@ -53,6 +55,8 @@ def reply(client: Client, instruction: Instruction, train: Train) -> tuple[Reply
     x, held = client.downlink.receive(instruction.model, layout, client.held, instruction.client, instruction.sealed)
     buffers = decode(instruction.buffers, client.buffer_layout) if client.buffer_layout else None
     update = train(x, buffers, instruction)
+    if not math.isfinite(update.loss):  # before anything is held: no server would read the reply
+        raise UpdateError(f"the training reports the loss {update.loss}; lower the learning rate or clip")
     key = derive(instruction.seed, "uplink", instruction.round, instruction.client)
     pending = client.uplink.prepare([instruction.client], update.delta[None], instruction.round, key)
     payload = pack(codec, {name: tensor[0] for name, tensor in pending.code.items()}, layout)

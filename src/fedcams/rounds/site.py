@@ -1,7 +1,7 @@
 """A client on its own machine: its half of the rounds, whatever dies in between.
 
 <folder>/residuals/     a ResidualStore: the residual that counts, and while a reply waits the one that may replace it
-<folder>/pending.reply  the reply that waits for the server's word, and what it answers
+<folder>/pending.reply  the reply that waits for the server's word, and what it answers; counts with its residual only
 <folder>/held/          a HeldStore: the model that the client keeps, for a downlink by which it does
 
 A reply is given out only when both are on disk. The next instruction says which of the client's updates the server
@@ -60,7 +60,7 @@ class Site:
         downlink: Downlink | str = "none",
     ) -> None:
         """Opens the folder, or makes it; refuses one of another model."""
-        store = ResidualStore.on_disk(layout, folder / RESIDUALS) if feedback else None
+        store = ResidualStore.on_disk(layout, folder / RESIDUALS, spares=1) if feedback else None
         self.folder, self.uplink = folder, DurableFeedback(uplink, store, layout)
         downlink = resolve_downlink(downlink)
         held = HeldStore.on_disk(layout, folder / MODELS) if downlink.keeps else None
@@ -117,24 +117,32 @@ class Site:
     # -- what waits ----------------------------------------------------------------------------------------------
 
     def _hold(self, name: tuple[int, bytes], reply: Reply, pending: Pending) -> None:
-        """First the residual: without the reply next to it, it is as if it had never been."""
+        """Residual and reply go to the disk at once: the one without the other is as if it had never been."""
         if self.uplink.store is None:
             return
-        self.uplink.hold(pending)
+        written = aside(lambda: self._write(name, reply))
+        try:
+            self.uplink.hold(pending)
+        finally:
+            written.result()
+
+    def _write(self, name: tuple[int, bytes], reply: Reply) -> None:
         path = self.folder / PENDING
         with os_errors(ResidualError, "write", path):
             write_whole(path, *HELD.parts(name, reply.to_bytes()))
 
     def _waiting(self) -> tuple[tuple[int, bytes], Reply] | None:
-        path = self.folder / PENDING
-        if not path.exists():
+        """The reply on disk, and what it answers; only where its residual is there too."""
+        path, store = self.folder / PENDING, self.uplink.store
+        if store is None or not path.exists():
             return None
         try:
             with os_errors(ResidualError, "read", path):
-                head, (reply,) = HELD.unpack(path.read_bytes())
-            return (head[0], head[1]), Reply.from_bytes(reply)
+                head, (data,) = HELD.unpack(path.read_bytes())
+            reply = Reply.from_bytes(data)
         except WireError as error:
             raise ResidualError(f"{path}: damaged ({error}); delete it: the update in it counts as lost") from error
+        return ((head[0], head[1]), reply) if store.round_of(reply.client) == reply.round else None
 
 
 def _after(settled: Future[None], train: Train) -> Train:

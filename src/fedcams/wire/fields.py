@@ -14,7 +14,7 @@ from fedcams.bits.parallel import each
 from fedcams.bits.rice import rice_decode, rice_encode, rice_size
 from fedcams.bits.signs import packed_size
 from fedcams.bits.uints import pack_uints, unpack_uints
-from fedcams.bits.vectors import abs_sum
+from fedcams.bits.vectors import abs_sum, read_floats
 from fedcams.compress.base import Field
 from fedcams.errors import BadPadding, NonFinite, Truncated
 
@@ -65,11 +65,15 @@ def unpack_field(name: str, field: Field, data: Bytes, d: int) -> tuple[Tensor, 
     if field.kind == "uint":
         values = torch.from_numpy(unpack_uints(data[:size], field.bits, field.count))
         return values.to(field.dtype), size
+    if field.kind == "f32":
+        vector, total = read_floats(data[:size])
+        return _finite(name, torch.from_numpy(vector), total), size
     body = torch.from_numpy(data[:size].copy())
-    if field.kind in ("sign", "packed"):
-        _check_padding(name, field, body)
-        return body, size
-    return _reals(name, field, body), size
+    if field.kind == "bf16":
+        values = body.view(field.dtype)
+        return _finite(name, values, abs_sum(values.float())), size
+    _check_padding(name, field, body)
+    return body, size
 
 
 def _check_padding(name: str, field: Field, body: Tensor) -> None:
@@ -79,9 +83,9 @@ def _check_padding(name: str, field: Field, body: Tensor) -> None:
         raise BadPadding(f"field {name!r}: the bits after the last of {field.count} {what} are not zero")
 
 
-def _reals(name: str, field: Field, body: Tensor) -> Tensor:
-    values = body.view(field.dtype)
-    if not math.isfinite(abs_sum(values.float())):
+def _finite(name: str, values: Tensor, total: float) -> Tensor:
+    """The values, whose absolute sum tells whether there is something among them that is no number."""
+    if not math.isfinite(total):
         bad = int((~torch.isfinite(values)).sum())
-        raise NonFinite(f"field {name!r}: {bad} of {field.count} numbers are NaN or infinite")
+        raise NonFinite(f"field {name!r}: {bad} of {values.numel()} numbers are NaN or infinite")
     return values

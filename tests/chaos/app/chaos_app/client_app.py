@@ -15,7 +15,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from fedcams.durable import write_whole
 from fedcams.flower import uplink
 from fedcams.flower.records import REPLY, message_parts
-from fedcams.rounds import Reply
+from fedcams.rounds import Reply, answer_from_parts
 from fedcams_app import client_app
 
 FOLDER = Path(os.environ["CHAOS_FOLDER"])
@@ -35,8 +35,9 @@ def outside(message: Message, context: Context, app: ClientAppCallable) -> Messa
     tell(message, context, "before commit")
     reply = app(message, context)
     if reply.has_content() and REPLY in reply.content.array_records:
-        answer = Reply.from_parts(message_parts(reply.content.array_records[REPLY], 2**40))
-        write_whole(FOLDER / "payloads" / answer.digest.hex(), answer.payload)
+        answer = answer_from_parts(message_parts(reply.content.array_records[REPLY], 2**40))
+        if isinstance(answer, Reply):
+            write_whole(FOLDER / "payloads" / answer.digest.hex(), answer.payload)
     tell(message, context, "after prepare")
     return reply
 

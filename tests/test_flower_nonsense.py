@@ -1,0 +1,112 @@
+"""Apps that answer nonsense, with the mod or without it: refused, recorded, and nobody is taken down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedcams.errors import UpdateError
+from fedcams.flower import FedCAMS, uplink
+from fedcams.flower.book import read_ledger
+from fedcams.flower.records import from_array
+from flower_grid import LocalGrid
+from test_flower import _quick, adding_app, two_by_three
+
+__all__ = ["_quick"]  # a fixture for these tests too
+
+
+def saying(metrics: dict[str, Any], value: float = 1.0, **shapes: tuple[int, ...]) -> Callable[..., Message]:
+    """Training that returns a model of one value and these metrics."""
+
+    def train(message: Message, context: Context) -> Message:
+        names = message.content.array_records["arrays"]
+        assert names, "nothing to train"
+        arrays = {name: torch.full(shapes.get(name, array.shape), value) for name, array in names.items()}
+        made = ArrayRecord({name: tensor for name, tensor in arrays.items() if tensor.dim()})
+        return Message(RecordDict({"arrays": made, "m": MetricRecord(metrics)}), reply_to=message)
+
+    return train
+
+
+NONSENSE: list[tuple[str, Callable[..., Message]]] = [
+    ("num-examples=inf; expected a finite number", saying({"num-examples": float("inf")})),
+    ("num-examples=nan; expected a finite number", saying({"num-examples": float("nan")})),
+    ("num-examples=-3; expected 0 to", saying({"num-examples": -3})),
+    (r"num-examples=\[1, 2\]; expected a finite number", saying({"num-examples": [1, 2]})),
+    ("loss=nan; expected a finite number", saying({"num-examples": 5, "train_loss": float("nan")})),
+    ("the update is not finite: 'w' has 6 of 6 values NaN", saying({}, float("nan"))),
+    ("the array 'w' is float32", saying({}, w=(3, 2))),
+    ("the array 'b' is missing", saying({}, b=())),
+]
+
+
+@pytest.mark.parametrize("mods", [True, False], ids=["with the mod", "without"])
+@pytest.mark.parametrize(("reason", "train"), NONSENSE, ids=[reason for reason, _ in NONSENSE])
+def test_an_app_that_answers_nonsense_is_refused_and_takes_part_when_it_is_well_again(
+    tmp_path: Path, reason: str, train: Callable[..., Message], mods: bool
+) -> None:
+    """For both kinds of clients; a site keeps nothing of it that would be in the way later."""
+
+    def app(training: Callable[..., Message]) -> ClientApp:
+        made = ClientApp(mods=[uplink("sign", state_dir=tmp_path)] if mods else [])
+        made.train()(training)
+        return made
+
+    for rounds, training in {1: train, 2: saying({"num-examples": 5})}.items():
+        grid = LocalGrid({5: adding_app(tmp_path, 1.0), 6: app(training)}, {5: {"site-id": 0}, 6: {"site-id": 6}})
+        FedCAMS("fedavg", checkpoint=tmp_path / "server", min_available=2).start(grid, two_by_three(), rounds, 5.0)
+    first, second = read_ledger(tmp_path / "server")
+    assert re.search(reason, first["refused"]["6"]), first
+    assert list(first["accepted"]) == ["0"]
+    assert sorted(second["accepted"]) == ["0", "6"]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        [{"num-examples": 0}, {"num-examples": 0}],
+        [{"num-examples": 5, "x": 1.0}, {"num-examples": 5, "x": [1.0, 2.0]}],
+        [{"num-examples": 5, "x": [1.0]}, {"num-examples": 5, "x": [1.0, 2.0]}],
+    ],
+)
+def test_metrics_that_have_no_mean_do_not_end_a_run(tmp_path: Path, metrics: list[dict[str, Any]]) -> None:
+    apps = {}
+    for node, told in zip((5, 6), metrics, strict=True):
+        apps[node] = ClientApp(mods=[uplink("identity", state_dir=tmp_path)])
+        apps[node].train()(saying(told))
+    grid = LocalGrid(apps, {5: {"site-id": 0}, 6: {"site-id": 1}})
+    result = FedCAMS("fedavg", checkpoint=tmp_path / "server", min_available=2).start(grid, two_by_three(), 2, 5.0)
+    assert [len(line["accepted"]) for line in read_ledger(tmp_path / "server")] == [2, 2]
+    assert np.array_equal(result.arrays["w"].numpy(), np.ones((2, 3)))
+
+
+BOMB = b"\x93NUMPY\x02\x00" + (118).to_bytes(4, "little")
+BOMB += b"{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000,), }".ljust(117) + b"\n"
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array("float32", (10**11,), "numpy.ndarray", BOMB),
+        Array("float32", (10**11,), "numpy.ndarray", BOMB.replace(b"\x02\x00", b"\x01\x00", 1)),
+        Array("float32", (2, 3), "numpy.ndarray", b"PK\x03\x04 not an archive"),
+        Array("object", (2, 3), "numpy.ndarray", b""),
+        Array("float32", (2, 3), "other", b""),
+    ],
+)
+def test_an_array_that_claims_more_than_came_is_refused_before_memory_is_asked_for(array: Array) -> None:
+    with pytest.raises(UpdateError, match=r"an array (that cannot be read|of the kind)"):
+        from_array(array)
+
+
+def test_arrays_in_columns_are_read_too() -> None:
+    values = np.asfortranarray(np.arange(6.0, dtype=np.float32).reshape(2, 3))
+    assert np.array_equal(from_array(Array(values)), values)
