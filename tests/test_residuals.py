@@ -317,7 +317,15 @@ TestMemoryWalk.settings = settings(max_examples=100, stateful_step_count=30, dea
 TestDiskWalk = DiskWalk.TestCase
 TestDiskWalk.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, database=None)
 TestSparingWalk = SparingWalk.TestCase
-TestSparingWalk.settings = TestDiskWalk.settings
+TestSparingWalk.settings = settings(max_examples=50, stateful_step_count=25, deadline=None, database=None)
+
+
+def test_a_spare_of_the_same_name_is_not_lost(folder: Path) -> None:
+    store = ResidualStore.on_disk(LAYOUT, folder, spares=2)
+    for clients in ([0, 1], [0], [0, 1]):
+        store.commit(clients, rows(*range(len(clients))), round=1)
+        store.rollback(0)
+    assert files(folder) == ["0.row.spare", "1.row.spare", "store.json"]
 
 
 # -- on disk: files --------------------------------------------------------------------------------------------------
@@ -354,10 +362,10 @@ def test_spares_are_written_over(folder: Path) -> None:
     store.commit([1, 2], rows(1, 2), round=1)
     first = os.stat(folder / "1-1.row").st_ino
     store.commit([1], rows(3), round=2)
-    assert files(folder) == ["1-1.row.spare", "1-2.row", "2-1.row", "store.json"]
+    assert files(folder) == ["0.row.spare", "1-2.row", "2-1.row", "store.json"]
     store = ResidualStore.on_disk(LAYOUT, folder, spares=1)
     store.commit([2], rows(4), round=3)
-    assert files(folder) == ["1-2.row", "2-1.row.spare", "2-3.row", "store.json"]
+    assert files(folder) == ["0.row.spare", "1-2.row", "2-3.row", "store.json"]
     assert os.stat(folder / "2-3.row").st_ino == first
     assert content(store) == content(ResidualStore.on_disk(LAYOUT, folder)) == {1: (2, 3.0), 2: (3, 4.0)}
     assert files(folder) == ["1-2.row", "2-3.row", "store.json"]  # a store that keeps no spares removes them

@@ -13,13 +13,14 @@ version of a row, both numbers decimal and unpadded. A row file is never changed
     56  float32   the row, d values; the file ends here
 
 Every file is written under its name + `.tmp`, synced, renamed, and its folder synced. A store may keep a few files of
-rows that are needed no more, under their name + `.spare`, to write the next ones over them.
+rows that are needed no more, as `<number>.row.spare`, to write the next ones over them.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import json
 import operator
 import os
@@ -176,9 +177,10 @@ class DiskStore(ResidualStore):
         """Nobody needs these rows any more. After a failure of the machine one may be back, but never the newest."""
         for name in names:
             if len(self._spare) < self.spares:
+                spare = next(free for i in itertools.count() if (free := f"{i}.row.spare") not in self._spare)
                 with _os_errors("rename", self.folder / name):
-                    (self.folder / name).replace(self.folder / f"{name}.spare")
-                self._spare.append(f"{name}.spare")
+                    (self.folder / name).replace(self.folder / spare)
+                self._spare.append(spare)
             else:
                 self._remove([name])
 
