@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -519,6 +520,13 @@ def test_a_kill_between_keeping_and_forgetting_what_was_staged_does_no_harm(tmp_
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 BASE, RESULT = Held(1, bytes(range(16))), Held(2, bytes(range(1, 17)))
+
+
+def test_a_digest_is_the_one_documented() -> None:
+    model = torch.randn(2**18 + 5)
+    data = model.numpy().tobytes()
+    parts = [blake2b(part, digest_size=16, person=b"fedcams.piece").digest() for part in (data[:-20], data[-20:])]
+    assert digest_of(model) == blake2b(b"".join(parts), digest_size=16, person=b"fedcams.model").digest()
 
 
 def test_messages_travel_as_bytes() -> None:

@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedcams.bits.parallel import each
 from fedcams.errors import FedcamsError
 
 DIGEST = 16
+PIECE = 2**18
+"""Values of a model that are hashed as one."""
 
 
 class Held(NamedTuple):
@@ -32,6 +35,11 @@ class OutOfStep(FedcamsError):
 
 
 def digest_of(model: Tensor) -> bytes:
-    """Sixteen bytes that stand for all bits of a model `[d]`."""
-    data = model.detach().cpu().contiguous().numpy()
-    return hashlib.blake2b(data.data, digest_size=DIGEST, person=b"fedcams.model").digest()
+    """Sixteen bytes that stand for all bits of a model `[d]`: BLAKE2b of those of its pieces, found side by side."""
+    data = model.detach().cpu().contiguous().numpy().data
+    pieces = [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
+    return _digest(b"".join(each(pieces, lambda piece: _digest(piece, b"fedcams.piece"))), b"fedcams.model")
+
+
+def _digest(data: bytes | memoryview, purpose: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST, person=purpose).digest()
