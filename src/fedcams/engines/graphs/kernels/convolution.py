@@ -31,7 +31,7 @@ def divide(n, DIVISOR: tl.constexpr):
     """Quotient and remainder of unsigned numbers, by shifts or by a product, never by a division.
 
     Of a division's remainder the compiler knows how small it is: what follows is narrowed to 16 bits, and two of them
-    are packed into a register. What ptxas 12.8 makes of packed integers in an unrolled loop is wrong.
+    are packed into a register. Where that happened, with Triton 3.6 and ptxas 12.8, convolutions came out wrong.
     """
     if DIVISOR & (DIVISOR - 1) == 0:
         return n // DIVISOR, n % DIVISOR
