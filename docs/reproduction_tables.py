@@ -173,9 +173,9 @@ def repeatability(results: Results) -> Iterator[str]:
     yield (
         "**Repeatability**: the engine takes all sums in a fixed order, so a run that is repeated with the same seed,\n"
         "device and versions should give the same `rounds.jsonl`. Seen was that 30 rounds of one run, repeated on\n"
-        "another machine, gave the same records ([record](../benchmarks/records/2026-11-15_graphs)). The version counts:\n"
-        "the engine has since come to split its sums over two lanes, so later ones repeat their own runs, not those whose\n"
-        "`environment.json` names d95d06e or a commit before it."
+        "another machine, gave the same records ([record](../benchmarks/records/2026-11-15_graphs)). The version\n"
+        "counts: the engine has since come to split its sums over two lanes, so later ones repeat their own runs, not\n"
+        "those whose `environment.json` names d95d06e or a commit before it."
     )
     for first, *others in results.repeats():
         for other in others:
