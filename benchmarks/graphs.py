@@ -77,7 +77,7 @@ def kernels(model: str, most: int = 24) -> dict[str, dict[str, float]]:
 
 def tests() -> list[str]:
     """The last line of each of them, after all have ended."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--maxfail=8"]
     running = [subprocess.Popen([*command, *each], cwd=ROOT, stdout=subprocess.PIPE, text=True) for each in TESTS]
     outputs = [process.communicate()[0] for process in running]
     for process, output in zip(running, outputs, strict=True):
