@@ -16,6 +16,7 @@ import reproduction_words as words
 from reproduction_headline import headline
 from reproduction_reports import write_report
 from reproduction_runs import Done, Results
+from reproduction_scales import scales
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
@@ -27,6 +28,7 @@ def page(results: Results) -> str:
     """The whole page."""
     parts = [words.INTRO, *headline(results), words.SETTING, *tables.repeatability(results), *_reports(results)]
     parts += [words.OPTIMIZERS, *(line for model in words.MODELS for line in _figure(results, "fig1", model))]
+    parts += scales(results)
     parts += [words.COMPRESSORS, *(line for model in words.MODELS for line in _figure(results, "compression", model))]
     parts += [words.GAMMA, *_gamma(results)]
     parts += [words.COMMUNICATION, *tables.communication(results)]

@@ -107,8 +107,13 @@ class Results:
         self.runs = [run for run in found if run.finished]
 
     def of(self, preset: str) -> list[Done]:
-        """A preset's runs in its order; one that another preset shares is taken from there."""
-        known = {key(run.experiment): run for run in sorted(self.runs, key=lambda run: bool(run.records[0].gamma))}
+        """A preset's runs in its order; one that another preset shares is taken from there.
+
+        Of several that are the same, one that measured γ, else the first.
+        """
+        known: dict[tuple[object, ...], Run] = {}
+        for run in sorted(self.runs, key=lambda run: not run.records[0].gamma):
+            known.setdefault(key(run.experiment), run)
         return [Done(e.label, known[key(e)]) for e in load_preset(preset).experiments if key(e) in known]
 
     def missing(self, preset: str) -> list[str]:

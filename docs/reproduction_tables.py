@@ -170,13 +170,7 @@ def _seeds(runs: list[Done]) -> list[str]:
 
 def repeatability(results: Results) -> Iterator[str]:
     """What repeats, and what was seen of it."""
-    yield (
-        "**Repeatability**: the engine takes all sums in a fixed order, so a run that is repeated with the same seed,\n"
-        "device and versions should give the same `rounds.jsonl`. Seen was that 30 rounds of one run, repeated on\n"
-        "another machine, gave the same records ([record](../benchmarks/records/2026-11-15_graphs)). The version\n"
-        "counts: the engine has since come to split its sums over two lanes, so later ones repeat their own runs, not\n"
-        "those whose `environment.json` names d95d06e or a commit before it."
-    )
+    yield words.REPEATABILITY
     for first, *others in results.repeats():
         for other in others:
             yield _compared(Done(first.experiment.label, first), Done(other.experiment.label, other))
@@ -186,7 +180,8 @@ def repeatability(results: Results) -> Iterator[str]:
 def _compared(one: Done, two: Done) -> str:
     pairs = zip(one.run.records, two.run.records, strict=True)
     differing = [a.round for a, b in pairs if vars(a) | {"gamma": None} != vars(b) | {"gamma": None}]
-    name = f"{one.label}, {one.run.experiment.model}, seed {one.run.experiment.seed}, was run twice at full length: "
+    model = words.MODELS[str(one.run.experiment.model)]
+    name = f"{one.label} of {model}, seed {one.run.experiment.seed}, was run twice at full length: "
     if not differing:
         return f"{name}all records are equal."
     commits = {str(done.run.environment.get("commit")) for done in (one, two)}

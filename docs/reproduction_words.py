@@ -72,6 +72,12 @@ many times fewer bytes go up than without compression. *Seconds* are the median 
 and *minutes* the whole run. A section's command makes all of its runs, `--only LABEL` one of them; they need a GPU
 and CIFAR-10 in a folder: `fedcams run PRESET --data DIR --device cuda`.
 """
+REPEATABILITY = """\
+**Repeatability**: the engine takes all sums in a fixed order, so a run repeats bit for bit with the same seed, device
+and versions. That of fedcams counts: the engine has come to split its sums over two lanes, so it does not repeat the
+runs whose `environment.json` names d95d06e or a commit before it. 30 rounds of one of those were repeated on another
+machine at the time ([record](../benchmarks/records/2026-11-15_graphs)).\
+"""
 OPTIMIZERS = """\
 ## Server optimizers
 

@@ -10,11 +10,14 @@ from typing import Any
 
 import make_reproduction as make
 import pytest
+import torch
 from reproduction_pictures import is_current, smooth
 from reproduction_reports import html, inflated
 from reproduction_runs import Results
+from reproduction_scales import root
 
 from fedcams.experiment.preset import folder_name, load_preset
+from fedcams.optimizers import server
 from test_report import rising, write_run
 
 STALE = "is stale: run `make reproduction`"
@@ -196,10 +199,34 @@ def test_other_seeds_and_repeated_runs_are_told_apart(tmp_path: Path) -> None:
     assert "| ResNet-18 | FedAMS | 1: 81.09, 2: 90.10 | 85.59 |" in section(text, "Other seeds")
     assert "was run twice" not in text
     shutil.copytree(root / "fig1-resnet18" / "fedams-s1", root / "repeated" / "fedams-s1")
-    assert "FedAMS, resnet18, seed 1, was run twice at full length: all records are equal." in made(tmp_path)
+    assert "FedAMS of ResNet-18, seed 1, was run twice at full length: all records are equal." in made(tmp_path)
     again = root / "repeated" / "fedams-s1" / "rounds.jsonl"
     again.write_text(again.read_text().replace('"wire_up": 4000', '"wire_up": 4001'))
     assert "records differ from round 1; accuracies are 81.09 and 81.09." in made(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedamsgrad", "fedams"])
+def test_second_moments_are_bounded_by_the_norms_of_updates(name: str) -> None:
+    """And the bound is no looser than a few times what random updates give."""
+    optimizer = server(f"{name}(eps=1e-30)")
+    generator = torch.Generator().manual_seed(0)
+    updates = torch.randn(300, 50, generator=generator, dtype=torch.float64) * torch.rand(300, 1, generator=generator)
+    x = torch.zeros(50, dtype=torch.float64)
+    state = optimizer.init(x)
+    for update in updates:
+        x, state = optimizer.step(state, x, update)
+    moments = state._asdict()
+    mean = float(moments.get("vhat", moments["v"]).mean())
+    assert 0.2 <= mean**0.5 / root(updates.norm(dim=1).tolist(), 50, 0.99) <= 1
+
+
+def test_the_rates_of_adaptive_servers_are_told(tmp_path: Path) -> None:
+    for label in ("FedAvg", "FedYogi", "FedAMS"):
+        add(tmp_path / "results", "fig1-resnet18", label)
+    rows = section(made(tmp_path), "Server optimizers").split("### How adaptive the steps are")[1]
+    assert re.search(r"\| ResNet-18 \| FedYogi \| at most [0-9.e+-]+ \| 0\.1 \| 10 \|", rows)
+    assert re.search(r"\| ResNet-18 \| FedAMS \| at most [0-9.e+-]+ \| 0\.0316 \| 31\.6 \|", rows)
+    assert "FedAvg |" not in rows
 
 
 def test_a_picture_is_drawn_again_only_when_its_runs_change(tmp_path: Path) -> None:

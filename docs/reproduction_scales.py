@@ -1,0 +1,71 @@
+"""How much of an adaptive server's step is adaptive: a bound on v̂ from the norms that every run records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import reproduction_words as words
+from reproduction_runs import Done, Results
+from reproduction_tables import table
+
+from fedcams.optimizers import server
+from fedcams.optimizers.base import Adaptive
+
+WORDS = """\
+### How adaptive the steps are
+
+A coordinate moves by `lr m/(√v̂ + ε)`, with FedAMS by `lr m/max(√v̂, √ε)`; v̂ is v for FedAdam and FedYogi. Since
+v̂ ≤ (1 - β2) Σ Δ² in every coordinate, the norms in `rounds.jsonl` bound its mean over them at the end of a run:
+"""
+CONCLUSION = """\
+So √v̂ is at most {percent:.1f} % of what it is added to or bounded by, single coordinates apart. With the paper's ε
+all of these are close to FedAvg with momentum at the rate in the last column, and runs of the same rate should differ
+little.
+"""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The last step of a run: its rate where v̂ is small, and how small v̂ is."""
+
+    label: str
+    at_most: float
+    """The root of the mean of v̂ over the coordinates is at most this."""
+    floor: float
+    """ε, or √ε of FedAMS."""
+    rate: float
+    """lr by the floor."""
+
+
+def scale(done: Done) -> Scale | None:
+    """Of a run whose server is adaptive."""
+    optimizer = server(done.run.experiment.server)
+    if not isinstance(optimizer, Adaptive):
+        return None
+    d = done.run.records[0].paper_bits_down / 32  # a dense model, by the paper's rule
+    norms = [record.delta_norm for record in done.run.records]
+    floor = math.sqrt(optimizer.eps) if optimizer.name == "fedams" else float(optimizer.eps)
+    return Scale(done.label, root(norms, d, float(optimizer.beta2)), floor, float(optimizer.lr) / floor)
+
+
+def root(norms: list[float], d: float, beta2: float) -> float:
+    """What the root of the mean of v, and of its highest values v̂, is at most after updates of these norms."""
+    return math.sqrt((1 - beta2) * math.fsum(norm**2 for norm in norms) / d)
+
+
+def scales(results: Results) -> Iterator[str]:
+    """A table over the runs of the first figure, and what follows from it."""
+    runs = [(words.MODELS[model], done) for model in words.MODELS for done in results.of(f"fig1-{model}")]
+    found = [(model, each) for model, done in runs if (each := scale(done))]
+    if not found:
+        return
+    yield WORDS
+    rows = [
+        [model, each.label, f"at most {each.at_most:.1e}", f"{each.floor:.3g}", f"{each.rate:.3g}"]
+        for model, each in found
+    ]
+    yield from table("model | run | √v̂, root mean square | ε, or √ε | rate where v̂ is small", "llrrr", rows)
+    most = max(each.at_most / each.floor for _, each in found)
+    yield CONCLUSION.format(percent=100 * most)
