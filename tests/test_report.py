@@ -19,9 +19,9 @@ import pytest
 
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import folder_name
+from fedcams.extras import ExtraMissing
 from fedcams.report import PROFILES, Method, Profile, collect, report, summarize
 from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, PAPER_BITS, ROUNDS, TRAIN_LOSS, Q
-from fedcams.report.extra import ExtraMissing, load
 from fedcams.report.page import page
 from fedcams.report.palette import COLOURS, look
 from fedcams.report.partitions import histograms
@@ -507,9 +507,11 @@ def test_a_target_must_be_a_number(runs: Path, tmp_path: Path) -> None:
         report([runs], tmp_path / "out", target=float("nan"))
 
 
-def test_a_missing_library_is_named_with_the_extra() -> None:
-    with pytest.raises(ExtraMissing, match=r'reports need no_such_library .* pip install "fedcams\[report\]"'):
-        load("no_such_library")
+def test_without_matplotlib_nothing_is_written(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ExtraMissing, match=r"a report needs matplotlib .*; pip install 'fedcams\[report\]'"):
+        report([runs], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_importing_does_not_load_matplotlib() -> None:

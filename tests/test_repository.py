@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "fedcams"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LEVELS: list[set[str]] = [
-    {"version", "errors", "registry", "durable"},
+    {"version", "errors", "extras", "registry", "durable"},
     {"layout", "bits", "keys"},
     {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"},
     {"wire", "feedback", "residuals", "downlink", "aggregate", "engines"},

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from fedcams import keys
 from fedcams.errors import DataError, SpecError
+from fedcams.extras import ExtraMissing
 from fedcams.models import build, model
 from fedcams.partition import partition
 from fedcams.registry import params, registered, resolve
@@ -238,7 +239,9 @@ def test_digits_can_be_learnt(folder: Path) -> None:
 def test_digits_name_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sklearn", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(DataError, match="pip install scikit-learn"):
+    with pytest.raises(
+        ExtraMissing, match=r"the task 'digits' needs sklearn.datasets .* pip install 'fedcams\[tasks\]'"
+    ):
         task("digits").load()
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from fedcams.cli.session import Session
 from fedcams.errors import SpecError
 from fedcams.experiment import Experiment
+from fedcams.extras import ExtraMissing
 from fedcams.runs import Run
 from fedcams.simulation import RoundRecord
 from fedcams.trackers import Tracker, tracker
@@ -84,7 +85,7 @@ def test_an_unknown_tracker_is_refused() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(SpecError, match=r"pip install 'fedcams\[tensorboard\]'"):
+    with pytest.raises(ExtraMissing, match=r"pip install 'fedcams\[tensorboard\]'"):
         tracker("tensorboard")
 
 

@@ -6,7 +6,11 @@ An app of Flower's message API changes two lines::
     strategy = fedcams.flower.FedCAMS(server="fedams(lr=1.0, eps=1e-3)", checkpoint="checkpoint")
 """
 
-from fedcams.flower.mod import Uplink, uplink
-from fedcams.flower.strategy import FedCAMS
+from fedcams.extras import load
+
+load("flwr", what="fedcams.flower", extra="flower")
+
+from fedcams.flower.mod import Uplink, uplink  # noqa: E402
+from fedcams.flower.strategy import FedCAMS  # noqa: E402
 
 __all__ = ["FedCAMS", "Uplink", "uplink"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fedcams.extras import load
 from fedcams.report.axes import ACCURACY, AXES, BYTES, COMPRESSION, CURVES, ROUNDS, Axis, Metric
 from fedcams.report.collect import Collection
-from fedcams.report.extra import load
 from fedcams.report.partitions import Histogram, histograms
 from fedcams.report.parts import PARTS, Parts, parts
 from fedcams.report.profiles import PROFILES, time_to
@@ -40,9 +40,14 @@ MARKERS = {"solid": "o", "dash": "s", "dot": "D", "dashdot": "P"}
 HATCHES = {"": "", "/": "///", "x": "xxx", ".": "..."}
 
 
+def library(module: str = "matplotlib") -> Any:
+    """matplotlib, or a module of it."""
+    return load(module, what="a report", extra="report")
+
+
 def write_figures(folder: Path, collection: Collection, summary: Summary) -> list[Path]:
     """Every chart as PNG and SVG; returns the files."""
-    matplotlib = load("matplotlib")
+    matplotlib = library()
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(STYLE):
@@ -78,7 +83,7 @@ def _figures(collection: Collection, summary: Summary) -> Iterator[tuple[str, An
 
 def _figure() -> tuple[Any, Any]:
     """A figure of its own: no pyplot, no global state."""
-    figure = load("matplotlib.figure").Figure(SIZE, layout="constrained")
+    figure = library("matplotlib.figure").Figure(SIZE, layout="constrained")
     return figure, figure.subplots()
 
 
@@ -95,7 +100,7 @@ def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) ->
                 axes.fill_between(x, drawn.low, drawn.high, color=style.colour, alpha=0.16, linewidth=0)
     if not axes.lines:
         return None
-    ticker = load("matplotlib.ticker")
+    ticker = library("matplotlib.ticker")
     if axis.log:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(ticker.EngFormatter(unit=axis.unit))
@@ -110,7 +115,7 @@ def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) ->
 def _heat_map(histogram: Histogram) -> Any:
     figure, axes = _figure()
     image = axes.imshow(histogram.counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest")
-    figure.colorbar(image, label="examples", ticks=load("matplotlib.ticker").MaxNLocator(integer=True))
+    figure.colorbar(image, label="examples", ticks=library("matplotlib.ticker").MaxNLocator(integer=True))
     axes.grid(False)
     axes.set(xlabel="Client", ylabel="Label")
     axes.set_title(_text(histogram.title), fontsize=9)
@@ -125,7 +130,7 @@ def _tradeoff(collection: Collection, summary: Summary) -> Any:
             low, high = row.final.mean - row.final.low, row.final.high - row.final.mean
             style = {"color": look.colour, "marker": MARKERS[look.dash], "capsize": 2}
             axes.errorbar([row.bytes_total], [row.final.mean], [[low], [high]], ls="", label=_text(row.label), **style)
-    ticker = load("matplotlib.ticker")
+    ticker = library("matplotlib.ticker")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(ticker.EngFormatter(unit="B"))
@@ -148,7 +153,7 @@ def _stacks(found: list[Parts]) -> Any:
     axes.set_yticks(places, [f"{_text(part.label)}\n{human_bytes(part.total)}" for part in found], fontsize=7.5)
     axes.invert_yaxis()
     axes.grid(False, axis="y")
-    axes.xaxis.set_major_formatter(load("matplotlib.ticker").PercentFormatter(1.0))
+    axes.xaxis.set_major_formatter(library("matplotlib.ticker").PercentFormatter(1.0))
     axes.set(xlabel="Part of all bytes, up + down", xlim=(0, 1))
     _legend(figure)
     return figure
@@ -165,7 +170,7 @@ def _bars(collection: Collection, summary: Summary, target: float) -> Any:
         label = _text(method.label) + ("" if times[0] is not None else " (not reached)")
         axes.bar(left, heights, width * 0.9, color=style.colour, hatch=HATCHES[style.pattern], label=label)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(load("matplotlib.ticker").StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_major_formatter(library("matplotlib.ticker").StrMethodFormatter("{x:g}"))
     axes.grid(False, axis="x")
     axes.set_xticks(places, [f"{p.name}\n{p.down:g}/{p.up:g} Mbit/s\n{p.latency:g} ms" for p in PROFILES], fontsize=7.5)
     axes.set_ylabel(f"Seconds to {score(target, summary.percent)} accuracy")

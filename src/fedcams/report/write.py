@@ -9,7 +9,7 @@ from pathlib import Path
 from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError
 from fedcams.report.collect import collect
-from fedcams.report.figures import write_figures
+from fedcams.report.figures import library, write_figures
 from fedcams.report.page import page
 from fedcams.report.summary import summarize
 from fedcams.report.tables import markdown, write_rounds_csv, write_summary_csv
@@ -32,6 +32,7 @@ def report(runs: Sequence[Path], out: Path, target: float | None = None) -> Path
     if target is not None and not math.isfinite(target):
         raise ReportError(f"target={target!r} is not a finite number; give an accuracy such as 0.9, or none")
     collection = collect(runs)
+    library()  # or nothing is written
     summary = summarize(collection, target)
     text, out = page(collection, summary), Path(out)
     with os_errors(ReportError, "write to", out, "free space, or name a folder that can be written"):

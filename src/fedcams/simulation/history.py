@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedcams.extras import load
 from fedcams.rounds import ServerState
 from fedcams.simulation.record import RoundRecord
 from fedcams.simulation.simulation import Simulation
@@ -51,9 +52,9 @@ class History:
 
     def to_frame(self) -> pd.DataFrame:
         """One row a round; needs pandas."""
-        import pandas as pd
-
-        return pd.DataFrame([vars(record) for record in self.run().records]).set_index("round")
+        frames = load("pandas", what="History.to_frame", extra="frame")
+        frame: pd.DataFrame = frames.DataFrame([vars(record) for record in self.run().records])
+        return frame.set_index("round")
 
     def __repr__(self) -> str:
         last: Any = self.records[-1].test_accuracy if self.records else None

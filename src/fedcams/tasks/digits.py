@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 
 from fedcams import keys
-from fedcams.errors import DataError
+from fedcams.extras import load
 from fedcams.registry import register
 from fedcams.tasks.base import Task, TaskData, accuracy, cross_entropy
 
@@ -38,12 +37,7 @@ class Digits(Task):
 
 def _read() -> tuple[np.ndarray, np.ndarray]:
     """float32 `[1797, 1, 8, 8]` and int64 `[1797]`."""
-    try:
-        datasets = importlib.import_module("sklearn.datasets")
-    except ImportError:
-        raise DataError(
-            "the task 'digits' comes with scikit-learn, which is missing; pip install scikit-learn"
-        ) from None
+    datasets = load("sklearn.datasets", what="the task 'digits'", extra="tasks")
     x, y = datasets.load_digits(return_X_y=True)  # pixels are whole numbers from 0 to 16
     return (x / 16).astype(np.float32).reshape(-1, 1, 8, 8), y.astype(np.int64)
 

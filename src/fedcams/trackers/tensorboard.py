@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedcams.errors import SpecError
+from fedcams.extras import load
 from fedcams.runs import Run
 from fedcams.simulation import RoundRecord
 
@@ -14,13 +14,8 @@ class TensorBoard:
     """Writes event files to the folder `tensorboard` of a run; `tensorboard --logdir runs` shows them all."""
 
     def __init__(self) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise SpecError(
-                "the tracker 'tensorboard' needs a package that is missing; pip install 'fedcams[tensorboard]'"
-            ) from None
-        self._open: Any = SummaryWriter
+        needed = load("torch.utils.tensorboard", what="the tracker 'tensorboard'", extra="tensorboard")
+        self._open: Any = needed.SummaryWriter
         self._writer: Any = None
         self._run: Run | None = None
 
