@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedcams.bits import rice, sample, select, signs, uints, vectors
@@ -148,6 +148,8 @@ def sparse_sets(draw: st.DrawFn) -> tuple[list[int], int]:
 
 
 @given(sparse_sets())
+@example(([0, 1, 2, 3, 4, 2**33 + 5], 2**40))
+@example((sorted({(7**n) % 2**40 for n in range(12)}), 2**40))
 def test_gaps_are_coded_as_the_specification_says(case: tuple[list[int], int]) -> None:
     positions, d = case
     array = np.array(positions, np.int64)

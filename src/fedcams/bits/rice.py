@@ -94,11 +94,10 @@ def _encode(positions: Positions, d: int, out: Words) -> int:
             held, width, at = _push(held, width, at, code, quotient + 1 + r, out)
         elif quotient < ESCAPE:
             held, width, at = _push(held, width, at, (1 << quotient) - 1, quotient + 1, out)
-            held, width, at = _push(held, width, at, gap & ((1 << r) - 1), r, out)
+            held, width, at = _push_long(held, width, at, gap & ((1 << r) - 1), r, out)
         else:
             held, width, at = _push(held, width, at, (1 << ESCAPE) - 1, ESCAPE, out)
-            held, width, at = _push(held, width, at, gap & 0xFFFFF, 20, out)
-            held, width, at = _push(held, width, at, gap >> 20, RAW_BITS - 20, out)
+            held, width, at = _push_long(held, width, at, gap, RAW_BITS, out)
         total, count = _advance(total, count, gap)
     out[at] = np.uint32(held)
     return 32 * at + width
@@ -113,6 +112,15 @@ def _push(held: np.uint64, width: int, at: int, code: int, bits: int, out: Words
         out[at] = np.uint32(held & np.uint64(0xFFFFFFFF))
         return held >> np.uint64(32), width - 32, at + 1
     return held, width, at
+
+
+@kernel
+def _push_long(held: np.uint64, width: int, at: int, code: int, bits: int, out: Words) -> tuple[np.uint64, int, int]:
+    """Appends a code of at most 64 bits: r is above 32 where gaps of billions are usual."""
+    if bits > 32:
+        held, width, at = _push(held, width, at, code & 0xFFFFFFFF, 32, out)
+        code, bits = code >> 32, bits - 32
+    return _push(held, width, at, code, bits, out)
 
 
 _ENDED, _RANGE, _ESCAPED, _PADDED = -1, -2, -3, -4
