@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fedcams import Layout, models
 from fedcams.engines import Problem, Shards, Update, choose, engine
-from fedcams.engines.graphs.engine import check_loss
+from fedcams.engines.graphs.engine import check_device, check_loss
 from fedcams.engines.graphs.packing import ALIGN, Packing
 from fedcams.engines.graphs.plans import Batches
 from fedcams.engines.graphs.prepared import prepared
@@ -150,6 +150,14 @@ def test_a_loss_that_is_a_mean_is_refused() -> None:
         check_loss(mean)
     with pytest.raises(SpecError, match="needs the loss of each example"):
         prepared(mean).train(mean, "float32", 8, 1, *start(mean), [0], round=1, seed=0)
+
+
+def test_an_old_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    check_device(torch.device("cuda"))
+    monkeypatch.setattr(triton, "__version__", "3.5.1")
+    with pytest.raises(SpecError, match="Triton 3.5.1 is too old for its kernels; install torch 2.11 or later"):
+        check_device(torch.device("cuda"))
 
 
 def test_without_a_gpu_it_says_what_to_do() -> None:

@@ -16,6 +16,9 @@ from fedcams.engines.problem import Problem, Update
 from fedcams.errors import SpecError
 from fedcams.registry import integer, register, text
 
+OLDEST_TRITON = (3, 6)
+"""That of torch 2.11: the kernels were not run with an older one."""
+
 
 @register("graphs")
 @dataclass(frozen=True)
@@ -49,11 +52,22 @@ class Graphs(Engine):
 
 def check_device(device: torch.device, dtype: torch.dtype = torch.float32) -> None:
     """Refuses what the kernels cannot run on."""
-    if device.type != "cuda" or find_spec("triton") is None:
-        why = f"the model is on {device}" if device.type != "cuda" else "this torch has no Triton"
-        raise SpecError(f"engine=graphs: {why}; move it to a CUDA device, or use engine=stacked")
+    if device.type != "cuda":
+        raise SpecError(f"engine=graphs: the model is on {device}; move it to a CUDA device, or use engine=stacked")
+    if lacking := lacks_triton():
+        raise SpecError(f"engine=graphs: {lacking}; install torch 2.11 or later for CUDA, or use engine=stacked")
     if dtype != torch.float32:
         raise SpecError(f"engine=graphs: the model is {dtype}; make it float32, or use engine=loop")
+
+
+def lacks_triton() -> str:
+    """What is wrong with Triton here; empty where nothing is."""
+    if find_spec("triton") is None:
+        return "this torch has no Triton"
+    import triton  # on a CUDA device alone
+
+    major, minor = (int(part) for part in triton.__version__.split(".")[:2])
+    return f"Triton {triton.__version__} is too old for its kernels" if (major, minor) < OLDEST_TRITON else ""
 
 
 def check_problem(problem: Problem) -> None:
