@@ -156,7 +156,7 @@ def test_an_old_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
     check_device(torch.device("cuda"))
     monkeypatch.setattr(triton, "__version__", "3.5.1")
-    with pytest.raises(SpecError, match="Triton 3.5.1 is too old for its kernels; install torch 2.11 or later"):
+    with pytest.raises(SpecError, match=r"Triton 3\.5\.1 is too old for its kernels; install torch 2\.11 or later"):
         check_device(torch.device("cuda"))
 
 
