@@ -39,5 +39,5 @@ def test_no_kernel_works_on_packed_integers() -> None:
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     count, *wrong = done.stdout.split("\n")
-    assert int(count.split()[0]) >= 10, done.stdout
+    assert count == "13 kernels compiled", done.stdout
     assert not any(wrong), done.stdout

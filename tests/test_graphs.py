@@ -152,9 +152,14 @@ def test_a_loss_that_is_a_mean_is_refused() -> None:
         prepared(mean).train(mean, "float32", 8, 1, *start(mean), [0], round=1, seed=0)
 
 
-def test_an_old_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_triton_or_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     check_device(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(SpecError, match=r"Tesla T4 has compute capability 7\.5; use a device with 8\.0 or more"):
+        check_device(torch.device("cuda"))
     monkeypatch.setattr(triton, "__version__", "3.5.1")
     with pytest.raises(SpecError, match=r"Triton 3\.5\.1 is too old for its kernels; install torch 2\.11 or later"):
         check_device(torch.device("cuda"))

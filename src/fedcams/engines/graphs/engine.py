@@ -18,6 +18,8 @@ from fedcams.registry import integer, register, text
 
 OLDEST_TRITON = (3, 6)
 """That of torch 2.11: the kernels were not run with an older one."""
+OLDEST_DEVICE = (8, 0)
+"""The first that multiplies bfloat16 matrices."""
 
 
 @register("graphs")
@@ -56,14 +58,17 @@ def check_device(device: torch.device, dtype: torch.dtype = torch.float32) -> No
         raise SpecError(f"engine=graphs: the model is on {device}; move it to a CUDA device, or use engine=stacked")
     if lacking := lacks_triton():
         raise SpecError(f"engine=graphs: {lacking}; install torch 2.11 or later for CUDA, or use engine=stacked")
+    if (found := torch.cuda.get_device_capability(device)) < OLDEST_DEVICE:
+        old = f"{torch.cuda.get_device_name(device)} has compute capability {found[0]}.{found[1]}"
+        raise SpecError(f"engine=graphs: {old}; use a device with 8.0 or more, or engine=stacked")
     if dtype != torch.float32:
         raise SpecError(f"engine=graphs: the model is {dtype}; make it float32, or use engine=loop")
 
 
 def lacks_triton() -> str:
     """What is wrong with Triton here; empty where nothing is."""
-    if find_spec("triton") is None:
-        return "this torch has no Triton"
+    if find_spec("triton") is None or torch.version.hip is not None:
+        return "this torch has no Triton for CUDA"
     import triton  # on a CUDA device alone
 
     major, minor = (int(part) for part in triton.__version__.split(".")[:2])

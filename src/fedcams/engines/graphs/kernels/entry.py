@@ -10,7 +10,9 @@ from typing import Any
 
 import triton
 
-_noted: list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] | None = None
+Calls = list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]]
+"""Kernel, grid, arguments and constants of each."""
+_noted: Calls | None = None
 """Calls that wait to be compiled; None: kernels are started. For all threads, since autograd has one of its own."""
 
 
@@ -47,8 +49,26 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         _noted = None
-    # What fails here is compiled again when it is started, and fails there if it must: some releases of Python 3.11 now
-    # and then refuse to parse on several threads.
     with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
-        for kernel, grid, arguments, constants in calls:
-            kernel.warmup(*arguments, grid=grid, **constants)
+        _compile(calls)
+    if [kernel for kernel, *_ in calls if _forget_failed(kernel)]:
+        _compile(calls)  # alone: releases of Python 3.11 before 3.11.8 now and then refuse to parse on several threads
+
+
+def _compile(calls: Calls) -> None:
+    for kernel, grid, arguments, constants in calls:
+        kernel.warmup(*arguments, grid=grid, **constants)
+
+
+def _forget_failed(kernel: Any) -> bool:
+    """Whether something was to be forgotten: Triton keeps what failed, and fails with it whenever it is started."""
+    caches = [cache for cache, *_ in kernel.device_caches.values()]
+    failed = [(cache, key) for cache in caches for key, each in cache.items() if _has_failed(each)]
+    for cache, key in failed:
+        del cache[key]
+    return bool(failed)
+
+
+def _has_failed(compiled: Any) -> bool:
+    future = vars(compiled).get("future")
+    return future is not None and future.exception() is not None
