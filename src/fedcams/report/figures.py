@@ -90,7 +90,8 @@ def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) ->
         if drawn and (metric not in COMPRESSION or drawn.high.any()):
             shown.append(drawn)
             x = drawn.x[axis.key]
-            axes.plot(x, drawn.mean, color=style.colour, linestyle=LINES[style.dash], label=_text(method.label))
+            shape = {"linestyle": LINES[style.dash], "marker": "o" if len(x) == 1 else None}  # one point makes no line
+            axes.plot(x, drawn.mean, color=style.colour, label=_text(method.label), **shape)
             if drawn.seeds > 1:
                 axes.fill_between(x, drawn.low, drawn.high, color=style.colour, alpha=0.16, linewidth=0)
     if not axes.lines:
@@ -110,7 +111,10 @@ def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) ->
 def _heat_map(histogram: Histogram) -> Any:
     figure, axes = _figure()
     image = axes.imshow(histogram.counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest")
-    figure.colorbar(image, label="examples", ticks=load("matplotlib.ticker").MaxNLocator(integer=True))
+    whole = load("matplotlib.ticker").MaxNLocator
+    figure.colorbar(image, label="examples", ticks=whole(integer=True))
+    axes.xaxis.set_major_locator(whole(integer=True))
+    axes.yaxis.set_major_locator(whole("auto", integer=True))
     axes.grid(False)
     axes.set(xlabel="Client", ylabel="Label")
     axes.set_title(_text(histogram.title), fontsize=9)

@@ -161,7 +161,7 @@ def _to_target(row: Row, summary: Summary) -> Cell:
         return Cell(
             "not reached" if summary.target is not None else NONE,
             None,
-            f"{row.reached} of {seeds} seeds" if row.reached else "",
+            f"by {row.reached} of {seeds} seeds only" if row.reached else "",
         )
     return Cell(human_bytes(row.bytes_to_target), row.bytes_to_target, f"round {row.rounds_to_target:.4g}")
 
