@@ -169,7 +169,7 @@ def _to_target(row: Row, summary: Summary) -> Cell:
 def markdown(collection: Collection, summary: Summary) -> str:
     """The table, for README files and issues."""
     heads = list(columns(summary))
-    words = text_columns(summary) + 1
+    words = text_columns(summary)
     lines = [heads, ["---"] * words + ["---:"] * (len(heads) - words)]
     lines += [[_markdown(cell) for cell in cells(row, summary)] for row in summary.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
