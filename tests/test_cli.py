@@ -326,7 +326,7 @@ def test_importing_the_package_does_not_load_the_command_line() -> None:
 
 def test_a_plan_compares_downlinks_and_recommends_one(folder: Path) -> None:
     output = say("plan", "1000000", "--clients", "100", "--cohort", "10")
-    assert "1,000,000 parameters, 0 buffers; uniform of 100 clients, 500 rounds; uplink sign" in output
+    assert "1,000,000 parameters, 0 buffers; uniform(n=10) of 100 clients, 500 rounds; uplink sign" in output
     assert re.search(r"replica\(blockq\) +\S+ MB", output)
     assert "Recommended: replica(blockq(bits=2)), 8." in output
     assert re.search(r"none +.*min", output), "times on networks"

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fedcams import decode, encode
+from fedcams import ErrorFeedback, Layout, ResidualStore, decode, encode
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -51,6 +51,20 @@ def test_the_payload_in_hex_is_the_one_that_encode_writes() -> None:
     x[3], x[16] = -1.5, 2.0
     assert encode("topk(k=2)", x) == data
     assert torch.equal(decode(data), x)
+
+
+def test_error_feedback_is_what_the_guide_says() -> None:
+    table = (DOCS / "guide.md").read_text("utf-8").split("## The idea")[1].split("\n## ")[0]
+    turns = [re.findall(r"\(([^)]*)\)", line) for line in table.splitlines() if re.match(r"\| \d", line)]
+    assert len(turns) == 2
+    store = ResidualStore.in_memory(Layout.flat(3))
+    uplink = ErrorFeedback("topk(k=1)", store)
+    for turn, columns in enumerate(turns, 1):
+        update, whole, sent, kept = (torch.tensor([[float(x) for x in column.split(",")]]) for column in columns)
+        torch.testing.assert_close(update + store.gather([0]), whole)
+        uplink.commit(uplink.prepare([0], update, round=turn))
+        torch.testing.assert_close(store.gather([0]), kept)
+        torch.testing.assert_close(sent + kept, whole)
 
 
 def test_the_guide_shows_the_example_file() -> None:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from importlib.resources import files
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_what_was_run_is_spelled_out(tmp_path: Path) -> None:
     page = report([tmp_path / "a"], tmp_path / "out").read_text("utf-8")
     assert "dirichlet(alpha=0.1, minimum=2)</dd>" in page
     assert 'title="fedadam(lr=0.3, beta1=0.9, beta2=0.99, eps=0.1, bias_correction=false)"' in page
-    assert "<h3>digits, dirichlet(alpha=0.1, minimum=2), seed 1</h3>" in page
+    assert ">digits, dirichlet(alpha=0.1, minimum=2), seed 1</h3>" in page
 
 
 def test_equal_partitions_are_shown_once(runs: Path) -> None:
@@ -298,6 +299,31 @@ def test_looks_stay_distinct_when_colours_are_used_up() -> None:
 def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+SEEN = {
+    "protanopia": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deuteranopia": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "tritanopia": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+"""What becomes of linear red, green and blue (Machado, Oliveira, Fernandes 2009, severity 1)."""
+
+
+def lab(linear: Any) -> Any:
+    """CIE L*a*b* under D65, where distances are about as the eye has them."""
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ np.clip(
+        linear, 0, 1
+    )
+    x, y, z = np.cbrt(xyz / np.array([0.9505, 1.0, 1.0888]))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", SEEN)
+def test_the_colour_blind_can_tell_methods_apart(sight: str) -> None:
+    parts = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in COLOURS])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    seen = [lab(np.array(SEEN[sight]) @ colour) for colour in linear]
+    assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 15
 
 
 def test_a_report_is_complete(runs: Path, tmp_path: Path) -> None:

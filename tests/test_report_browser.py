@@ -99,7 +99,7 @@ def test_charts_are_not_offered_to_a_cloud(page: Any) -> None:
 
 
 def test_labels_are_shown_as_they_are(page: Any) -> None:
-    assert HOSTILE in page.locator("#summary td.method").all_inner_texts()
+    assert HOSTILE in page.locator("#summary tbody .method").all_inner_texts()
     assert HOSTILE in page.locator("#chart-q .legendtext").all_text_contents()
     assert page.locator("img").count() == 0
 
@@ -178,7 +178,7 @@ def test_target_and_computation_can_be_edited(page: Any) -> None:
 
 def test_the_table_sorts(page: Any) -> None:
     head = page.locator("#summary th button").filter(has_text="Bytes up")
-    labels = page.locator("#summary td.method")
+    labels = page.locator("#summary tbody .method")
     head.click()
     assert labels.all_inner_texts() == ["sparse", HOSTILE, "dense"]
     head.click()
@@ -211,7 +211,7 @@ def test_a_browser_that_cannot_inflate_says_so_and_keeps_the_table(browser: Any,
     page.get_by_text("this browser cannot inflate them").wait_for()
     assert page.locator(".chart:visible").count() == 0
     page.locator("#summary th button").filter(has_text="Bytes up").click()
-    assert page.locator("#summary td.method").all_inner_texts() == ["sparse", HOSTILE, "dense"]
+    assert page.locator("#summary tbody .method").all_inner_texts() == ["sparse", HOSTILE, "dense"]
     page.locator("#theme").click()
     page.close()
 
@@ -233,3 +233,95 @@ def test_without_javascript_the_table_is_there_and_the_rest_is_explained(browser
     assert page.locator("#summary tbody tr:visible").count() == 3
     assert page.locator(".chart:visible").count() == 0
     page.close()
+
+
+# -- other readers -----------------------------------------------------------------------------------------------------
+
+
+def opened(context: Any, html: Path) -> Any:
+    page = context.new_page()
+    page.goto(html.as_uri())
+    page.locator("#chart-train_loss .main-svg").first.wait_for()
+    return page
+
+
+def test_a_print_is_light_and_whole_and_leaves_the_page_as_it_was(browser: Any, folder: Path) -> None:
+    page = opened(browser.new_context(color_scheme="dark"), folder / "out" / "index.html")
+    state = "[document.documentElement.dataset.theme, document.getElementById('chart-test_accuracy')._fullLayout.width]"
+    before = page.evaluate(state)
+    fits = "[...document.querySelectorAll('.chart')].every(c => c._fullLayout.width === c.clientWidth)"
+    # Once the browser has got ready to print, it lays the page out anew; what it prints is measured then.
+    page.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = [{state}, {fits}]; }})")
+    page.pdf()
+    (theme, width), fitting = page.evaluate("printed")
+    assert (theme, fitting) == ("light", True)
+    assert width < before[1] < 1280
+    assert page.evaluate(state) == before
+    page.context.close()
+
+
+def test_a_narrower_window_gets_charts_drawn_for_it(page: Any) -> None:
+    page.set_viewport_size({"width": 420, "height": 900})
+    page.wait_for_timeout(500)  # it waits until the window has its width
+    assert page.evaluate("document.getElementById('chart-q')._fullLayout.width") < 400
+
+
+def test_a_finger_scrolls_the_page_over_a_chart(browser: Any, folder: Path) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = opened(context, folder / "out" / "index.html")
+    assert page.evaluate("document.getElementById('chart-test_accuracy')._fullLayout.dragmode") is False
+    page.locator("#chart-test_accuracy").evaluate("chart => chart.scrollIntoView()")
+    before, touch = page.evaluate("scrollY"), context.new_cdp_session(page)
+    for y in range(300, 100, -10):
+        kind = "touchStart" if y == 300 else "touchMove"
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": 200, "y": y}]})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    page.wait_for_timeout(500)
+    assert page.evaluate("scrollY") > before + 50
+    context.close()
+
+
+def test_the_keyboard_shows_where_it_is(page: Any) -> None:
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        seen = page.evaluate("(s => [s.outlineStyle, s.visibility])(getComputedStyle(document.activeElement))")
+        assert seen in (["solid", "visible"], ["auto", "visible"])
+        bar = page.evaluate("document.activeElement.closest('.modebar')?.computedStyleMap().get('opacity').value ?? 1")
+        assert bar > 0
+
+
+def test_rows_and_columns_have_heads(page: Any) -> None:
+    for table in ("#summary", "#times", ".rates"):
+        assert page.locator(f"{table} tbody tr > th[scope=row]").count() == page.locator(f"{table} tbody tr").count()
+        assert page.locator(f"{table} thead th:not([scope=col])").count() == 0
+    assert page.get_by_role("figure", name="Test accuracy").count() == 1
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty methods that were evaluated once, the first with a label longer than a chart is wide."""
+    root = tmp_path_factory.mktemp("crowd")
+    for i in range(20):
+        label = "twenty words and more " * 5 if i == 0 else f"method {i}"
+        write_run(root / "runs" / f"{i:02}", [0.5 + i / 100], label=label.strip(), server=f"fedavg(lr={i + 1})")
+    return report([root / "runs"], root / "out")
+
+
+def test_one_evaluation_is_a_point(browser: Any, crowd: Path) -> None:
+    page = opened(browser.new_context(), crowd)
+    assert page.locator("#chart-test_accuracy .scatterlayer .point").count() == 20
+    page.context.close()
+
+
+def test_what_many_methods_say_is_not_cut_off(browser: Any, crowd: Path) -> None:
+    page = opened(browser.new_context(viewport={"width": 420, "height": 900}), crowd)
+    for chart in ("test_accuracy", "network"):
+        inside = page.evaluate(f"""(chart => {{
+            const right = chart.getBoundingClientRect().right;
+            return [...chart.querySelectorAll(".legendtext")].map(t => t.getBoundingClientRect().right <= right);
+        }})(document.getElementById("chart-{chart}"))""")
+        assert inside == [True] * 20
+    page.locator("#chart-test_accuracy .nsewdrag").hover()
+    page.locator("#chart-test_accuracy .hoverlayer text").first.wait_for(state="attached")
+    assert page.locator("#chart-test_accuracy .hoverlayer .legend").count() == 0  # a box for all would be too high
+    page.context.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedcams.bench.rounds import BY_HAND, Case, Share
@@ -19,10 +20,10 @@ class Grid:
     rows: Sequence[tuple[str, ...]]
 
     def to_rich(self) -> Table:
-        """For a terminal."""
-        table = Table(title=self.title)
+        """For a terminal; where it is narrow, names go on in the next line and lose nothing."""
+        table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
         for number, name in enumerate(self.heading):
-            table.add_column(name, justify="left" if number < 2 else "right")
+            table.add_column(name, justify="left" if number < 2 else "right", overflow="fold")
         for row in self.rows:
             table.add_row(*row)
         return table

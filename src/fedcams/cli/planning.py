@@ -56,7 +56,7 @@ def plan(
     console = Console(highlight=False)
     if paper:
         for title, rows in zip(("One-way compression", "Two-way compression"), paper_tables(), strict=True):
-            console.print(_paper(title, rows))
+            console.print(f"{title}: one client's link, {ROUNDS} rounds, d = {D:,}", _paper(rows))
         return
     d, buffers = _size(size)
     chosen = sampler(f"uniform(n={cohort})" if cohort.isdigit() else cohort)
@@ -66,10 +66,17 @@ def plan(
     specs = downlink or CANDIDATES
     plans = [work_out(setting, spec, expected) for spec in specs]
     counts = [work_out(setting, spec, counted) for spec in specs]
-    what = f"{d:,} parameters, {buffers:,} buffers; {chosen} of {clients} clients, {rounds} rounds"
+    what = f"{d:,} parameters, {buffers:,} buffers; {chosen.spelled_out()} of {clients} clients, {rounds} rounds"
     console.print(f"{what}; uplink {setting.uplink}")
     console.print(_costs(plans, counts), _parts(plans), _times(plans, rounds))
+    console.print(EXPLAINED.format(seed=seed))
     console.print(_advice(plans, memory * GIB, bound), soft_wrap=True)
+
+
+EXPLAINED = (
+    "Bytes of all clients and rounds: expected, and counted along the cohorts of seed {seed}. Memory is the server's "
+    "for the downlink; the bound is the part of ‖x - held‖² that a delta may leave behind. Transfers: no computation."
+)
 
 
 def _size(size: str) -> tuple[int, int]:
@@ -119,7 +126,7 @@ def _times(plans: Sequence[Plan], rounds: int) -> Table:
 
 def _rough(seconds: float) -> str:
     """Two digits are all that a plan knows."""
-    for size, unit in ((3600, "h"), (60, "min")):
+    for size, unit in ((3600, "h"), (60, "min"), (1, "s")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {unit}"
     return human_seconds(seconds)
@@ -136,9 +143,8 @@ def _advice(plans: Sequence[Plan], memory: float, bound: float) -> str:
     return f"Recommended: [bold]{best.downlink}[/]{fewer}, with {human_bytes(best.memory)} at the server."
 
 
-def _paper(title: str, rows: Sequence[PaperRow]) -> Table:
+def _paper(rows: Sequence[PaperRow]) -> Table:
     table = Table("uplink", "downlink", "bits", "printed", box=SIMPLE_HEAD)
-    table.title = f"{title}: one client's link, {ROUNDS} rounds, d = {D:,}"
     for row in rows:
         table.add_row(row.uplink, row.downlink, f"{row.bits:.2e}".replace("e+0", "e").replace("e+", "e"), row.printed)
     return table

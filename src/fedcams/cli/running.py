@@ -9,8 +9,9 @@ from statistics import fmean
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.filesize import decimal
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedcams.cli.options import CheckpointEvery, Data, Device, Quiet, Track
 from fedcams.cli.reporting import write_report
@@ -97,11 +98,14 @@ def _only(preset: Preset, labels: Sequence[str]) -> Preset:
     return dataclasses.replace(preset, experiments=chosen)
 
 
+NUMBERS = ("seeds", "rounds", "accuracy", "up", "down")
+
+
 def _summarize(session: Session, done: Sequence[Run]) -> None:
     """One row for each label, the mean over its seeds: how it ended and what it sent."""
     if session.quiet:
         return
-    table = Table("run", "seeds", "rounds", "accuracy", "up", "down")
+    table = Table("run", *(Column(name, justify="right") for name in NUMBERS), box=SIMPLE_HEAD)
     for label in dict.fromkeys(run.experiment.label for run in done):
         same = [run for run in done if run.experiment.label == label]
         up, down = (decimal(round(fmean(_sent(run, key) for run in same))) for key in ("wire_up", "wire_down"))

@@ -16,6 +16,7 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class File:
 
 def presets() -> dict[str, str]:
     """Name -> description of those that come with the package."""
-    return {path.stem: read_file(path).description for path in sorted(SHIPPED.glob("*.toml"))}
+    return {path.stem: read_file(path).description for path in sorted(SHIPPED.glob("*.toml"), key=attrgetter("stem"))}
 
 
 def load_preset(source: str | Path) -> Preset:

@@ -55,7 +55,7 @@ def _tradeoff(collection: Collection, summary: Summary) -> Chart:
     traces = [_point(row, style, summary.percent) for row, style in pairs if row.final]
     layout = {
         "xaxis": {"title": {"text": BYTES.title}, "type": "log"},
-        "yaxis": {"zeroline": False, "tickformat": ".1%" if summary.percent else ""},
+        "yaxis": {"zeroline": False, "tickformat": "~%" if summary.percent else ""},
     }
     return Chart("tradeoff", "Final accuracy against all bytes", {"data": traces, "layout": layout}, {})
 
@@ -114,20 +114,28 @@ def _part(name: str, colour: str, sizes: list[float], found: list[Parts], method
     }
 
 
+NUMBER = {"text": "examples", "side": "right", "font": {"size": 12.5}}
+
+
 def partition(histogram: Histogram, index: int) -> Chart:
     """A heat map, clients to the right and labels upwards."""
     trace = {
         "type": "heatmap",
         "z": histogram.counts.T.tolist(),
         "colorscale": "Cividis",
-        "colorbar": {"thickness": 12, "outlinewidth": 0},
+        "colorbar": {"thickness": 12, "outlinewidth": 0, "title": NUMBER},
         "hovertemplate": "client %{x}, label %{y}: %{z} examples<extra></extra>",
     }
     layout = {
-        "xaxis": {"title": {"text": "Client"}, "showgrid": False, "zeroline": False},
+        "xaxis": {"title": {"text": "Client"}, "showgrid": False, "zeroline": False, **_whole(len(histogram.counts))},
         "yaxis": {"title": {"text": "Label"}, "showgrid": False, "zeroline": False, "dtick": _step(histogram)},
     }
     return Chart(f"partition-{index + 1}", histogram.title, {"data": [trace], "layout": layout}, {})
+
+
+def _whole(clients: int) -> dict[str, int]:
+    """Ticks at clients: Plotly would put some between them where there are few."""
+    return {"dtick": 1} if clients <= 10 else {}
 
 
 def _step(histogram: Histogram) -> int:
@@ -146,11 +154,13 @@ def _lines(collection: Collection, metric: Metric, percent: bool, axes: bool = T
             shown.append(drawn)
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": ROUNDS.title}, "zeroline": False},
-        "yaxis": {"title": {"text": ""}, "zeroline": False, "tickformat": ".0%" if percent else ""},
+        "yaxis": {"title": {"text": ""}, "zeroline": False, "tickformat": "~%" if percent else ""},
         "hovermode": "x unified",
     }
     if metric in CURVES and (seen := height(shown)):
         layout["yaxis"] |= {"range": list(seen)}
+    elif percent or metric in COMPRESSION:
+        layout["yaxis"] |= {"rangemode": "nonnegative"}
     x = {axis.key: [compact(drawn.x[axis.key]) for drawn in shown] for axis in AXES} if axes else {}
     return Chart(metric.key, metric.title, {"data": traces, "layout": layout}, x)
 
@@ -158,9 +168,11 @@ def _lines(collection: Collection, metric: Metric, percent: bool, axes: bool = T
 def _method(method: Method, drawn: Curve, style: Look, form: str) -> list[Trace]:
     """The mean, and behind it the band when there are several seeds; the legend shows and hides them together."""
     shared = {"type": "scatter", "legendgroup": method.label, "mode": "lines"}
+    alone = {"mode": "markers"} if len(drawn.mean) == 1 else {}  # one point makes no line
     unseen = {**shared, "showlegend": False, "hoverinfo": "skip", "line": {"width": 0}}
     mean = {
         **shared,
+        **alone,
         "y": compact(drawn.mean),
         "name": html.escape(method.label, quote=False),  # Plotly reads names as HTML
         "line": {"color": style.colour, "dash": style.dash, "width": 2.2},

@@ -20,6 +20,8 @@ from fedcams.report.units import human_bytes, score
 
 SIZE = (4.8, 3.2)
 """Inches; two of them fill the width of a page."""
+LINE, LONG = 0.17, 45
+"""Inches that a line of the legend takes, and letters with which a name takes the whole of it."""
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so figures are the same everywhere
     "font.size": 9,
@@ -95,7 +97,8 @@ def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) ->
         if drawn and (metric not in COMPRESSION or drawn.high.any()):
             shown.append(drawn)
             x = drawn.x[axis.key]
-            axes.plot(x, drawn.mean, color=style.colour, linestyle=LINES[style.dash], label=_text(method.label))
+            shape = {"linestyle": LINES[style.dash], "marker": "o" if len(x) == 1 else None}  # one point makes no line
+            axes.plot(x, drawn.mean, color=style.colour, label=_text(method.label), **shape)
             if drawn.seeds > 1:
                 axes.fill_between(x, drawn.low, drawn.high, color=style.colour, alpha=0.16, linewidth=0)
     if not axes.lines:
@@ -115,7 +118,10 @@ def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) ->
 def _heat_map(histogram: Histogram) -> Any:
     figure, axes = _figure()
     image = axes.imshow(histogram.counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest")
-    figure.colorbar(image, label="examples", ticks=library("matplotlib.ticker").MaxNLocator(integer=True))
+    whole = library("matplotlib.ticker").MaxNLocator
+    figure.colorbar(image, label="examples", ticks=whole(integer=True))
+    axes.xaxis.set_major_locator(whole(integer=True))
+    axes.yaxis.set_major_locator(whole("auto", integer=True))
     axes.grid(False)
     axes.set(xlabel="Client", ylabel="Label")
     axes.set_title(_text(histogram.title), fontsize=9)
@@ -170,7 +176,10 @@ def _bars(collection: Collection, summary: Summary, target: float) -> Any:
         label = _text(method.label) + ("" if times[0] is not None else " (not reached)")
         axes.bar(left, heights, width * 0.9, color=style.colour, hatch=HATCHES[style.pattern], label=label)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(library("matplotlib.ticker").StrMethodFormatter("{x:g}"))
+    ticker = library("matplotlib.ticker")
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     axes.grid(False, axis="x")
     axes.set_xticks(places, [f"{p.name}\n{p.down:g}/{p.up:g} Mbit/s\n{p.latency:g} ms" for p in PROFILES], fontsize=7.5)
     axes.set_ylabel(f"Seconds to {score(target, summary.percent)} accuracy")
@@ -179,8 +188,11 @@ def _bars(collection: Collection, summary: Summary, target: float) -> Any:
 
 
 def _legend(figure: Any) -> None:
-    """Under the chart, where it covers nothing."""
-    figure.legend(loc="outside lower center", ncols=2)
+    """Under the chart, where it covers nothing; what takes more than four lines makes the figure higher."""
+    names = figure.axes[0].get_legend_handles_labels()[1]
+    columns = 2 if max(map(len, names), default=0) <= LONG else 1
+    figure.set_figheight(SIZE[1] + LINE * max(0, -(-len(names) // columns) - 4))
+    figure.legend(loc="outside lower center", ncols=columns)
 
 
 def _text(label: str) -> str:

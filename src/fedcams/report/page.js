@@ -3,7 +3,7 @@
 let report, axis; // the data, and the horizontal axis of the curves; both are there once `start` has inflated them
 // Plotly offers to share charts through its cloud unless told not to: data stay where the page is.
 const config = {
-  responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
+  displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
   showSendToCloud: false, plotlyServerURL: "", topojsonURL: "",
 };
 const $ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -20,32 +20,43 @@ function themed(layout) {
   const title = t => ({ ...t, font: { size: 12.5, color: colour("--soft") }, standoff: 12 });
   const dressed = a => ({ ...axis, ...a, title: title(a.title) });
   return {
-    margin: { l: 56, r: 12, t: 12, b: 48 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    margin: { l: 56, r: 12, t: 12, b: 48 }, paper_bgcolor: colour("--card"), plot_bgcolor: "rgba(0,0,0,0)",
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
     legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", tracegroupgap: 0, font: { size: 12.5 } },
-    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink"), size: 12.5 } },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--line"), activecolor: colour("--accent") },
+    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink"), size: 12.5 }, namelength: -1 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--accent") },
     ...layout, font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("--ink") },
     xaxis: dressed(layout.xaxis), yaxis: { ...dressed(layout.yaxis), showspikes: false },
   };
 }
 
-// A chart grows with its legend, whose entries stand in columns as wide as the widest.
+// A long text on several lines, broken at spaces; Plotly takes names as HTML, in which labels are escaped.
+const fold = (text, letters) => text.replaceAll("<br>", " ").replace(RegExp(`((?:&\\w+;|.){1,${Math.floor(letters)}})( +|$)`, "g"), "$1<br>").replace(/<br>$/, "");
+const lines = texts => texts.join("<br>").split("<br>").length;
+
+// A chart grows with its legend, whose entries stand in columns as wide as the widest, and with the names beside bars.
 function show(key, data, layout) {
-  const element = place(key), names = data.filter(t => t.name && t.showlegend !== false).map(t => t.name.length);
-  const columns = Math.max(1, Math.floor((element.clientWidth - 70) / (Math.max(0, ...names) * 6.5 + 45)));
-  const least = parseFloat(getComputedStyle(element).minHeight), rows = Math.ceil(names.length / columns);
-  const height = least + 20 * Math.max(0, rows - 2);
+  const element = place(key), width = element.clientWidth, letter = 6.5; // pixels, on average
+  const named = data.filter(t => t.name && t.showlegend !== false), bars = data[0]?.orientation === "h" ? data[0].y : [];
+  named.forEach(t => { t.name = fold(t.name, (width - 115) / letter); });
+  const beside = bars.map(name => fold(name, 0.4 * width / letter)), names = named.map(t => t.name);
+  if (bars.length) Object.assign(layout.yaxis, { tickmode: "array", tickvals: bars, ticktext: beside });
+  const columns = Math.max(1, Math.floor((width - 70) / (Math.max(0, ...names.map(n => n.length)) * letter + 45)));
+  const rows = columns > 1 ? Math.ceil(names.length / columns) : lines(names);
+  const least = parseFloat(getComputedStyle(element).minHeight);
+  const height = least + 20 * Math.max(0, rows - 2) + 16 * Math.max(0, lines(beside) - 12);
   element.style.height = height + "px";
-  return Plotly.react(element, data, themed({ ...layout, height }), config);
+  const picture = { filename: key, scale: 2 };
+  return Plotly.react(element, data, themed({ ...layout, width, height }), { ...config, toImageButtonOptions: picture });
 }
 
 // -- curves ----------------------------------------------------------------------------------------------------------
 
-// Ticks of a logarithmic axis: 1, 2, 5, 10, … where there are few decades, powers of ten where there are many.
-function decades(values, unit) {
+// Ticks of a logarithmic axis: 1, 2, 5, 10, … where there are few decades and room, powers of ten where not.
+function decades(values, unit, width) {
   const some = values.filter(v => v > 0), ticks = [];
   const low = some.reduce((a, b) => Math.min(a, b), Infinity), high = some.reduce((a, b) => Math.max(a, b), 0);
-  const steps = high / low > 1e3 ? [1] : [1, 2, 5];
+  const steps = Math.log10(high / low) > Math.min(3, width / 200) ? [1] : [1, 2, 5];
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
     ticks.push(...steps.map(step => step * 10 ** power));
   }
@@ -54,25 +65,27 @@ function decades(values, unit) {
 }
 
 function draw(chart) {
-  const moves = Object.keys(chart.x).length > 0, layout = structuredClone(chart.layout);
+  const moves = Object.keys(chart.x).length > 0, layout = structuredClone(chart.layout), width = place(chart.key).clientWidth;
   // Plotly keeps what the reader hid in `visible` of the traces it was given, so they are given again.
+  const named = chart.data.filter(t => t.name), many = named.length > 10; // one box for all would be cut off
   const groups = [...new Set(chart.data.map(trace => trace.legendgroup))];
   if (moves) chart.data.forEach(trace => { trace.x = chart.x[axis.key][groups.indexOf(trace.legendgroup)]; });
   if (moves) {
     Object.assign(layout.xaxis, { title: { text: axis.title } });
-    if (axis.unit) Object.assign(layout.xaxis, decades(chart.x[axis.key].flat(), axis.unit));
-    layout.hovermode = axis.unit ? "closest" : "x unified";
-    const far = axis.unit ? `<br>at %{x:.4~s}${axis.unit}<extra></extra>` : "";
-    chart.data.filter(t => t.name).forEach(t => { t.hovertemplate = (far ? "%{fullData.name}<br>" : "") + t.meta + far; });
+    if (axis.unit) Object.assign(layout.xaxis, decades(chart.x[axis.key].flat(), axis.unit, width));
+    const at = axis.unit ? `%{x:.4~s}${axis.unit}` : many ? "round %{x}" : "", far = at && `<br>at ${at}<extra></extra>`;
+    if (far) layout.hovermode = "closest";
+    named.forEach(t => { t.hovertemplate = (far ? "%{fullData.name}<br>" : "") + t.meta + far; });
   }
-  if (!moves && layout.xaxis.type === "log") Object.assign(layout.xaxis, decades(chart.data.flatMap(t => t.x), "B"));
+  if (many && layout.hovermode) layout.hovermode = "closest";
+  if (!moves && layout.xaxis.type === "log") Object.assign(layout.xaxis, decades(chart.data.flatMap(t => t.x), "B", width));
   return show(chart.key, chart.data, layout);
 }
 
 function choose(button) {
   axis = report.axes.find(a => a.key === button.dataset.axis);
   $("#axes button").forEach(b => b.setAttribute("aria-pressed", b === button));
-  report.charts.forEach(draw);
+  report.charts.forEach(chart => { Plotly.Fx.unhover(place(chart.key)); draw(chart); }); // a finger leaves its box behind
 }
 
 // -- times on networks -----------------------------------------------------------------------------------------------
@@ -96,10 +109,11 @@ function mean(method, link, target, factor) {
   return all.includes(null) ? null : sum(all) / all.length;
 }
 
+const three = v => v.toFixed(v >= 99.95 ? 0 : v >= 9.995 ? 1 : 2); // digits
 function human(s) {
   if (s === null) return "not reached";
-  if (s < 0.9995) return +(s * 1e3).toPrecision(3) + " ms";
-  if (s < 59.95) return +s.toPrecision(3) + " s";
+  if (s < 0.9995) return three(s * 1e3) + " ms";
+  if (s < 59.95) return three(s) + " s";
   const parts = s < 3600 ? [60, 1, "min", "s"] : s < 86400 ? [3600, 60, "h", "min"] : [86400, 3600, "d", "h"];
   const small = Math.round(s / parts[1]), ratio = parts[0] / parts[1];
   return `${Math.floor(small / ratio)} ${parts[2]}` + (small % ratio ? ` ${small % ratio} ${parts[3]}` : "");
@@ -125,7 +139,7 @@ function times() {
   }));
   const layout = {
     barmode: "group", bargap: 0.25, xaxis: { title: { text: "" } },
-    yaxis: { type: "log", title: { text: "Time to the target" }, tickmode: "array", tickvals: clock, ticktext: clock.map(human) },
+    yaxis: { type: "log", title: { text: "" }, tickmode: "array", tickvals: clock, ticktext: clock.map(s => human(s).replace(/\.0+ /, " ")) },
   };
   show("network", bars, layout);
 }
@@ -170,11 +184,21 @@ function trouble(why) {
   document.documentElement.dataset.charts = "off";
 }
 
-function all() { report.charts.forEach(draw); times(); }
+function all() { if (window.Plotly) { report.charts.forEach(draw); times(); } }
+const root = document.documentElement;
 document.getElementById("theme").onclick = () => {
-  const root = document.documentElement.dataset;
-  root.theme = root.theme === "dark" ? "light" : "dark";
-  if (window.Plotly) all();
+  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+  all();
 };
+// Paper is white and of one width; afterwards the page is as it was.
+let wide = innerWidth, later, theme;
+addEventListener("beforeprint", () => { theme = root.dataset.theme; root.dataset.theme = "light"; root.classList.add("paper"); all(); });
+addEventListener("afterprint", () => { root.dataset.theme = theme; root.classList.remove("paper"); all(); });
+addEventListener("resize", () => {
+  if (innerWidth === wide) return; // phones change the height while they scroll
+  wide = innerWidth;
+  clearTimeout(later);
+  later = setTimeout(all, 100);
+});
 $("#summary th").forEach(head => { head.firstElementChild.onclick = () => sort(head); });
 start().catch(trouble);

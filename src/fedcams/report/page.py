@@ -22,7 +22,6 @@ from fedcams.report.palette import Look
 from fedcams.report.partitions import histograms
 from fedcams.report.profiles import PROFILES, link
 from fedcams.report.sections import facts, network, notes, segments, summary_table, tiles, versions
-from fedcams.report.series import BAND
 from fedcams.report.summary import Summary
 from fedcams.report.tables import explained
 from fedcams.runs import Run
@@ -44,7 +43,6 @@ def page(collection: Collection, summary: Summary, alone: bool = False) -> str:
         explained=escape(explained(summary)),
         axes=segments(),
         curves=_cards(curves, wide=1),
-        band=BAND[0].upper() + BAND[1:],
         compression=_section("Compression", compression, COMPRESSION_NOTE),
         communication=_section("Communication", communication, COMMUNICATION_NOTE),
         network=network(collection, summary),
@@ -54,6 +52,7 @@ def page(collection: Collection, summary: Summary, alone: bool = False) -> str:
         data=_packed(_data(collection, summary, [*curves, *communication, *compression, *partitions])),
         script=_part("page.js"),
         exact="" if alone else EXACT,
+        **_asides(collection),
         beside="" if alone else BESIDE,
     )
 
@@ -74,6 +73,16 @@ BESIDE = (
 PARTITION_NOTE = "How many examples of each label every client trains on."
 
 
+def _asides(collection: Collection) -> dict[str, str]:
+    """What is said only where there are several seeds or several methods."""
+    seeds, methods = any(len(method.runs) > 1 for method in collection.methods), len(collection.methods) > 1
+    return {
+        "range": " Small print is the lowest to the highest seed." if seeds else "",
+        "band": "Line: mean over seeds; band: lowest to highest seed." if seeds else "",
+        "legend": " Click a method in a legend to hide it, double-click to see it alone." if methods else "",
+    }
+
+
 def _title(collection: Collection) -> str:
     experiments = [method.experiment for method in collection.methods]
     parts = [sorted({str(getattr(e, key)) for e in experiments}) for key in ("task", "model")]
@@ -90,8 +99,8 @@ def _section(title: str, shown: list[Chart], note: str) -> str:
 def _cards(shown: list[Chart], wide: int) -> str:
     """One card a chart; the first `wide` of them take the whole width."""
     return "".join(
-        f'<div class="card{" wide" if i < wide else ""}"><h3>{escape(c.title)}</h3>'
-        f'<div class="chart" id="chart-{c.key}"></div></div>'
+        f'<div class="card{" wide" if i < wide else ""}"><h3 id="title-{c.key}">{escape(c.title)}</h3>'
+        f'<div class="chart" id="chart-{c.key}" role="figure" aria-labelledby="title-{c.key}"></div></div>'
         for i, c in enumerate(shown)
     )
 

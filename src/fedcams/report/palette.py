@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1")
-"""Okabe and Ito's, which the colour-blind can tell apart, less the yellow and black that vanish on white or black."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df")
+"""Okabe and Ito's, which the colour-blind can tell apart, less the yellow and black that vanish on white or black;
+and a violet that they can tell from these."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
 

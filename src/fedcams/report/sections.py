@@ -94,7 +94,8 @@ def summary_table(collection: Collection, summary: Summary) -> str:
     """Head and body; a cell carries the number it is sorted by."""
     words = text_columns(summary)
     heads = "".join(
-        f'<th class="{_kind(i, words)}" title="{escape(doc)}"><button type="button">{escape(name)}</button></th>'
+        f'<th scope="col" class="{_kind(i, words)}" title="{escape(doc)}">'
+        f'<button type="button">{escape(name)}</button></th>'
         for i, (name, doc) in enumerate(columns(summary).items())
     )
     rows = "".join(
@@ -116,9 +117,10 @@ def network(collection: Collection, summary: Summary) -> str:
     """Rates to edit, and what follows from them; the script fills chart and table."""
     if summary.target is None:
         return ""
-    heads = "".join(f"<th>{profile.name}</th>" for profile in PROFILES)
+    heads = "".join(f'<th scope="col">{profile.name}</th>' for profile in PROFILES)
     rows = "".join(
-        f'<tr><td class="text method">{_dot(style)}{escape(method.label)}</td>{"<td></td>" * len(PROFILES)}</tr>'
+        f'<tr><th scope="row" class="text method">{_dot(style)}{escape(method.label)}</th>'
+        f"{'<td></td>' * len(PROFILES)}</tr>"
         for method, style in zip(collection.methods, collection.looks, strict=True)
     )
     shown = 100 * summary.target if summary.percent else summary.target
@@ -127,19 +129,21 @@ def network(collection: Collection, summary: Summary) -> str:
         target=_input("target", shown, None),
         unit=", %" if summary.percent else "",
         factor=_input("factor", 1, 0),
-        table=f'<thead><tr><th class="text">Method</th>{heads}</tr></thead><tbody>{rows}</tbody>',
+        table=f'<thead><tr><th scope="col" class="text method">Method</th>{heads}</tr></thead><tbody>{rows}</tbody>',
     )
 
 
-NETWORK = """<section class="live"><h2>Time to accuracy on a network</h2>
+NETWORK = """<section class="live"><h2 id="network-head">Time to accuracy on a network</h2>
 <div class="network">
 <div class="card"><h3>Links</h3>
-<table class="rates"><thead><tr><th class="text"></th><th>Down<br>Mbit/s</th><th>Up<br>Mbit/s</th>
-<th>Latency<br>ms</th></tr></thead><tbody>{rates}</tbody></table>
+<table class="rates"><thead><tr><td></td><th scope="col">Down<br>Mbit/s</th><th scope="col">Up<br>Mbit/s</th>
+<th scope="col">Latency<br>ms</th></tr></thead><tbody>{rates}</tbody></table>
 <label class="row">Target accuracy{unit}{target}</label>
 <label class="row">Computation ×{factor}</label></div>
-<div class="card"><div class="chart" id="chart-network"></div></div>
-<div class="card scroll wide"><table id="times">{table}</table></div>
+<div class="card"><h3 id="title-network">Time to the target</h3>
+<div class="chart" id="chart-network" role="figure" aria-labelledby="title-network"></div></div>
+<div class="card scroll wide" role="region" aria-labelledby="network-head" tabindex="0">
+<table id="times">{table}</table></div>
 </div>
 <p class="small">Clients of a cohort work side by side, so a round takes one client’s share of the bytes over its link
 (model down, update up, one latency there and back) and the seconds measured here for the whole cohort, evaluation
@@ -155,7 +159,7 @@ def _rates(index: int) -> str:
         f"<td>{_input(f'{key}-{index}', value, 0 if key == 'latency' else 0.001, f'{profile.name}: {key}')}</td>"
         for key, value in given.items()
     )
-    return f'<tr><td class="text">{profile.name}</td>{inputs}</tr>'
+    return f'<tr><th scope="row" class="text">{profile.name}</th>{inputs}</tr>'
 
 
 def _input(key: str, value: float, least: float | None, name: str = "") -> str:
@@ -174,7 +178,8 @@ def _cell(cell: Cell, column: int, style: Look, words: int) -> str:
         # A narrow table breaks a spec after its name and between its parameters.
         text = f"<code>{'<wbr>'.join(f'<span>{part}</span>' for part in re.findall(r'[^(,]+[(,]? ?', text))}</code>"
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
-    return f'<td class="{_kind(column, words)}"{order}{hint}>{text}{note}</td>'
+    tag, scope = ("td", "") if column else ("th", ' scope="row"')
+    return f'<{tag}{scope} class="{_kind(column, words)}"{order}{hint}>{text}{note}</{tag}>'
 
 
 def _kind(column: int, words: int) -> str:
@@ -182,7 +187,7 @@ def _kind(column: int, words: int) -> str:
 
 
 def _dot(style: Look) -> str:
-    return f'<span class="dot" style="--c:{style.colour}"></span>'
+    return f'<span class="dot" data-dash="{style.dash}" style="--c:{style.colour}"></span>'
 
 
 def _spelled_out(value: Any) -> str:

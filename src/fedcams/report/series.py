@@ -14,10 +14,6 @@ from fedcams.runs import Run
 
 Array = NDArray[np.float64]
 
-BAND = "line: mean over seeds; band: lowest to highest seed"
-"""What is drawn when a method has several seeds."""
-
-
 START = 0.1
 """This part of the rounds, the first, does not count for the height of a chart: it would take most of it."""
 

@@ -161,7 +161,7 @@ def _to_target(row: Row, summary: Summary) -> Cell:
         return Cell(
             "not reached" if summary.target is not None else NONE,
             None,
-            f"{row.reached} of {seeds} seeds" if row.reached else "",
+            f"by {row.reached} of {seeds} seeds only" if row.reached else "",
         )
     return Cell(human_bytes(row.bytes_to_target), row.bytes_to_target, f"round {row.rounds_to_target:.4g}")
 
@@ -169,7 +169,7 @@ def _to_target(row: Row, summary: Summary) -> Cell:
 def markdown(collection: Collection, summary: Summary) -> str:
     """The table, for README files and issues."""
     heads = list(columns(summary))
-    words = text_columns(summary) + 1
+    words = text_columns(summary)
     lines = [heads, ["---"] * words + ["---:"] * (len(heads) - words)]
     lines += [[_markdown(cell) for cell in cells(row, summary)] for row in summary.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
