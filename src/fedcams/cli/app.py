@@ -29,7 +29,7 @@ class Commands(TyperGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Begins; where the terminal has no letter for something it shows a question mark."""
-        if isinstance(sys.stdout, TextIOWrapper):
+        if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
             sys.stdout.reconfigure(errors="replace")
         return super().main(*args, **kwargs)
 
