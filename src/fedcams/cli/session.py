@@ -34,7 +34,7 @@ class Session:
 
     def __post_init__(self) -> None:
         try:
-            torch.empty(0, device=self.device)
+            torch.zeros(1, device=self.device).item()
         except (RuntimeError, AssertionError) as error:  # a CPU-only torch asserts that there is CUDA
             reason = str(error).partition("\n")[0].partition(". ")[0]  # the rest explains torch, not the mistake
             raise SpecError(f"--device {self.device}: {reason}; this machine always has cpu") from None
