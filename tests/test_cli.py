@@ -112,6 +112,9 @@ def test_another_run_in_the_folder_is_not_touched(folder: Path) -> None:
     say("run", "mini.toml", "--no-report")
     message = refused("run", "mini.toml", "-s", "rounds=13")
     assert "fedavg-s1 holds another run (rounds=12 there, 13 here); choose another folder by --out" in message
+    (folder / "runs/mini/fedavg-s1").rename(folder / "elsewhere")
+    assert "fedcams-sign-s1 holds another run" in refused("run", "mini.toml", "-s", "rounds=13")
+    assert not (folder / "runs/mini/fedavg-s1").exists(), "what cannot be finished is not begun"
 
 
 def test_a_report_follows_and_its_lack_is_no_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,9 +158,16 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         ),
         (["run", "mini.toml", "--track", "board"], "no tracker is named 'board'"),
         (["run", "mini.toml", "--device", "abacus"], "--device abacus: "),
+        (["run", "mini.toml", "--device", "meta"], "--device meta: "),
         (["run", "fig1-resnet18", "--data", "here"], "unpack the Python version from https://www.cs.toronto.edu"),
         (["run", "mini.toml", "-s", "uplink=randk(k=1, scaled=true)"], "has no contraction"),
         (["run", "mini.toml", "-s", "sampler=uniform(n=5)"], "uniform: n=5 of only 4 clients; give n=4 or less"),
+        (["run", "DEMO"], "(did you mean 'demo'?)"),
+        (
+            ["run", "mini.toml", "--rounds", "5"],
+            "--rounds is no option; rounds is a key of the experiment: give -s rou",
+        ),
+        (["run", "mini.toml", "-s", "engine=graphs"], "engine=graphs: the model is on cpu"),
         (["resume", "nothing"], "nothing holds no run"),
         (["report", "nothing"], "nothing is not a folder"),
         (["sweep", "none.toml"], "none.toml: cannot be read"),
@@ -194,7 +204,8 @@ def test_stopping_by_hand_leaves_a_run_that_goes_on(folder: Path) -> None:
 # -- resume, report, sweep, list -------------------------------------------------------------------------------------
 
 
-def test_resume_completes_a_run(folder: Path) -> None:
+@pytest.mark.parametrize("behind", [b"", b"\0\n"], ids=["stopped", "power failure"])
+def test_resume_completes_a_run(folder: Path, behind: bytes) -> None:
     class Stop(Exception):
         pass
 
@@ -204,6 +215,8 @@ def test_resume_completes_a_run(folder: Path) -> None:
 
     with pytest.raises(Stop):
         runs.run(Experiment(rounds=9, clients=20), folder / "r", checkpoint_every=5, watch=stop)
+    with (folder / "r" / "rounds.jsonl").open("ab") as records:
+        records.write(behind)  # what follows the checkpoint need not be whole
     output = say("resume", "r")
     assert "run, seed 1: going on in r" in output
     assert "round 9/9" in output
@@ -316,6 +329,16 @@ def test_as_a_process(folder: Path) -> None:
     assert "Traceback" not in bad.stderr
 
 
+def test_explaining_itself_takes_no_torch() -> None:
+    """Which takes seconds to load; and it is said in whatever letters the terminal has."""
+    probe = "import sys; from fedcams.cli import app; app(['plan', '--help'], standalone_mode=False)"
+    probe += "; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False, env=environment)
+    assert found.returncode == 0, found.stderr
+    assert b"?" in found.stdout
+
+
 def test_importing_the_package_does_not_load_the_command_line() -> None:
     probe = "import sys, fedcams; sys.exit('typer' in sys.modules or 'rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
@@ -342,6 +365,21 @@ def test_the_papers_tables_are_printed(folder: Path) -> None:
     assert re.search(r"topk\(ratio=1/256\) +topk\(ratio=1/256\) +2\.79e9 +2\.79e9", output)
 
 
+def test_numbers_of_a_plan_are_whole_where_it_is_narrow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "…" not in say("plan", "1000000")
+
+
+@pytest.mark.parametrize("option", ["--memory", "--bound"])
+@pytest.mark.parametrize("value", ["-1", "nan"])
+def test_what_is_no_limit_is_refused(folder: Path, option: str, value: str) -> None:
+    result = fedcams("plan", "1000", option, value)
+    assert result.exit_code == 2
+    assert "is not 0 or more" in result.stderr
+
+
 def test_a_plan_for_no_model_is_refused(folder: Path) -> None:
     assert "MODEL=0.5: give a whole number of parameters" in refused("plan", "0.5")
+    assert "MODEL=1e400: give a whole number of parameters, 1 to 1e+15" in refused("plan", "1e400")
+    assert "uniform: n=-3: out of range" in refused("plan", "1000", "--cohort", "-3")
     assert "no model is named 'resnet'" in refused("plan", "resnet")

@@ -40,7 +40,8 @@ def test_a_file_says_everything_and_reads_back(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"uplnk": "sign"}, r"experiment has no key 'uplnk' \(did you mean 'uplink'\?\)"),
-        ({"uplink": "sgn"}, "did you mean 'sign'"),
+        ({"uplink": "sgn"}, r"experiment: uplink: no compressor is named 'sgn' \(did you mean 'sign'"),
+        ({"uplink": ""}, "experiment: uplink: spec '': expected a name"),
         ({"uplink": "fedams"}, "no compressor is named 'fedams'"),
         ({"rounds": 0}, r"experiment: rounds=0: out of range; allowed: an integer in \[1, inf\)"),
         ({"rounds": "many"}, "not a number"),
@@ -60,6 +61,9 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     path.write_text("rounds = = 3")
     with pytest.raises(SpecError, match="not a TOML file"):
+        Experiment.read(path)
+    path.write_text("ronds = 3")
+    with pytest.raises(SpecError, match=r"experiment\.toml: experiment has no key 'ronds'"):
         Experiment.read(path)
 
 

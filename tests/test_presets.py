@@ -174,8 +174,9 @@ def test_folders_are_named_after_labels(label: str, folder: str) -> None:
         ("[[run]]\nlabel = 'A'\nuplnk = 'sign'", r"own.toml, \[\[run\]\] 1 \(A\): no key 'uplnk' \(did you mean 'upl"),
         ("[[run]]\n[[run]]\nrounds = 0", r"own.toml, \[\[run\]\] 2: experiment: rounds=0: out of range"),
         ("[[run]]\nseeds = [1]", r"\[\[run\]\] 1: no key 'seeds'"),
-        ("[run]\nlabel = 'A'", r"runs are written as \[\[run\]\] tables"),
-        ("description = 3", "description must be a string"),
+        ("[run]\nlabel = 'A'", r"run=\{'label': 'A'\}; begin each run with a line \[\[run\]\], in two brackets"),
+        ("run = []", r"run=\[\]; begin each run with a line \[\[run\]\]"),
+        ("description = 3", "description=3; description must be a string"),
         ("seeds = []", "own.toml: seeds=.*; give a list"),
         ("seeds = ['x']", "seed=x: 'x' is not a number"),
         ("seeds = [1]\nseed = 2", "own.toml: seed=2 beside the seeds of all runs; give one"),
@@ -184,13 +185,25 @@ def test_folders_are_named_after_labels(label: str, folder: str) -> None:
             "[[run]]\nlabel = 'A b'\n[[run]]\nlabel = 'a-b'",
             "'a-b' with seed 1 would share the folder 'a-b-s1'",
         ),
-        ("server = 'fedasm'", r"no server is named 'fedasm' \(did you mean 'fedams'\?\)"),
+        (
+            "server = 'fedasm'",
+            r"\[\[run\]\] 1: experiment: server: no server is named 'fedasm' \(did you mean 'fedams'\?\)",
+        ),
         ("rounds = ", "own.toml: not a TOML file"),
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         load_preset(written(tmp_path, text))
+
+
+def test_the_mark_that_some_editors_put_first_is_read_over(tmp_path: Path) -> None:
+    path = written(tmp_path, "rounds = 3")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_preset(path).experiments[0].rounds == 3
+    path.write_bytes("rounds = 3".encode("utf-16"))
+    with pytest.raises(SpecError, match=r"not a TOML file .*; save it as UTF-8"):
+        load_preset(path)
 
 
 def test_what_does_not_exist_is_named(tmp_path: Path) -> None:

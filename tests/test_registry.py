@@ -136,7 +136,7 @@ def test_canonical_form(spec: str, canonical: str) -> None:
         ("leaf(count=1", "expected ',' or '[)]' at column 13, found the end"),
         ("leaf) x", "expected nothing more at column 5"),
         ("", "expected a name"),
-        ("leaf(rate=1/0)", "divides by zero"),
+        ("leaf(rate=1/0)", r"spec 'leaf\(rate=1/0\)': '1/0' divides by zero"),
         ("leaf(rate=1e999)", "exponent of '1e999' is out of range"),
         ("tree(leaf, weight=1e39)", "weight=1e39: beyond what a float32 can hold"),
         ('leaf(label="a\\q")', "not a valid quoted string"),

@@ -194,6 +194,15 @@ print(json.dumps({"loaded": loaded, "kernels": len(kernels), "compiled": compile
 """
 
 
+def test_names_are_loaded_when_they_are_asked_for() -> None:
+    package = importlib.import_module("fedcams")
+    assert all(callable(getattr(package, name)) for name in package.__all__ if name != "__version__")
+    assert set(package.__all__) <= set(dir(package))
+    assert package.rounds is importlib.import_module("fedcams.rounds")
+    with pytest.raises(AttributeError, match="module 'fedcams' has no attribute 'simulat'"):
+        package.simulat  # noqa: B018
+
+
 def test_importing_loads_nothing_optional_and_compiles_nothing() -> None:
     needy = {
         "flower",

@@ -365,14 +365,34 @@ def test_a_read_only_folder_is_refused(folder: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /sys, where nobody may make folders")
 def test_a_file_system_that_takes_nothing_is_refused() -> None:
-    with pytest.raises(RunError, match=r"cannot make /sys/run: .*; free space or make the folder writable"):
+    with pytest.raises(RunError, match=r"cannot make /sys/run: .*; free space, or name a folder"):
         run(small(), Path("/sys/run"))
 
 
 def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=r"cannot make .*/file/run: Not a directory; free space or make the folder"):
+    with pytest.raises(RunError, match=r"cannot make .*/file/run: Not a directory; free space, or name a folder"):
         run(small(), tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("lost", [lambda path: path.unlink(), lambda path: os.truncate(path, path.stat().st_size - 2)])
+def test_a_finished_run_that_lost_records_is_not_taken_for_whole(folder: Path, lost: Callable[[Path], None]) -> None:
+    """The checkpoint of the last round says that all was recorded; nobody can make those lines again."""
+    run(small(), folder)
+    lost(folder / "rounds.jsonl")
+    with pytest.raises(
+        RunError, match=r"rounds\.jsonl.*; restore the file, or delete the folder and start the run anew"
+    ):
+        resume(folder)
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "environment.json"])
+def test_what_cannot_be_read_is_named(folder: Path, name: str) -> None:
+    run(small(), folder)
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    with pytest.raises(RunError, match=rf"cannot read .*{name}: Is a directory; make it a file that can be read"):
+        read_run(folder)
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b'{"round": 1, "extra": 2}\n', b"\xff\n", b"{\n"])

@@ -1,16 +1,49 @@
 """fedcams: communication-efficient adaptive federated learning (FedAMS and FedCAMS, ICML 2022)."""
 
-from fedcams.aggregate import Aggregator
-from fedcams.compress import compressor
-from fedcams.downlink import HeldStore
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 from fedcams.errors import FedcamsError, LayoutError, SpecError, WireError
-from fedcams.feedback import ErrorFeedback
-from fedcams.layout import Layout
-from fedcams.optimizers import server
-from fedcams.residuals import ResidualStore
-from fedcams.simulation import simulate
 from fedcams.version import __version__
-from fedcams.wire import decode, encode, payload_size
+
+if TYPE_CHECKING:
+    from fedcams.aggregate import Aggregator
+    from fedcams.compress import compressor
+    from fedcams.downlink import HeldStore
+    from fedcams.feedback import ErrorFeedback
+    from fedcams.layout import Layout
+    from fedcams.optimizers import server
+    from fedcams.residuals import ResidualStore
+    from fedcams.simulation import simulate
+    from fedcams.wire import decode, encode, payload_size
+else:
+    HOMES = {
+        "Aggregator": "aggregate",
+        "ErrorFeedback": "feedback",
+        "HeldStore": "downlink",
+        "Layout": "layout",
+        "ResidualStore": "residuals",
+        "compressor": "compress",
+        "decode": "wire",
+        "encode": "wire",
+        "payload_size": "wire",
+        "server": "optimizers",
+        "simulate": "simulation",
+    }
+
+    def __getattr__(name: str) -> Any:
+        """A name or a module, loaded when it is asked for: torch takes seconds, which `fedcams --help` must not."""
+        if name in HOMES:
+            return getattr(import_module(f"fedcams.{HOMES[name]}"), name)
+        if name.startswith("_") or find_spec(f"fedcams.{name}") is None:
+            raise AttributeError(f"module 'fedcams' has no attribute {name!r}")
+        return import_module(f"fedcams.{name}")
+
+    def __dir__() -> list[str]:
+        """For completion."""
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Aggregator",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from io import TextIOWrapper
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -24,14 +27,39 @@ STOPPED = "stopped; give the same command again to go on from the last checkpoin
 class Commands(TyperGroup):
     """Shows what fedcams refuses as one line instead of a traceback."""
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Begins; where the terminal has no letter for something it shows a question mark."""
+        if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+            sys.stdout.reconfigure(errors="replace")
+        return super().main(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
         """Runs the command that was asked for."""
         try:
             return super().invoke(ctx)
         except FedcamsError as error:
-            fail(f"[bold red]error:[/] [red]{escape(str(error))}[/]", code=2)
+            refuse(str(error))
+        except click.NoSuchOption as error:
+            refuse_key(error)
+            raise
         except KeyboardInterrupt:
             fail(f"[yellow]{STOPPED}[/]", code=130)
+
+
+def refuse_key(error: click.NoSuchOption) -> None:
+    """Says how a key of the experiment is set: `--rounds 5` is what one tries first."""
+    if error.ctx is None or error.ctx.info_name != "run":
+        return
+    from fedcams.experiment.preset import KEYS
+
+    key = error.option_name.lstrip("-").replace("-", "_")
+    if key in (*KEYS, "seeds"):
+        refuse(f"{error.option_name} is no option; {key} is a key of the experiment: give -s {key}=VALUE")
+
+
+def refuse(message: str) -> None:
+    """Leaves with an error."""
+    fail(f"[bold red]error:[/] [red]{escape(message)}[/]", code=2)
 
 
 def fail(message: str, code: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedcams.bench.gpu import Measured, measure, where
+if TYPE_CHECKING:
+    from fedcams.bench.gpu import Measured
 
 MODELS, UPLINKS = ["resnet18", "convmixer"], ["sign", "topk(ratio=1/64)"]
 
@@ -25,6 +26,8 @@ def gpu(
     save: Annotated[Path | None, typer.Option(help="Write the numbers as JSON.", show_default=False)] = None,
 ) -> None:
     """Time rounds of the paper's experiments on a CUDA device, by phase, next to the eager loop over clients."""
+    from fedcams.bench.gpu import measure, where
+
     console = Console(highlight=False)
     done = []
     for name in model or MODELS:

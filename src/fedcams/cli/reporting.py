@@ -13,7 +13,7 @@ from fedcams.cli.options import Target
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS", help="Folders of runs, or folders that hold runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that hold runs.")],
     out: Annotated[
         Path | None,
         typer.Option(help="Where to write; by default RUN/report, of several ./report.", show_default=False),

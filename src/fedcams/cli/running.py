@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -15,13 +15,13 @@ from rich.table import Column, Table
 
 from fedcams.cli.options import CheckpointEvery, Data, Device, Quiet, Track
 from fedcams.cli.reporting import write_report
-from fedcams.cli.session import Session
 from fedcams.errors import SpecError
-from fedcams.experiment.preset import Preset, load_preset, overridden
-from fedcams.experiment.sweep import score
 from fedcams.registry.params import nearest
-from fedcams.runs import Run, read_run
-from fedcams.trackers import tracker
+
+if TYPE_CHECKING:
+    from fedcams.cli.session import Session
+    from fedcams.experiment.preset import Preset
+    from fedcams.runs import Run
 
 
 def run(
@@ -48,9 +48,15 @@ def run(
 
     What is finished is left alone and what was interrupted goes on, so the same command given again completes it.
     """
+    from fedcams.cli.session import Session, refuse_other
+    from fedcams.experiment.preset import load_preset, overridden
+    from fedcams.trackers import tracker
+
     chosen = _only(overridden(load_preset(preset), _settings(settings or [])), only or [])
     session = Session(data, device, quiet, [tracker(name) for name in track or []], checkpoint_every)
     folder = Path("runs") / chosen.name if out is None else out
+    for name, experiment in chosen.folders.items():
+        refuse_other(experiment, folder / name)  # now, and not after hours of the runs before it
     done = [session.carry_out(experiment, folder / name) for name, experiment in chosen.folders.items()]
     _summarize(session, done)
     if report:
@@ -66,8 +72,11 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
+    from fedcams.cli.session import Session
+    from fedcams.trackers import tracker
+
     session = Session(data, device, quiet, [tracker(name) for name in track or []], checkpoint_every)
-    _summarize(session, [session.go_on(read_run(folder))])
+    _summarize(session, [session.go_on(folder)])
 
 
 def _report(done: Sequence[Run], out: Path) -> str:
@@ -120,6 +129,8 @@ def _sent(run: Run, key: str) -> int:
 
 
 def _accuracy(same: Sequence[Run]) -> str:
+    from fedcams.experiment.sweep import score
+
     scores = [score(run.records) for run in same]
     known = [value for value in scores if value is not None]
     return f"{fmean(known):.4f}" if known else ""

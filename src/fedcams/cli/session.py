@@ -16,6 +16,7 @@ from fedcams.cli.progress import progress, title
 from fedcams.errors import SpecError
 from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, Watch, is_run, read_run
+from fedcams.runs.folder import read_experiment
 from fedcams.simulation import RoundRecord
 from fedcams.trackers import Tracker
 
@@ -33,9 +34,9 @@ class Session:
 
     def __post_init__(self) -> None:
         try:
-            torch.empty(0, device=self.device)
+            torch.zeros(1, device=self.device).item()
         except (RuntimeError, AssertionError) as error:  # a CPU-only torch asserts that there is CUDA
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0].partition(". ")[0]  # the rest explains torch, not the mistake
             raise SpecError(f"--device {self.device}: {reason}; this machine always has cpu") from None
 
     def say(self, text: str) -> None:
@@ -51,13 +52,12 @@ class Session:
                 return runs.run(
                     experiment, folder, data=self.data, device=self.device, checkpoint_every=every, watch=watch
                 )
-        found = read_run(folder)
-        if found.experiment != experiment:
-            raise RunError(_other(found, experiment))
-        return self.go_on(found)
+        refuse_other(experiment, folder)
+        return self.go_on(folder)
 
-    def go_on(self, found: Run) -> Run:
+    def go_on(self, folder: Path) -> Run:
         """Carries out what is left of a run."""
+        found = _known(folder)
         if found.finished:
             self.say(f"{title(found.experiment)}: finished already, in {found.path}")
             return self._resume(found.path, None)  # all the same: a kill may have come before the last checkpoint
@@ -86,8 +86,19 @@ class Session:
             yield watch
 
 
-def _other(found: Run, experiment: Experiment) -> str:
-    """How the run that lies there differs."""
-    there, here = found.experiment.to_dict(), experiment.to_dict()
+def refuse_other(experiment: Experiment, folder: Path) -> None:
+    """Refuses a folder that holds another run, and says how that differs."""
+    if not is_run(folder) or (found := read_experiment(folder)) == experiment:
+        return
+    there, here = found.to_dict(), experiment.to_dict()
     differences = ", ".join(f"{key}={there[key]} there, {here[key]} here" for key in here if there[key] != here[key])
-    return f"{found.path} holds another run ({differences}); choose another folder by --out, or delete that one"
+    raise RunError(f"{folder} holds another run ({differences}); choose another folder by --out, or delete that one")
+
+
+def _known(folder: Path) -> Run:
+    """The run; without its records where they cannot be read, which going on from the checkpoint mends or refuses."""
+    experiment = read_experiment(folder)
+    try:
+        return read_run(folder)
+    except RunError:
+        return Run(folder, experiment, [], [], {}, [])

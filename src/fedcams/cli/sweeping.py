@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcams.cli.options import Data, Device, Quiet
-from fedcams.cli.progress import title
-from fedcams.cli.session import Session
 from fedcams.errors import UpdateError
-from fedcams.experiment import Experiment
-from fedcams.experiment import sweep as sweeps
-from fedcams.simulation import RoundRecord
+
+if TYPE_CHECKING:
+    from fedcams.experiment import Experiment
+    from fedcams.simulation import RoundRecord
 
 
 def sweep(
@@ -34,6 +33,10 @@ def sweep(
 
     What is finished is left alone, so the same command given again completes an interrupted sweep.
     """
+    from fedcams.cli.progress import title
+    from fedcams.cli.session import Session
+    from fedcams.experiment import sweep as sweeps
+
     session = Session(data, device, quiet)
     folder = Path("runs") / file.stem if out is None else out
 

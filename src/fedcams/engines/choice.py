@@ -27,7 +27,10 @@ def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool =
     resumed run goes on with the same engine.
     """
     if spec != "auto":
-        return engine(spec)
+        chosen = engine(spec)
+        if chosen.needs_cuda:
+            graphs.check_problem(problem)  # now: in the first round it would leave a run behind that cannot go on
+        return chosen
     with contextlib.suppress(SpecError):
         graphs.check_problem(problem)
         return engine("graphs")

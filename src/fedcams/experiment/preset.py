@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcams.errors import SpecError
-from fedcams.experiment.experiment import Experiment
+from fedcams.experiment.experiment import Experiment, read_toml
 from fedcams.registry import params
 from fedcams.registry.params import nearest
 
@@ -122,12 +122,14 @@ def folders(experiments: Sequence[Experiment], where: str) -> dict[str, Experime
 
 def read_file(path: Path, also: tuple[str, ...] = ()) -> File:
     """A file's tables, whose keys are those of an experiment and what is `also` allowed."""
-    values = _read_toml(path)
+    values = read_toml(path)
     _check_keys(values, (*KEYS, *also, "description", "seeds", "run"), f"{path.name}, top level")
     description, runs = values.pop("description", ""), values.pop("run", [{}])
     seeds = _pop_seeds(values, path.name)
-    if not isinstance(description, str) or not isinstance(runs, list) or not all(isinstance(r, dict) for r in runs):
-        raise SpecError(f"{path.name}: description must be a string, and runs are written as [[run]] tables")
+    if not isinstance(description, str):
+        raise SpecError(f"{path.name}: description={description!r}; description must be a string, in quotes")
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+        raise SpecError(f"{path.name}: run={runs!r}; begin each run with a line [[run]], in two brackets")
     tables = []
     for number, run in enumerate(runs, start=1):
         where = f"{path.name}, [[run]] {number}" + (f" ({run['label']})" if "label" in run else "")
@@ -149,15 +151,6 @@ def _find(source: str | Path) -> Path:
             "of your own is named with its ending .toml"
         )
     return path
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not a TOML file ({error})") from None
 
 
 def _check_keys(values: Collection[str], known: tuple[str, ...], where: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def _spell(value: Any) -> str:
     """A value as it stands in a spec string."""
     if isinstance(value, str):
         return value
-    return show(exact(value) if isinstance(value, float) else value)
+    return show(exact(value) if isinstance(value, float) and math.isfinite(value) else value)
 
 
 # -- the leaderboard -----------------------------------------------------------------------------------------------

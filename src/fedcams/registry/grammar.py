@@ -108,11 +108,17 @@ class _Reader:
 
     def value(self, depth: int) -> Value:
         if number := self.take(PATTERN):
-            return parse_number(number)
+            return self.number(number)
         if quoted := self.take(QUOTED):
             return self.unquote(quoted)
         call = self.call(depth + 1)
         return call if call.arguments or self.text[: self.at].rstrip().endswith(")") else Word(call.name)
+
+    def number(self, text: str) -> Fraction:
+        try:
+            return parse_number(text)
+        except SpecError as error:
+            raise SpecError(f"spec {self.text!r}: {error}") from None
 
     def unquote(self, quoted: str) -> str:
         try:

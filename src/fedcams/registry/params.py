@@ -135,8 +135,9 @@ def _textual(param: Param, value: Any) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the closest known name, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    spelled = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.5)
+    return f" (did you mean {spelled[close[0]]!r}?)" if close else ""
 
 
 def show(value: Any) -> str:

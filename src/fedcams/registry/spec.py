@@ -37,7 +37,10 @@ class Spec:
             return coerce(param, value, where)
         if not isinstance(value, str | Spec):
             raise SpecError(f"{where}={show(value)}: not a spec; allowed: {param.allowed}")
-        return resolve(param.spec_kind, value)
+        try:
+            return resolve(param.spec_kind, value)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
 
     def __str__(self) -> str:
         """The canonical spec: declared order, defaults omitted, a leading nested spec without its key."""

@@ -18,7 +18,7 @@ from fedcams.experiment import Built, Experiment, build
 from fedcams.rounds import ServerState
 from fedcams.runs.checkpoint import Checkpoints, is_last
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
-from fedcams.runs.files import Lines, disk_errors, held, write_file
+from fedcams.runs.files import Lines, disk_errors, end_of, held, write_file
 from fedcams.runs.folder import (
     CHECKPOINT,
     ENVIRONMENT,
@@ -54,7 +54,7 @@ def run(
     folder, loop = Path(folder), _Loop(device, checkpoint_every, watch)
     _refuse_taken(folder)
     built = build(experiment, data, device)  # first: what cannot be built leaves no folder behind
-    with disk_errors("make", folder):
+    with disk_errors("make", folder, "free space, or name a folder that can be written"):
         folder.mkdir(parents=True, exist_ok=True)
     with held(folder):
         _refuse_taken(folder)  # once more, should another process have been faster
@@ -138,9 +138,12 @@ def _refuse_taken(folder: Path) -> None:
 
 def _is_finished(folder: Path, experiment: Experiment) -> bool:
     """Whether the last round was saved; the checkpoint of a finished run may have been deleted to save space."""
-    if (folder / CHECKPOINT).exists():
-        return is_last(folder / CHECKPOINT, experiment)
-    return read_run(folder).finished
+    if not (folder / CHECKPOINT).exists():
+        return read_run(folder).finished
+    if not is_last(folder / CHECKPOINT, experiment):
+        return False
+    end_of(folder / ROUNDS, experiment.rounds)  # refuses where one of the lines was lost since
+    return True
 
 
 def _note_environment(path: Path, round: int, now: dict[str, Any]) -> None:

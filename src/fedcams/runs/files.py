@@ -13,6 +13,8 @@ from fedcams.durable import REPAIR, os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
 from fedcams.runs.folder import RunError
 
+RESTORE = "restore the file, or delete the folder and start the run anew"
+
 
 @contextlib.contextmanager
 def disk_errors(what: str, path: Path, fix: str = REPAIR) -> Iterator[None]:
@@ -57,7 +59,7 @@ class Lines:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             with disk_errors("cut back", path):
-                os.ftruncate(self._descriptor, _end_of(path, keep))
+                os.ftruncate(self._descriptor, end_of(path, keep))
                 sync_folder(path.parent)
         except BaseException:
             self.close()
@@ -80,15 +82,16 @@ class Lines:
         os.close(self._descriptor)
 
 
-def _end_of(path: Path, count: int) -> int:
+def end_of(path: Path, count: int) -> int:
     """The byte after line `count`; refuses a file whose first lines are not those of rounds 1 to `count`."""
-    *lines, _ = path.read_bytes().split(b"\n", count)  # what follows the last of these lines may be anything
+    with disk_errors("read", path, RESTORE):
+        *lines, _ = path.read_bytes().split(b"\n", count)  # what follows the last of these lines may be anything
     rounds = [_round(line) for line in lines]
     if rounds != list(range(1, count + 1)):
         wrong = next((i for i, found in enumerate(rounds, start=1) if found != i), len(rounds) + 1)
         raise RunError(
             f"{path}: damaged, line {wrong} is not that of round {wrong} but the checkpoint is of round {count}; "
-            "restore the file, or delete the folder and start the run anew"
+            f"{RESTORE}"
         )
     return sum(len(line) + 1 for line in lines)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError
 from fedcams.experiment import Experiment
 from fedcams.simulation import RoundRecord
@@ -73,7 +74,7 @@ def read_object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return dict(json.loads(path.read_bytes()))
+        return dict(json.loads(_read(path)))
     except (TypeError, ValueError) as error:
         raise RunError(f"{path}: damaged ({error}); delete it") from None
 
@@ -90,9 +91,14 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+        return [json.loads(line) for line in _read(path).split(b"\n")[:-1]]
     except ValueError as error:
         raise _damaged(path, error) from None
+
+
+def _read(path: Path) -> bytes:
+    with os_errors(RunError, "read", path, "make it a file that can be read"):
+        return path.read_bytes()
 
 
 def _damaged(path: Path, error: Exception) -> RunError:
