@@ -55,12 +55,12 @@ class Simulation:
             start, sent, told = self.server.downlink.deliver(state.downlink, turn, cohort)
         with phases("train"):
             update = self.engine.train(self.problem, start, state.buffers, cohort, round, seed)
-        before = self._mean_before(cohort, update.delta) if self.measure_gamma else None
+        weights = [1.0 if self.server.weighting == "uniform" else float(n) for n in update.examples]
+        before = self._mean_before(cohort, update.delta, weights) if self.measure_gamma else None
         with phases("encode"):
             pending = self._encode(cohort, update.delta, round)
         with phases("aggregate"):
-            weights = [1.0 if self.server.weighting == "uniform" else float(n) for n in update.examples]
-            mean = self._mean(pending, weights)
+            mean = mean_of_rows(self.uplink.compressor, pending.code, self.server.layout, weights)
             buffers = _mean_buffers(self.server.buffer_layout, update.buffers, weights)
         gamma = None if before is None else self._gamma(*before, mean, round)
         norm = float(mean.norm())
@@ -90,13 +90,11 @@ class Simulation:
             bad = [client for client, row in zip(cohort, delta, strict=True) if not torch.isfinite(row).all()]
             raise UpdateError(f"round {round}, clients {bad}: {error}") from None
 
-    def _mean(self, pending: Pending, weights: Sequence[float]) -> Tensor:
-        return mean_of_rows(self.uplink.compressor, pending.code, self.server.layout, weights)
-
-    def _mean_before(self, cohort: Sequence[int], delta: Tensor) -> tuple[Tensor, float]:
+    def _mean_before(self, cohort: Sequence[int], delta: Tensor, weights: Sequence[float]) -> tuple[Tensor, float]:
         """The mean of the h of this cohort, and the norm of the mean update."""
-        mean = delta.mean(0)
-        residual = 0.0 if self.uplink.store is None else self.uplink.store.gather(cohort).to(mean.device).mean(0)
+        parts = torch.tensor(weights, dtype=delta.dtype, device=delta.device) / sum(weights)
+        mean = parts @ delta
+        residual = 0.0 if self.uplink.store is None else parts @ self.uplink.store.gather(cohort).to(delta.device)
         return mean + residual, float(mean.norm())
 
     def _gamma(self, mean_h: Tensor, delta_norm: float, mean_code: Tensor, round: int) -> float:
