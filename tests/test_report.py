@@ -19,6 +19,7 @@ import pytest
 
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import folder_name
+from fedcams.experiment.sweep import score as sweep_score
 from fedcams.report import PROFILES, Method, Profile, collect, report, summarize
 from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, PAPER_BITS, ROUNDS, TRAIN_LOSS, Q
 from fedcams.report.extra import ExtraMissing, load
@@ -28,6 +29,7 @@ from fedcams.report.partitions import histograms
 from fedcams.report.parts import parts
 from fedcams.report.profiles import compute, time_to
 from fedcams.report.series import curve, position
+from fedcams.report.summary import final_score
 from fedcams.report.tables import markdown, write_rounds_csv, write_summary_csv
 from fedcams.report.units import human_bytes, human_seconds, score
 from fedcams.report.write import ReportError
@@ -187,6 +189,13 @@ def test_summary_numbers(runs: Path) -> None:
     assert dense.seconds_per_round == pytest.approx(0.5)  # evaluation, one second, is not part of a round
     assert summary.percent
     assert not summary.given
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 7, 10, 13])
+def test_the_final_accuracy_is_the_score_of_a_sweep(tmp_path: Path, rounds: int) -> None:
+    write_run(tmp_path / "run", rising(0.9, rounds))
+    (method,) = methods(tmp_path)
+    assert final_score(method.runs[0]) == pytest.approx(sweep_score(method.runs[0].records), abs=1e-12)
 
 
 def test_bytes_to_a_target_are_those_of_every_seed(runs: Path) -> None:

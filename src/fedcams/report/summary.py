@@ -8,6 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
+from fedcams.experiment.sweep import LAST_PART
 from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, HELD, ROUNDS, Axis, Metric
 from fedcams.report.collect import Collection, Method
 from fedcams.report.parts import share_of_down
@@ -15,8 +16,6 @@ from fedcams.report.profiles import compute, first_at
 from fedcams.report.series import Array, position, values
 from fedcams.runs import Run
 
-LAST_PART = 0.2
-"""Final accuracies are means over this part of the rounds, the last."""
 NO_FEEDBACK = ", no feedback"
 """Follows an uplink that keeps nothing of what it loses."""
 TARGET_PART = 0.95
