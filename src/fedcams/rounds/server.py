@@ -47,6 +47,10 @@ class Server:
         if self.max_norm is not None and not self.max_norm > 0:
             raise SpecError(f"max_norm={self.max_norm}; allowed: a number above 0, or None for no bound")
 
+    def weight(self, examples: int) -> float:
+        """What the update of a client with so many examples counts in the mean."""
+        return 1.0 if self.weighting == "uniform" else float(examples)
+
 
 class ServerState(NamedTuple):
     """What does: everything needed to go on after a restart."""
@@ -174,7 +178,7 @@ class _Intake:
         """Everything is checked before anything is added, so that a reply counts whole or not at all."""
         if reply.held != (sent := self._expected(reply.client)):
             raise UpdateError(f"client {reply.client} trained from {reply.held or 'nothing kept'}, and was sent {sent}")
-        weight = 1.0 if self.server.weighting == "uniform" else float(reply.examples)
+        weight = self.server.weight(reply.examples)
         update = unpack(reply.payload, self.server.layout)
         self._check_norm(update)
         buffers = unpack(reply.buffers, self.server.buffer_layout) if self.buffers is not None else None

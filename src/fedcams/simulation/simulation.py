@@ -55,7 +55,7 @@ class Simulation:
             start, sent, told = self.server.downlink.deliver(state.downlink, turn, cohort)
         with phases("train"):
             update = self.engine.train(self.problem, start, state.buffers, cohort, round, seed)
-        weights = [1.0 if self.server.weighting == "uniform" else float(n) for n in update.examples]
+        weights = [self.server.weight(examples) for examples in update.examples]
         before = self._mean_before(cohort, update.delta, weights) if self.measure_gamma else None
         with phases("encode"):
             pending = self._encode(cohort, update.delta, round)
