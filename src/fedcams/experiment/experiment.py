@@ -75,10 +75,7 @@ class Experiment(Spec):
     @classmethod
     def read(cls, path: Path) -> Experiment:
         """From a file that `to_toml` wrote."""
-        try:
-            return cls.from_dict(tomllib.loads(path.read_text()))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SpecError(f"{path}: not a TOML file ({error})") from None
+        return cls.from_dict(read_toml(path))
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Every key with its value as TOML has it: spec strings, numbers, booleans."""
@@ -87,6 +84,16 @@ class Experiment(Spec):
     def to_toml(self) -> str:
         """All keys, defaults included, so that the file stays true when a default changes."""
         return "".join(f"{key} = {_toml(value)}\n" for key, value in self.to_dict().items())
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The keys of a file and their values."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not a TOML file ({error})") from None
 
 
 def _plain(value: Any) -> str | int | bool:

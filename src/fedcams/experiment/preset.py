@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcams.errors import SpecError
-from fedcams.experiment.experiment import Experiment
+from fedcams.experiment.experiment import Experiment, read_toml
 from fedcams.registry import params
 from fedcams.registry.params import nearest
 
@@ -121,7 +121,7 @@ def folders(experiments: Sequence[Experiment], where: str) -> dict[str, Experime
 
 def read_file(path: Path, also: tuple[str, ...] = ()) -> File:
     """A file's tables, whose keys are those of an experiment and what is `also` allowed."""
-    values = _read_toml(path)
+    values = read_toml(path)
     _check_keys(values, (*KEYS, *also, "description", "seeds", "run"), f"{path.name}, top level")
     description, runs = values.pop("description", ""), values.pop("run", [{}])
     seeds = _pop_seeds(values, path.name)
@@ -148,15 +148,6 @@ def _find(source: str | Path) -> Path:
             "of your own is named with its ending .toml"
         )
     return path
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not a TOML file ({error})") from None
 
 
 def _check_keys(values: Collection[str], known: tuple[str, ...], where: str) -> None:
