@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcams.compress import Compressor, compressor
+from fedcams.compress import Compressor
+from fedcams.compress.identity import IDENTITY
 from fedcams.downlink.message import DENSE, Message, message_size
 from fedcams.downlink.versions import Held
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.wire import encode, size
-
-IDENTITY = compressor("identity")
 
 
 def check_contractive(name: str, codec: Compressor) -> None:

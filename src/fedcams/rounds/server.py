@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedcams.aggregate import Aggregator
+from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Downlink, Held, OutOfStep, Turn, downlink
 from fedcams.errors import FedcamsError, LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
@@ -87,7 +88,7 @@ def open(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[d
     A message that is lost, in whatever direction, changes nothing: the next one builds on what the client last said.
     """
     models, sent = server.downlink.send(state.downlink, _turn(server, state), sorted(cohort))
-    buffers = b"" if state.buffers is None else encode("identity", state.buffers, server.buffer_layout)
+    buffers = b"" if state.buffers is None else encode(IDENTITY, state.buffers, server.buffer_layout)
     instructions = {
         client: Instruction(
             state.round + 1, client, server.seed, model, buffers, state.accepted.get(client), sealed=True

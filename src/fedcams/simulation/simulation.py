@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcams.aggregate import mean_of_rows
-from fedcams.compress import compressor
+from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Sent, Turn
 from fedcams.engines import Engine, Examples, Problem
 from fedcams.errors import UpdateError
@@ -24,8 +24,6 @@ from fedcams.simulation.evaluate import Metric, evaluate
 from fedcams.simulation.phases import Phases
 from fedcams.simulation.record import RoundRecord
 from fedcams.wire import size, sizes
-
-DENSE = compressor("identity")
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class Simulation:
 
 def _mean_buffers(layout: Layout | None, rows: Tensor | None, weights: Sequence[float]) -> Tensor | None:
     """The mean of the clients' buffers, as the aggregator takes it."""
-    return None if layout is None or rows is None else mean_of_rows(DENSE, {"values": rows}, layout, weights)
+    return None if layout is None or rows is None else mean_of_rows(IDENTITY, {"values": rows}, layout, weights)
 
 
 def _mean_error(pending: Pending) -> float | None:
@@ -143,4 +141,4 @@ def _mean_error(pending: Pending) -> float | None:
 
 
 def _buffer_size(layout: Layout | None, buffers: Tensor | None) -> int:
-    return 0 if layout is None or buffers is None else size(DENSE, {"values": buffers}, layout)
+    return 0 if layout is None or buffers is None else size(IDENTITY, {"values": buffers}, layout)
