@@ -57,8 +57,7 @@ def kernels(model: str, most: int = 24) -> dict[str, dict[str, float]]:
     settings = {**SETTINGS, "model": model, "uplink": "sign", "engine": "graphs(streams=1)", "rounds": 2}
     simulation = assemble(Experiment.from_dict(settings), noise_images(), "cuda").simulation
     problem, cohort = simulation.problem, list(range(10))
-    x = problem.layout.read(problem.model)
-    buffers = None if problem.buffer_layout is None else problem.buffer_layout.read(problem.model)
+    x, buffers = problem.read()
     simulation.engine.train(problem, x, buffers, cohort, 1, 0)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         simulation.engine.train(problem, x, buffers, cohort, 1, 0)

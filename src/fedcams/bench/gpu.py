@@ -132,8 +132,7 @@ def _loop_seconds(built: Built) -> tuple[float, float]:
     """Training of ten clients, one of them timed, and an evaluation, both by `loop`; each once after a warm-up."""
     simulation, loop = built.simulation, engine("loop")
     problem = simulation.problem
-    x = problem.layout.read(problem.model)
-    buffers = None if problem.buffer_layout is None else problem.buffer_layout.read(problem.model)
+    x, buffers = problem.read()
     loop.train(problem, x, buffers, [0], 1, 0)
     train = 10 * _seconds(lambda: loop.train(problem, x, buffers, [1], 1, 0))
     assert simulation.test is not None

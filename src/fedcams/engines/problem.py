@@ -109,6 +109,11 @@ class Problem:
             tensor.copy_(part)
         return self.model
 
+    def read(self) -> tuple[Tensor, Tensor | None]:
+        """The parameters `[d]` and buffers `[b]` that the model has now, copied."""
+        buffers = self.buffer_layout
+        return self.layout.read(self.model), None if buffers is None else buffers.read(self.model)
+
     @property
     def dtype(self) -> torch.dtype:
         """The precision in which the model trains."""
