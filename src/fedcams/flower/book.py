@@ -47,7 +47,7 @@ PIECE = 2**24
 
 
 class Book:
-    """The checkpoint folder of one run; the caller holds it, see `fedcams.runs.files.held`."""
+    """The checkpoint folder of one run; the caller has locked it, see `fedcams.runs.files.locked`."""
 
     def __init__(self, folder: Path, name: str, identity: Mapping[str, Any], server: Server) -> None:
         """Opens the run in the folder, or begins it; refuses a folder of another run."""
