@@ -12,6 +12,7 @@ from fedcams.downlink.held import HeldStore
 from fedcams.downlink.message import Message
 from fedcams.downlink.versions import Held, OutOfStep
 from fedcams.errors import SpecError
+from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.registry import Spec, resolve
 from fedcams.residuals import ResidualStore
@@ -25,6 +26,10 @@ class Turn(NamedTuple):
     round: int
     seed: int
     replicas: ResidualStore | None = None
+
+    def key(self, client: int = 0) -> int:
+        """For compressors that draw: of what goes to one client, or without one of what goes to all alike."""
+        return derive(self.seed, "downlink", self.round, client)
 
 
 class Sent(NamedTuple):
