@@ -21,7 +21,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedcams.bench.gpu import SETTINGS, Measured, measure, noise_images, where
-from fedcams.cli.benching_gpu import record
 from fedcams.experiment import Experiment
 from fedcams.experiment.build import assemble
 
@@ -98,7 +97,7 @@ def main() -> None:
         for name, row in table.items():
             print(f"{model:10s} {row['microseconds']:8.1f} us a step, {row['launches']:5.1f} launches  {name}")
     if options.save is not None:
-        saved = {"where": where(), "rounds": [record(row) for row in timed]}
+        saved = {"where": where(), "rounds": [row.to_dict() for row in timed]}
         options.save.mkdir(parents=True, exist_ok=True)
         (options.save / "rounds.json").write_text(json.dumps(saved, indent=1) + "\n")
         (options.save / "kernels.json").write_text(json.dumps(profiles, indent=1) + "\n")

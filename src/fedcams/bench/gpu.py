@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import platform
 import time
 from collections.abc import Iterator
@@ -72,6 +73,11 @@ class Measured:
     def compression(self) -> float:
         """The part of a round that encoding, residuals and aggregation take."""
         return (self.phases["encode"] + self.phases["aggregate"]) / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, those that follow from others included."""
+        derived = {"loop_seconds": self.loop_seconds, "ratio": self.ratio, "compression": self.compression}
+        return dataclasses.asdict(self) | derived
 
 
 class DevicePhases(Phases):
