@@ -128,10 +128,11 @@ def test_methods_in_a_folder_come_in_the_order_of_their_preset(tmp_path: Path) -
 
 def test_what_was_run_is_spelled_out(tmp_path: Path) -> None:
     write_run(tmp_path / "a", rising(0.5), partition="dirichlet(alpha=0.1)", server="fedadam(lr=0.3)")
-    page = report([tmp_path / "a"], tmp_path / "out").read_text("utf-8")
-    assert "dirichlet(alpha=0.1, minimum=2)</dd>" in page
-    assert 'title="fedadam(lr=0.3, beta1=0.9, beta2=0.99, eps=0.1, bias_correction=false)"' in page
-    assert "<h3>digits, dirichlet(alpha=0.1, minimum=2), seed 1</h3>" in page
+    collection = collect([tmp_path])
+    shown = page(collection, summarize(collection))
+    assert "dirichlet(alpha=0.1, minimum=2)</dd>" in shown
+    assert 'title="fedadam(lr=0.3, beta1=0.9, beta2=0.99, eps=0.1, bias_correction=false)"' in shown
+    assert "<h3>digits, dirichlet(alpha=0.1, minimum=2), seed 1</h3>" in shown
 
 
 def test_equal_partitions_are_shown_once(runs: Path) -> None:
@@ -236,9 +237,16 @@ def test_what_clients_hold_stands_below_the_servers_accuracy(tmp_path: Path) -> 
     assert "| 76.00 % (held 75.00 %) |" in markdown(collect([run]), summary)
 
 
-def test_where_the_bytes_go_is_drawn_once_the_downlink_is_compressed(runs: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def two_way_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with charts of every kind; the runs it is of lie beside it."""
+    root = tmp_path_factory.mktemp("two-way")
+    return report([two_way(root / "runs")], root / "out").parent
+
+
+def test_where_the_bytes_go_is_drawn_once_the_downlink_is_compressed(runs: Path, two_way_report: Path) -> None:
     assert "chart-communication" not in page(collect([runs]), summarize(collect([runs])))
-    out = report([two_way(tmp_path / "two")], tmp_path / "out").parent
+    out = two_way_report
     assert "chart-communication" in (out / "index.html").read_text("utf-8")
     assert "chart-tradeoff" in (out / "index.html").read_text("utf-8")
     assert {"communication.png", "tradeoff.svg"} <= {path.name for path in (out / "figures").iterdir()}
@@ -426,11 +434,10 @@ def test_any_label_can_be_printed(label: str, tmp_path: Path) -> None:
     assert [text.get_text().strip().replace("\\", "") for text in figure.legends[0].get_texts()] == [label]
 
 
-def test_equal_runs_make_equal_reports(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", rising(0.5, rounds=2))
-    made = [report([tmp_path / "run"], tmp_path / name).parent for name in ("one", "two")]
-    for path in sorted(made[0].rglob("*.*")):
-        assert path.read_bytes() == (made[1] / path.relative_to(made[0])).read_bytes(), path.name
+def test_equal_runs_make_equal_reports(two_way_report: Path, tmp_path: Path) -> None:
+    again = report([two_way_report.parent / "runs"], tmp_path).parent
+    for path in sorted(two_way_report.rglob("*.*")):
+        assert path.read_bytes() == (again / path.relative_to(two_way_report)).read_bytes(), path.name
 
 
 def test_runs_that_were_never_evaluated_still_render(tmp_path: Path) -> None:
