@@ -132,7 +132,7 @@ def test_what_was_run_is_spelled_out(tmp_path: Path) -> None:
     shown = page(collection, summarize(collection))
     assert "dirichlet(alpha=0.1, minimum=2)</dd>" in shown
     assert 'title="fedadam(lr=0.3, beta1=0.9, beta2=0.99, eps=0.1, bias_correction=false)"' in shown
-    assert "<h3>digits, dirichlet(alpha=0.1, minimum=2), seed 1</h3>" in shown
+    assert ">digits, dirichlet(alpha=0.1, minimum=2), seed 1</h3>" in shown
 
 
 def test_equal_partitions_are_shown_once(runs: Path) -> None:

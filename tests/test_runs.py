@@ -351,7 +351,10 @@ def test_an_impossible_interval_is_refused(folder: Path, start: Callable[[Path],
 
 def test_two_processes_cannot_be_at_one_run(folder: Path) -> None:
     stopped(folder, 4)
-    with locked(folder), pytest.raises(RunError, match="another process is at this run; let it finish, or end it first"):
+    with (
+        locked(folder),
+        pytest.raises(RunError, match="another process is at this run; let it finish, or end it first"),
+    ):
         resume(folder)
     assert resume(folder).finished
 
