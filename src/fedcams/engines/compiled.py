@@ -12,14 +12,12 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedcams.engines.descent import descend
-from fedcams.engines.problem import Loss, Problem
-from fedcams.local import SGD
+from fedcams.engines.problem import Problem
 
 Step = Callable[..., tuple[Tensor, ...]]
-Key = tuple[SGD, Loss, torch.Size, torch.Size]
-"""What a model's step depends on: how it is trained, and the shapes of parameters and inputs."""
+Shapes = tuple[torch.Size, ...]
 
-_OF_MODEL: weakref.WeakKeyDictionary[nn.Module, dict[Key, Step]] = weakref.WeakKeyDictionary()
+_OF_MODEL: weakref.WeakKeyDictionary[nn.Module, dict[Shapes, Step]] = weakref.WeakKeyDictionary()
 _OF_CODE: dict[str, Step] = {}  # compiling takes seconds, and runs of one preset often compute the same
 
 
@@ -34,15 +32,17 @@ def compiled_step(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The new parameters `[C, d]` and directions, and the losses `[C]`; rows without weight stay as they are.
 
-    For a model without buffers. Compiled once for each `Key`.
+    For a model without buffers. Compiled once for each shape.
     """
     known = _OF_MODEL.setdefault(problem.model, {})
-    inputs = (parameters, received, x, y, weight, *([] if direction is None else [direction]))
-    key = (problem.local, problem.loss, parameters.shape, x.shape)
+    inputs = (
+        (parameters, received, x, y, weight) if direction is None else (parameters, received, x, y, weight, direction)
+    )
+    shapes = (parameters.shape, x.shape)
     with torch.no_grad():
-        if key not in known:
-            known[key] = _compile(problem, *inputs)
-        loss, after, *moved = known[key](*inputs)
+        if shapes not in known:
+            known[shapes] = _compile(problem, *inputs)
+        loss, after, *moved = known[shapes](*inputs)
     return after, moved[0] if moved else None, loss
 
 
