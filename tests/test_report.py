@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcams.experiment import Experiment
+from fedcams.experiment import Experiment, sweep
 from fedcams.experiment.preset import folder_name
-from fedcams.experiment.sweep import score as sweep_score
 from fedcams.report import PROFILES, Method, Profile, collect, report, summarize
 from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, PAPER_BITS, ROUNDS, TRAIN_LOSS, Q
 from fedcams.report.extra import ExtraMissing, load
@@ -196,7 +195,7 @@ def test_summary_numbers(runs: Path) -> None:
 def test_the_final_accuracy_is_the_score_of_a_sweep(tmp_path: Path, rounds: int) -> None:
     write_run(tmp_path / "run", rising(0.9, rounds))
     (method,) = methods(tmp_path)
-    assert final_score(method.runs[0]) == pytest.approx(sweep_score(method.runs[0].records), abs=1e-12)
+    assert final_score(method.runs[0]) == pytest.approx(sweep.score(method.runs[0].records), abs=1e-12)
 
 
 def test_bytes_to_a_target_are_those_of_every_seed(runs: Path) -> None:
