@@ -127,11 +127,10 @@ def test_methods_in_a_folder_come_in_the_order_of_their_preset(tmp_path: Path) -
 
 def test_what_was_run_is_spelled_out(tmp_path: Path) -> None:
     write_run(tmp_path / "a", rising(0.5), partition="dirichlet(alpha=0.1)", server="fedadam(lr=0.3)")
-    collection = collect([tmp_path])
-    shown = page(collection, summarize(collection))
-    assert "dirichlet(alpha=0.1, minimum=2)</dd>" in shown
-    assert 'title="fedadam(lr=0.3, beta1=0.9, beta2=0.99, eps=0.1, bias_correction=false)"' in shown
-    assert ">digits, dirichlet(alpha=0.1, minimum=2), seed 1</h3>" in shown
+    page = report([tmp_path / "a"], tmp_path / "out").read_text("utf-8")
+    assert "dirichlet(alpha=0.1, minimum=2)</dd>" in page
+    assert 'title="fedadam(lr=0.3, beta1=0.9, beta2=0.99, eps=0.1, bias_correction=false)"' in page
+    assert "<h3>digits, dirichlet(alpha=0.1, minimum=2), seed 1</h3>" in page
 
 
 def test_equal_partitions_are_shown_once(runs: Path) -> None:
