@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 from torch import Tensor
 
+from fedcams.compress import Compressor
 from fedcams.downlink.held import HeldStore
 from fedcams.downlink.message import Message
 from fedcams.downlink.versions import Held, OutOfStep
@@ -127,6 +128,15 @@ def _settle(store: HeldStore, client: int, named: Held) -> Tensor:
     model = staged.apply(None if staged.base is None else store.model(client), store.layout)
     store.keep(client, named, model)
     return model
+
+
+def check_contractive(name: str, codec: Compressor) -> None:
+    """Refuses what would let the difference between the server's model and what clients hold grow without end."""
+    if codec.contraction(Layout.flat(1)) is None:
+        raise SpecError(
+            f"{name}: {codec} has no contraction, and the difference to what clients hold would grow without end; "
+            "choose a contractive compressor, or stateless"
+        )
 
 
 def downlink(spec: str | Downlink) -> Downlink:

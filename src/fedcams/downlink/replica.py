@@ -9,9 +9,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Delivery, Downlink, Sent, Turn
-from fedcams.downlink.feedback import check_contractive, dense_message, dense_size
-from fedcams.downlink.message import ADD, Message, as_bytes, as_tensor, message_size
+from fedcams.downlink.base import Delivery, Downlink, Sent, Turn, check_contractive
+from fedcams.downlink.message import ADD, Message, as_bytes, as_tensor, dense_message, dense_size, message_size
 from fedcams.downlink.versions import Held, digest_of
 from fedcams.layout import Layout
 from fedcams.registry import flag, nested, register

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from fedcams.bits.touched import note_changes
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Delivery, Downlink, Sent, Turn
+from fedcams.downlink.base import Delivery, Downlink, Sent, Turn, check_contractive
 from fedcams.downlink.catchup import Catchup, Way
-from fedcams.downlink.feedback import check_contractive, dense_message, dense_size
-from fedcams.downlink.message import ADD, SET, Message, as_tensor
+from fedcams.downlink.message import ADD, SET, Message, as_tensor, dense_message, dense_size
 from fedcams.downlink.versions import Held, digest_of
 from fedcams.layout import Layout
 from fedcams.registry import flag, nested, register
