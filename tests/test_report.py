@@ -448,6 +448,11 @@ def test_runs_that_were_never_evaluated_still_render(tmp_path: Path) -> None:
     assert "no accuracy to compare at" in (tmp_path / "out" / "summary.md").read_text("utf-8")
 
 
+def test_a_target_for_runs_that_were_never_evaluated_is_no_target(tmp_path: Path) -> None:
+    collection = collect([write_run(tmp_path / "run", [None] * 3)])
+    assert "no accuracy to compare at" in page(collection, summarize(collection, target=0.9))
+
+
 def test_environments_of_later_sittings_are_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rising(0.5))
     (run / "environment.json").write_text(json.dumps({"torch": "2.13.0", "resumed": [{"round": 5, "torch": "2.14.0"}]}))

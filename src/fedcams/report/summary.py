@@ -88,7 +88,9 @@ def summarize(collection: Collection, target: float | None = None) -> Summary:
     """The numbers; without a target, 5% below the final accuracy of the best method."""
     given = target is not None
     finals = [spread.mean for method in collection.methods if (spread := _spread(method, final_score))]
-    if target is None and finals:
+    if not finals:
+        target = None  # whatever was asked for: there is nothing to compare
+    elif target is None:
         target = float(f"{max(finals) - (1 - TARGET_PART) * abs(max(finals)):.4g}")  # a number that can be quoted
     scores = np.concatenate([_evaluations(run)[1] for run in collection.runs])
     percent = bool(((scores >= 0) & (scores <= 1)).all())
