@@ -46,7 +46,7 @@ class FedCAMS(FedAvg):
         uplink: how clients compress whose mod names no compressor of its own.
         checkpoint: the folder of this run; a run that is there is continued.
         run: its name, under which clients keep their residuals.
-        sampler: which clients are asked in a round.
+        sampler: which clients are asked in a round; waits for as many as it needs, like `min_available`.
         clients: how many there are, numbered from 0, as in the simulator; by default whoever is connected.
         seed: the source of cohorts and of the clients' randomness.
         weighting: `uniform`, or `examples` as the clients report them.
@@ -89,6 +89,12 @@ class FedCAMS(FedAvg):
         self.optimizer, self.uplink = resolve_server(server), compressor(uplink)
         self.checkpoint, self.run_name = Path(checkpoint), safe_name(run)
         self.sampler, self.clients, self.seed = resolve_sampler(sampler), clients, seed
+        if self.sampler.weighs:
+            raise SpecError(
+                f"sampler={self.sampler}: the server does not know how many examples clients have; use uniform"
+            )
+        if clients is not None:
+            self.sampler.expected(clients)  # refuses a cohort larger than the population
         self.weighting, self.feedback, self.downlink = weighting, feedback, resolve_downlink(downlink)
         self.min_available, self.min_replies, self.max_norm = min_available, min_replies, max_norm
         self.model, self.averaged = model, averaged

@@ -49,6 +49,11 @@ class Sampler(Spec, ABC):
         """The same for clients 0, 1, 2, ..., in any order and quick for many of them."""
         return self.draw(population, generator(seed, "cohort", round), weights)
 
+    @property
+    def least(self) -> int:
+        """The smallest population that it can draw from."""
+        return 1
+
     @abstractmethod
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
         """Distinct places in [0, population), in any order; place i is the i-th client by id and has `weights[i]`."""
