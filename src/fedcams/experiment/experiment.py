@@ -75,7 +75,11 @@ class Experiment(Spec):
     @classmethod
     def read(cls, path: Path) -> Experiment:
         """From a file that `to_toml` wrote."""
-        return cls.from_dict(read_toml(path))
+        values = read_toml(path)
+        try:
+            return cls.from_dict(values)
+        except SpecError as error:
+            raise SpecError(f"{path}: {error}") from None
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Every key with its value as TOML has it: spec strings, numbers, booleans."""
@@ -87,12 +91,14 @@ class Experiment(Spec):
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The keys of a file and their values."""
+    """The keys of a file, also of one that begins with the mark that some editors write."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: not a TOML file ({error}); save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not a TOML file ({error})") from None
 
 
