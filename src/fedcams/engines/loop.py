@@ -40,7 +40,10 @@ def _train_one(
     problem: Problem, start: Tensor, buffers: Tensor | None, client: int, round: int, seed: int
 ) -> tuple[Tensor, Tensor | None, Tensor, int, int]:
     """delta `[d]`, buffers `[b]`, mean loss, examples, steps."""
-    model, layout, buffer_layout = problem.load(start, buffers).train(), problem.layout, problem.buffer_layout
+    model, layout, buffer_layout = problem.model.train(), problem.layout, problem.buffer_layout
+    layout.write(start, model)
+    if buffers is not None and buffer_layout is not None:
+        buffer_layout.write(buffers, model)
     x, y = problem.examples_of(client)
     plan = batches(problem.local, len(x), seed, round, client)
     with naming([client]), torch.random.fork_rng(devices=[problem.device] if problem.device.type == "cuda" else []):
