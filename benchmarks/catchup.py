@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from recording import environment, save
 from rich.console import Console
 from rich.table import Table
-from timing import environment, save
 
 from fedcams import Layout
 from fedcams.bench.timing import REPEATS, best_of

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from recording import environment, import_seconds, save
 from rich.console import Console
 from rich.table import Table
-from timing import environment, import_seconds, save
 from torch import Tensor
 
 from fedcams import Aggregator, ErrorFeedback, Layout, ResidualStore, encode, server

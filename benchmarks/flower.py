@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from recording import environment, save
 from rich.console import Console
-from timing import environment, save
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

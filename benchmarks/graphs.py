@@ -21,7 +21,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedcams.bench.gpu import SETTINGS, Measured, measure, noise_images, where
-from fedcams.cli.benching_gpu import record
 from fedcams.experiment import Experiment
 from fedcams.experiment.build import assemble
 
@@ -57,8 +56,7 @@ def kernels(model: str, most: int = 24) -> dict[str, dict[str, float]]:
     settings = {**SETTINGS, "model": model, "uplink": "sign", "engine": "graphs(streams=1)", "rounds": 2}
     simulation = assemble(Experiment.from_dict(settings), noise_images(), "cuda").simulation
     problem, cohort = simulation.problem, list(range(10))
-    x = problem.layout.read(problem.model)
-    buffers = None if problem.buffer_layout is None else problem.buffer_layout.read(problem.model)
+    x, buffers = problem.read()
     simulation.engine.train(problem, x, buffers, cohort, 1, 0)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         simulation.engine.train(problem, x, buffers, cohort, 1, 0)
@@ -99,7 +97,7 @@ def main() -> None:
         for name, row in table.items():
             print(f"{model:10s} {row['microseconds']:8.1f} us a step, {row['launches']:5.1f} launches  {name}")
     if options.save is not None:
-        saved = {"where": where(), "rounds": [record(row) for row in timed]}
+        saved = {"where": where(), "rounds": [row.to_dict() for row in timed]}
         options.save.mkdir(parents=True, exist_ok=True)
         (options.save / "rounds.json").write_text(json.dumps(saved, indent=1) + "\n")
         (options.save / "kernels.json").write_text(json.dumps(profiles, indent=1) + "\n")

@@ -9,8 +9,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from recording import environment, save
 from rich.console import Console
-from timing import environment, save
 
 from fedcams.bench.rounds import LARGE, MODELS, PARTITIONS, UPLINKS, measure, share
 from fedcams.bench.tables import shares, speed

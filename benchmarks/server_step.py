@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import environment, save
+from recording import environment, save
 
 from fedcams.optimizers import server
 from fedcams.optimizers.base import PIECE

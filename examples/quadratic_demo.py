@@ -1,6 +1,7 @@
 """FedCAMS on a small quadratic, through real bytes, next to the float64 oracle; then what payloads weigh.
 
-Every client pulls the model to a place of its own; five of twenty take part in a round. Run by `make demo`.
+Every client pulls the model to a place of its own; five of twenty take part in a round. Needs the repository, whose
+tests hold the oracle: `.venv/bin/python examples/quadratic_demo.py`.
 """
 
 from __future__ import annotations

@@ -116,3 +116,12 @@ def test_what_comes_out_of_order_is_refused() -> None:
     with pytest.raises(UpdateError, match="client 4 came after client 5"):
         aggregator.add(4, encode("sign", torch.ones(8)))
     assert torch.equal(aggregator.mean(), torch.ones(8))
+
+
+def test_a_mean_in_order_gives_its_sum_away() -> None:
+    aggregator = Aggregator(Layout.flat(4), in_order=True)
+    for value in (2.0, 6.0):  # a second round by the same one
+        aggregator.add(0, encode("identity", torch.full((4,), value)))
+        assert torch.equal(aggregator.mean(), torch.full((4,), value))
+        with pytest.raises(UpdateError, match="no update was added"):
+            aggregator.mean()

@@ -6,6 +6,8 @@ import math
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedcams.bits import rice, sample, select, signs, uints, vectors
-from fedcams.bits.parallel import BLOCK, split
+from fedcams.bits.parallel import BLOCK, each, split
 from fedcams.bits.scatter import add_at
 from fedcams.errors import BadPadding, BadPosition, NonCanonical, Truncated
 
@@ -291,6 +293,23 @@ def _threads_restored() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+def test_nobody_is_still_at_work_when_the_caller_has_failed() -> None:
+    """What the others work on, a file or a block of memory, is the caller's to give back then."""
+    caller, begun, done = threading.current_thread(), threading.Event(), threading.Event()
+
+    def work(item: int) -> None:
+        if threading.current_thread() is caller:
+            assert begun.wait(60)
+            raise OSError("cannot")
+        begun.set()
+        time.sleep(0.2)
+        done.set()
+
+    with pytest.raises(OSError, match="cannot"):
+        each(range(2), work, threads=2)
+    assert done.is_set()
 
 
 @pytest.mark.usefixtures("_threads_restored")

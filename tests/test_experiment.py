@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tomllib
 from fractions import Fraction
 from pathlib import Path
@@ -55,6 +58,22 @@ def test_a_file_says_everything_and_reads_back(tmp_path: Path) -> None:
 def test_bad_values_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Experiment.from_dict(values)
+
+
+READ_LABEL = """
+import pathlib, sys
+from fedcams.experiment import Experiment
+print(ascii(Experiment.read(pathlib.Path(sys.argv[1])).label))
+"""
+
+
+def test_a_label_reads_back_whatever_the_locale(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_bytes(Experiment(label="γ ≤ ½").to_toml().encode())
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", READ_LABEL, str(path)]
+    found = subprocess.run(command, env=ascii_only, capture_output=True, text=True, check=False)
+    assert found.stdout.strip() == ascii("γ ≤ ½"), found.stderr
 
 
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:

@@ -346,6 +346,32 @@ def test_too_few_replies_or_clients_skip_the_round_and_say_so(tmp_path: Path) ->
     assert line["skipped"] == "4 clients connected, min_available=9"
 
 
+def test_a_sampler_waits_for_as_many_as_it_draws(tmp_path: Path) -> None:
+    what = experiment()
+    grid, _, arrays = federation(tmp_path, what)
+    strategy = FedCAMS("fedavg", checkpoint=tmp_path / "few", sampler="uniform(n=3)")
+    everybody, grid.nodes = grid.nodes, grid.nodes[:2]
+    strategy.start(grid, arrays, 1, timeout=0.2)
+    grid.nodes = everybody
+    strategy.start(grid, arrays, 2, timeout=60.0)
+    first, second = read_ledger(tmp_path / "few")
+    assert (first["skipped"], first["cohort"]) == ("2 clients connected, sampler=uniform(n=3)", [])
+    assert len(second["accepted"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": "weighted(n=2)"}, "does not know how many examples clients have; use uniform"),
+        ({"sampler": "uniform(n=3)", "clients": 2}, "n=3 of only 2 clients"),
+        ({"min_replies": 0}, "min_replies=0; allowed: 1 or more"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_at_once(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        FedCAMS("fedavg", checkpoint=tmp_path / "server", **options)
+
+
 def test_an_app_that_fails_is_refused_and_its_residual_kept(tmp_path: Path) -> None:
     what, log = experiment(sampler="full"), Log()
     grid, strategy, arrays = federation(tmp_path, what, None, log)

@@ -68,23 +68,6 @@ def test_split_gives_views_with_a_cohort_axis() -> None:
     assert torch.equal(layout.join(parts), flat)
 
 
-def test_bind_makes_model_and_vector_the_same_memory() -> None:
-    model = Net()
-    layout = Layout.of(model)
-    assert layout.view(model) is None
-    before = layout.read(model)
-    flat = layout.bind(model)
-    assert torch.equal(flat, before)
-    seen = layout.view(model)
-    assert seen is not None
-    assert seen.data_ptr() == flat.data_ptr()
-    flat += 1
-    assert torch.equal(layout.read(model), before + 1)
-    assert model.tied.weight is model.embed.weight
-    model.embed(torch.ones(2, 4)).sum().backward()
-    assert model.embed.weight.grad is not None
-
-
 def test_id_depends_on_names_shapes_and_order() -> None:
     base = Layout(("a", "b"), ((2,), (3,)))
     others = [

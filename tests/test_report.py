@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcams.experiment import Experiment
+from fedcams.experiment import Experiment, sweep
 from fedcams.experiment.preset import folder_name
 from fedcams.extras import ExtraMissing
 from fedcams.report import PROFILES, Method, Profile, collect, report, summarize
@@ -29,6 +29,7 @@ from fedcams.report.partitions import histograms
 from fedcams.report.parts import parts
 from fedcams.report.profiles import compute, time_to
 from fedcams.report.series import curve, position
+from fedcams.report.summary import final_score
 from fedcams.report.tables import markdown, write_rounds_csv, write_summary_csv
 from fedcams.report.units import human_bytes, human_seconds, score
 from fedcams.report.write import ReportError
@@ -190,6 +191,13 @@ def test_summary_numbers(runs: Path) -> None:
     assert not summary.given
 
 
+@pytest.mark.parametrize("rounds", [1, 4, 7, 10, 13])
+def test_the_final_accuracy_is_the_score_of_a_sweep(tmp_path: Path, rounds: int) -> None:
+    write_run(tmp_path / "run", rising(0.9, rounds))
+    (method,) = methods(tmp_path)
+    assert final_score(method.runs[0]) == pytest.approx(sweep.score(method.runs[0].records), abs=1e-12)
+
+
 def test_bytes_to_a_target_are_those_of_every_seed(runs: Path) -> None:
     dense, sparse = summarize(collect([runs]), target=0.75).rows
     # 0.08 t reaches 0.75 in round 10, 0.1 t in round 8.
@@ -228,9 +236,16 @@ def test_what_clients_hold_stands_below_the_servers_accuracy(tmp_path: Path) -> 
     assert "| 76.00 % (held 75.00 %) |" in markdown(collect([run]), summary)
 
 
-def test_where_the_bytes_go_is_drawn_once_the_downlink_is_compressed(runs: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def two_way_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with charts of every kind; the runs it is of lie beside it."""
+    root = tmp_path_factory.mktemp("two-way")
+    return report([two_way(root / "runs")], root / "out").parent
+
+
+def test_where_the_bytes_go_is_drawn_once_the_downlink_is_compressed(runs: Path, two_way_report: Path) -> None:
     assert "chart-communication" not in page(collect([runs]), summarize(collect([runs])))
-    out = report([two_way(tmp_path / "two")], tmp_path / "out").parent
+    out = two_way_report
     assert "chart-communication" in (out / "index.html").read_text("utf-8")
     assert "chart-tradeoff" in (out / "index.html").read_text("utf-8")
     assert {"communication.png", "tradeoff.svg"} <= {path.name for path in (out / "figures").iterdir()}
@@ -443,11 +458,10 @@ def test_any_label_can_be_printed(label: str, tmp_path: Path) -> None:
     assert [text.get_text().strip().replace("\\", "") for text in figure.legends[0].get_texts()] == [label]
 
 
-def test_equal_runs_make_equal_reports(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", rising(0.5, rounds=2))
-    made = [report([tmp_path / "run"], tmp_path / name).parent for name in ("one", "two")]
-    for path in sorted(made[0].rglob("*.*")):
-        assert path.read_bytes() == (made[1] / path.relative_to(made[0])).read_bytes(), path.name
+def test_equal_runs_make_equal_reports(two_way_report: Path, tmp_path: Path) -> None:
+    again = report([two_way_report.parent / "runs"], tmp_path).parent
+    for path in sorted(two_way_report.rglob("*.*")):
+        assert path.read_bytes() == (again / path.relative_to(two_way_report)).read_bytes(), path.name
 
 
 def test_runs_that_were_never_evaluated_still_render(tmp_path: Path) -> None:
@@ -458,6 +472,11 @@ def test_runs_that_were_never_evaluated_still_render(tmp_path: Path) -> None:
     assert "Unfinished: run, seed 1: 3 of 9 rounds" in index.read_text("utf-8")
     assert {path.stem.split("-")[0] for path in (tmp_path / "out" / "figures").iterdir()} == {"train_loss"}
     assert "no accuracy to compare at" in (tmp_path / "out" / "summary.md").read_text("utf-8")
+
+
+def test_a_target_for_runs_that_were_never_evaluated_is_no_target(tmp_path: Path) -> None:
+    collection = collect([write_run(tmp_path / "run", [None] * 3)])
+    assert "no accuracy to compare at" in page(collection, summarize(collection, target=0.9))
 
 
 def test_environments_of_later_sittings_are_named(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Experiment, build
 from fedcams.rounds.messages import Accepted
 from fedcams.runs import Run, RunError, read_run, resume, run
-from fedcams.runs.files import held
+from fedcams.runs.files import locked
 from fedcams.runs.state import pack, unpack
 from fedcams.simulation import RoundRecord
 from fedcams.simulation.evaluate import evaluate
@@ -351,7 +351,10 @@ def test_an_impossible_interval_is_refused(folder: Path, start: Callable[[Path],
 
 def test_two_processes_cannot_be_at_one_run(folder: Path) -> None:
     stopped(folder, 4)
-    with held(folder), pytest.raises(RunError, match="another process is at this run; let it finish, or end it first"):
+    with (
+        locked(folder),
+        pytest.raises(RunError, match="another process is at this run; let it finish, or end it first"),
+    ):
         resume(folder)
     assert resume(folder).finished
 

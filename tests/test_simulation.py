@@ -240,6 +240,11 @@ def test_gamma_is_zero_without_compression_and_not_with_it() -> None:
     assert all(record.gamma > 0.01 for record in run(measure_gamma=True, uplink="sign"))
 
 
+def test_gamma_follows_the_weights_of_the_mean() -> None:
+    options = {"uplink": "identity", "weighting": "examples", "measure_gamma": True, "server": "fedavg"}
+    assert max(record.gamma for record in run(**options)) < 1e-5
+
+
 def test_weighting_by_examples_and_sampling_by_them() -> None:
     uniform, weighted = (run(weighting=weighting, cohort="full").run() for weighting in ("uniform", "examples"))
     assert not torch.equal(uniform.state.x, weighted.state.x)

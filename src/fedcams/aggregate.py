@@ -28,7 +28,8 @@ class Aggregator:
     """Collects one round's updates; `mean` decodes them in ascending client id into one float32 sum and divides once.
 
     Updates are held as checked codes, never as dense vectors. With `in_order` they must come in ascending client id
-    and are added at once, so that memory does not grow with their number; the mean is the same, bit for bit.
+    and are added at once, so that memory does not grow with their number; the mean is the same, bit for bit, and takes
+    the sum with it: after it the aggregator is empty.
     """
 
     def __init__(self, layout: Layout, device: torch.device | str = "cpu", in_order: bool = False) -> None:
@@ -80,14 +81,16 @@ class Aggregator:
         """The weighted mean `[d]`, in new memory or in `out`, which saves the price of new pages every round."""
         if not self._weights:
             raise UpdateError("no update was added; a mean needs at least one")
+        weight = sum(self._weights[client_id] for client_id in self.ids)
         total = self._sum(out)
-        divide(total, sum(self._weights[client_id] for client_id in self.ids))
+        divide(total, weight)
         self.layout.check_finite(total, "mean of the updates")
         return total
 
     def _sum(self, out: Tensor | None) -> Tensor:
         if self._total is not None:
-            total, self._total = self._total, None  # taken once: the mean is formed in its memory
+            total, self._total = self._total, None  # the mean is formed in its memory
+            self._weights.clear()
             return total if out is None else out.copy_(total)
         total = self._zeros() if out is None else out.zero_()
         for client_id in sorted(self._codes):

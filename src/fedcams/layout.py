@@ -146,28 +146,6 @@ class Layout:
                 self._part(tensors, name, shape)
                 tensors[name].copy_(part)
 
-    def bind(self, model: nn.Module, flat: Tensor | None = None) -> Tensor:
-        """Moves the model's tensors into one flat `[d]` and returns it; from then on both are the same memory."""
-        flat = self.read(model) if flat is None else self.read(model, out=flat)
-        for name, part in self.split(flat).items():
-            _named(model)[name].data = part
-        return flat
-
-    def view(self, model: nn.Module) -> Tensor | None:
-        """The flat `[d]` that the model's tensors already share, without a copy; None where they lie apart."""
-        tensors = _named(model)
-        parts = [tensors[name].detach() for name in self.names]
-        first = parts[0]
-        start = first.storage_offset()
-        together = all(
-            part.dtype == torch.float32
-            and part.is_contiguous()
-            and part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-            and part.storage_offset() == start + offset
-            for part, offset in zip(parts, self.offsets, strict=False)
-        )
-        return first.as_strided((self.d,), (1,), start) if together else None
-
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import platform
 import time
 from collections.abc import Iterator
@@ -73,6 +74,11 @@ class Measured:
         """The part of a round that encoding, residuals and aggregation take."""
         return (self.phases["encode"] + self.phases["aggregate"]) / self.seconds
 
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, those that follow from others included."""
+        derived = {"loop_seconds": self.loop_seconds, "ratio": self.ratio, "compression": self.compression}
+        return dataclasses.asdict(self) | derived
+
 
 class DevicePhases(Phases):
     """Phases that end when the device has finished, not when the work is queued."""
@@ -132,8 +138,7 @@ def _loop_seconds(built: Built) -> tuple[float, float]:
     """Training of ten clients, one of them timed, and an evaluation, both by `loop`; each once after a warm-up."""
     simulation, loop = built.simulation, engine("loop")
     problem = simulation.problem
-    x = problem.layout.read(problem.model)
-    buffers = None if problem.buffer_layout is None else problem.buffer_layout.read(problem.model)
+    x, buffers = problem.read()
     loop.train(problem, x, buffers, [0], 1, 0)
     train = 10 * _seconds(lambda: loop.train(problem, x, buffers, [1], 1, 0))
     assert simulation.test is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from collections.abc import Iterable
 
 from fedcams.bits.parallel import BLOCK, split
 
@@ -28,6 +29,11 @@ def crc32(data: bytes | bytearray | memoryview, start: int = 0) -> int:
     for length, found in split(len(view), lambda a, b: (b - a, zlib.crc32(view[a:b]))):
         start = joined(start, found, length)
     return start
+
+
+def crc32_of(parts: Iterable[bytes | memoryview], start: int = 0) -> int:
+    """Of parts that follow each other."""
+    return functools.reduce(lambda checksum, part: crc32(part, checksum), parts, start)
 
 
 def joined(first: int, second: int, length: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar, cast
 
 import numba
@@ -60,10 +60,14 @@ def each(items: Sequence[S], work: Callable[[S], T], threads: int | None = None)
             results[i] = work(items[i])
 
     helpers = [_workers().submit(run) for _ in range(min(threads, len(items)) - 1)]
-    run()
-    for helper in helpers:
-        if not helper.cancel():  # not yet started: nothing is left for it
-            helper.result()
+    try:
+        run()
+        for helper in helpers:
+            if not helper.cancel():  # not yet started: nothing is left for it
+                helper.result()
+    except BaseException:
+        wait([helper for helper in helpers if not helper.cancel()])  # the caller may give back what they work on
+        raise
     return [results[i] for i in range(len(items))]
 
 

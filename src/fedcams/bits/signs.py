@@ -49,14 +49,14 @@ def _pack_row(row: NDArray[np.float32], out: NDArray[np.uint8]) -> float:
 @kernel
 def _pack_and_sum(row: NDArray[np.float32], words: NDArray[np.uint32], out: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Chunk by chunk, so that the sum finds in the cache what packing has just read; one sum for each BLOCK."""
-    sums = np.zeros((row.size + 65535) >> 16)
+    sums = np.zeros((row.size + BLOCK - 1) // BLOCK)
     for start in range(0, row.size, CHUNK):
         _pack(words[start : start + CHUNK], out[start >> 3 : (start + CHUNK) >> 3])
         part = row[start : start + CHUNK]
         total = 0.0
         for i in range(part.size):
             total += np.float64(abs(part[i]))
-        sums[start >> 16] += total
+        sums[start // BLOCK] += total
     return sums
 
 

@@ -79,9 +79,10 @@ def _divide(out: Vector, by: np.float32) -> None:
 
 @kernel
 def _block_sums(x: Vector) -> NDArray[np.float64]:
-    sums = np.zeros((x.size + 65535) >> 16)  # one for each BLOCK
+    """The sum of |x| over each block."""
+    sums = np.zeros((x.size + BLOCK - 1) // BLOCK)
     for block in range(sums.size):
-        part = x[block << 16 : (block + 1) << 16]
+        part = x[block * BLOCK : (block + 1) * BLOCK]
         total = 0.0
         for i in range(part.size):
             total += np.float64(abs(part[i]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,13 +36,7 @@ def gpu(
     place = where()
     console.print(", ".join(f"{key}: {value}" for key, value in place.items()))
     if save is not None:
-        save.write_text(json.dumps({"where": place, "rounds": [record(each) for each in done]}, indent=1) + "\n")
-
-
-def record(each: Measured) -> dict[str, object]:
-    """All numbers, those that follow from others included."""
-    derived = {"loop_seconds": each.loop_seconds, "ratio": each.ratio, "compression": each.compression}
-    return dataclasses.asdict(each) | derived
+        save.write_text(json.dumps({"where": place, "rounds": [each.to_dict() for each in done]}, indent=1) + "\n")
 
 
 def _table(each: Measured) -> Table:

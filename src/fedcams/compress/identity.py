@@ -31,3 +31,7 @@ class Identity(Compressor):
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         out.add_(code["values"], alpha=weight)
+
+
+IDENTITY = Identity()
+"""For whatever travels as it is: dense models, buffers."""

@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 from torch import Tensor
 
+from fedcams.compress import Compressor
 from fedcams.downlink.held import HeldStore
 from fedcams.downlink.message import Message
 from fedcams.downlink.versions import Held, OutOfStep
 from fedcams.errors import SpecError
+from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.registry import Spec, resolve
 from fedcams.residuals import ResidualStore
@@ -25,6 +27,10 @@ class Turn(NamedTuple):
     round: int
     seed: int
     replicas: ResidualStore | None = None
+
+    def key(self, client: int = 0) -> int:
+        """For compressors that draw: of what goes to one client, or without one of what goes to all alike."""
+        return derive(self.seed, "downlink", self.round, client)
 
 
 class Sent(NamedTuple):
@@ -122,6 +128,15 @@ def _settle(store: HeldStore, client: int, named: Held) -> Tensor:
     model = staged.apply(None if staged.base is None else store.model(client), store.layout)
     store.keep(client, named, model)
     return model
+
+
+def check_contractive(name: str, codec: Compressor) -> None:
+    """Refuses what would let the difference between the server's model and what clients hold grow without end."""
+    if codec.contraction(Layout.flat(1)) is None:
+        raise SpecError(
+            f"{name}: {codec} has no contraction, and the difference to what clients hold would grow without end; "
+            "choose a contractive compressor, or stateless"
+        )
 
 
 def downlink(spec: str | Downlink) -> Downlink:

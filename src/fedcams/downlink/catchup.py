@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fedcams.bits.scatter import take_at
 from fedcams.bits.touched import changed_since
-from fedcams.downlink.feedback import dense_size
-from fedcams.downlink.message import as_bytes, message_size, replacing
+from fedcams.downlink.message import as_bytes, dense_size, message_size, replacing
 from fedcams.layout import Layout
 from fedcams.wire import pack, size
 

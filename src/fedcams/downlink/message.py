@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from fedcams.compress import compressor
+from fedcams.compress.identity import IDENTITY
 from fedcams.compress.topk import TopK
 from fedcams.downlink.versions import DIGEST, Held, OutOfStep, digest_of
 from fedcams.errors import NonCanonical, Truncated
 from fedcams.layout import Layout
-from fedcams.wire import decode, unpack
+from fedcams.wire import decode, encode, size, unpack
 from fedcams.wire.frames import Frame
 
 DENSE, ADD, SET = range(3)
@@ -73,6 +74,16 @@ class Message:
                 f"applied to what is held, the message does not give {self.result}; ask for all of it", None
             )
         return model
+
+
+def dense_message(x: Tensor, layout: Layout, result: Held) -> Message:
+    """The model itself, for clients of which nothing is known."""
+    return Message(DENSE, None, result, [encode(IDENTITY, x, layout)])
+
+
+def dense_size(x: Tensor, layout: Layout) -> int:
+    """The length of that message."""
+    return message_size([size(IDENTITY, {"values": x}, layout)])
 
 
 def message_size(payloads: Sequence[int]) -> int:

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedcams.compress import compressor
+from fedcams.compress.identity import IDENTITY
 from fedcams.downlink.base import Delivery, Downlink, Sent, Turn
 from fedcams.downlink.held import HeldStore
 from fedcams.layout import Layout
 from fedcams.registry import register
 from fedcams.wire import pack, size, unpack
-
-DENSE = compressor("identity")
 
 
 @register("none")
@@ -26,18 +24,18 @@ class NoDownlink(Downlink):
 
     def send(self, state: None, turn: Turn, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
         turn.layout.check_finite(turn.x, "model")
-        dense = pack(DENSE, {"values": turn.x}, turn.layout)  # not encode, which copies x first
+        dense = pack(IDENTITY, {"values": turn.x}, turn.layout)  # not encode, which copies x first
         return dict.fromkeys(clients, dense), None
 
     def deliver(self, state: None, turn: Turn, clients: Sequence[int]) -> Delivery:
-        return Delivery(turn.x, [Sent("dense", size(DENSE, {"values": turn.x}, turn.layout))] * len(clients), None)
+        return Delivery(turn.x, [Sent("dense", size(IDENTITY, {"values": turn.x}, turn.layout))] * len(clients), None)
 
     def paper_bits(self, layout: Layout) -> int:
-        return DENSE.paper_bits(layout)
+        return IDENTITY.paper_bits(layout)
 
     def receive(
         self, data: bytes, layout: Layout, store: HeldStore | None, client: int, sealed: bool = False
     ) -> tuple[Tensor, None]:
         payload = unpack(data, layout, sealed=sealed)
-        read = payload.code["values"] if payload.compressor == DENSE else payload.decode()  # as read: one copy less
+        read = payload.code["values"] if payload.compressor == IDENTITY else payload.decode()  # as read: one copy less
         return read, None

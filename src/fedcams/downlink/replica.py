@@ -9,11 +9,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Delivery, Downlink, Sent, Turn
-from fedcams.downlink.feedback import check_contractive, dense_message, dense_size
-from fedcams.downlink.message import ADD, Message, as_bytes, as_tensor, message_size
+from fedcams.downlink.base import Delivery, Downlink, Sent, Turn, check_contractive
+from fedcams.downlink.message import ADD, Message, as_bytes, as_tensor, dense_message, dense_size, message_size
 from fedcams.downlink.versions import Held, digest_of
-from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.registry import flag, nested, register
 from fedcams.residuals import ResidualStore
@@ -73,7 +71,7 @@ class Replica(Downlink):
         if base is None:
             return dense_message(turn.x, turn.layout, Held(turn.round, digest_of(turn.x)))
         row = self._rows(state, turn, [client])[0]
-        code = self.codec.encode(turn.x - row, turn.layout, _key(turn, client))
+        code = self.codec.encode(turn.x - row, turn.layout, turn.key(client))
         after = self.codec.add_to(row, code, turn.layout)
         return Message(ADD, base, Held(turn.round, digest_of(after)), [pack(self.codec, code, turn.layout)])
 
@@ -119,7 +117,7 @@ class Replica(Downlink):
         sent = [Sent("dense", dense)] * len(clients)
         if there:
             base = rows[there]
-            code = self.codec.encode(turn.x - base, turn.layout, [_key(turn, clients[i]) for i in there])
+            code = self.codec.encode(turn.x - base, turn.layout, [turn.key(clients[i]) for i in there])
             rows[there] = self.codec.add_to(base, code, turn.layout)
             for i, payload in zip(there, sizes(self.codec, code, turn.layout), strict=True):
                 sent[i] = Sent("delta", message_size([payload]))
@@ -143,7 +141,3 @@ def _base(state: ReplicaState, turn: Turn, client: int) -> Held | None:
     if state.initial is None or name == "":
         return None
     return Held(0, digest_of(state.initial))
-
-
-def _key(turn: Turn, client: int) -> int:
-    return derive(turn.seed, "downlink", turn.round, client)

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from fedcams.bits.touched import note_changes
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Delivery, Downlink, Sent, Turn
+from fedcams.downlink.base import Delivery, Downlink, Sent, Turn, check_contractive
 from fedcams.downlink.catchup import Catchup, Way
-from fedcams.downlink.feedback import check_contractive, dense_message, dense_size
-from fedcams.downlink.message import ADD, SET, Message, as_tensor
+from fedcams.downlink.message import ADD, SET, Message, as_tensor, dense_message, dense_size
 from fedcams.downlink.versions import Held, digest_of
-from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.registry import flag, nested, register
 from fedcams.wire import pack
@@ -116,8 +114,7 @@ class Shared(Downlink):
         """Moves w towards x by what C lets through, once a round; they are equal before the first step."""
         if state.version == turn.round or torch.equal(turn.x, state.w):
             return state
-        key = derive(turn.seed, "downlink", turn.round)
-        code = self.codec.encode(turn.x - state.w, turn.layout, key)
+        code = self.codec.encode(turn.x - state.w, turn.layout, turn.key())
         w = self.codec.add_to(state.w.clone(), code, turn.layout)
         touched = None if state.touched is None else note_changes(state.touched, state.w, w, turn.round)
         log = {**state.log, turn.round: as_tensor(pack(self.codec, code, turn.layout))}

@@ -11,7 +11,6 @@ from fedcams.compress import Compressor
 from fedcams.downlink.base import Delivery, Downlink, Sent, Turn
 from fedcams.downlink.held import HeldStore
 from fedcams.errors import SpecError
-from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.registry import nested, register
 from fedcams.wire import encode, sizes, unpack
@@ -42,10 +41,10 @@ class Stateless(Downlink):
             )
 
     def send(self, state: None, turn: Turn, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
-        return {i: encode(self.codec, turn.x, turn.layout, _key(turn, i)) for i in clients}, None
+        return {i: encode(self.codec, turn.x, turn.layout, turn.key(i)) for i in clients}, None
 
     def deliver(self, state: None, turn: Turn, clients: Sequence[int]) -> Delivery:
-        rows, keys = turn.x.expand(len(clients), -1), [_key(turn, i) for i in clients]
+        rows, keys = turn.x.expand(len(clients), -1), [turn.key(i) for i in clients]
         code = self.codec.encode(rows, turn.layout, keys)
         sent = [Sent("delta", size) for size in sizes(self.codec, code, turn.layout)]
         return Delivery(self.codec.decode(code, turn.layout), sent, None)
@@ -57,7 +56,3 @@ class Stateless(Downlink):
         self, data: bytes, layout: Layout, store: HeldStore | None, client: int, sealed: bool = False
     ) -> tuple[Tensor, None]:
         return unpack(data, layout, sealed=sealed).decode(), None
-
-
-def _key(turn: Turn, client: int) -> int:
-    return derive(turn.seed, "downlink", turn.round, client)

@@ -93,6 +93,11 @@ class Problem:
         with torch.no_grad():
             return self.loss(self.model.eval()(self.prepare(x[:1])), y[:1]).dim() > 0
 
+    def read(self) -> tuple[Tensor, Tensor | None]:
+        """The parameters `[d]` and buffers `[b]` that the model has now, copied."""
+        buffers = self.buffer_layout
+        return self.layout.read(self.model), None if buffers is None else buffers.read(self.model)
+
     @functools.cached_property
     def _tensors(self) -> list[Tensor]:
         """The model's tensors of both layouts; looking them up by name would take longer than a small copy."""

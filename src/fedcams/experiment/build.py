@@ -47,22 +47,22 @@ def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.devic
     model = models.build(experiment.model, loaded.shape, loaded.classes, experiment.seed).to(device)
     clients = Shards(loaded.train_x, loaded.train_y, parts)
     problem = Problem(model, loaded.loss, clients, experiment.local, loaded.prepare, loaded.augment)
-    layout, buffers = problem.layout, problem.buffer_layout
-    downlink = experiment.downlink
+    layout, downlink = problem.layout, experiment.downlink
     replicas = ResidualStore.in_memory(layout, device) if downlink.replicates else None
-    server = Server(layout, experiment.server, experiment.seed, buffers, downlink, experiment.weighting, replicas)
+    server = Server(
+        layout, experiment.server, experiment.seed, problem.buffer_layout, downlink, experiment.weighting, replicas
+    )
     store = ResidualStore.in_memory(layout, device) if experiment.feedback else None
     simulation = Simulation(
-        problem,
-        server,
-        ErrorFeedback(experiment.uplink, store, layout),
-        experiment.sampler,
-        choose(experiment.engine, problem, experiment.rounds, experiment.sampler.varies),
-        (loaded.test_x, loaded.test_y),
-        loaded.metric,
-        clients.sizes() if experiment.sampler.weighs else None,
-        experiment.evaluate_every,
-        experiment.measure_gamma,
+        problem=problem,
+        server=server,
+        uplink=ErrorFeedback(experiment.uplink, store, layout),
+        sampler=experiment.sampler,
+        engine=choose(experiment.engine, problem, experiment.rounds, experiment.sampler.varies),
+        test=(loaded.test_x, loaded.test_y),
+        metric=loaded.metric,
+        sampling_weights=clients.sizes() if experiment.sampler.weighs else None,
+        evaluate_every=experiment.evaluate_every,
+        measure_gamma=experiment.measure_gamma,
     )
-    state = start(server, layout.read(model), None if buffers is None else buffers.read(model))
-    return Built(simulation, state, label_histogram(parts, labels, loaded.classes))
+    return Built(simulation, start(server, *problem.read()), label_histogram(parts, labels, loaded.classes))

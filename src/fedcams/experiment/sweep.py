@@ -30,6 +30,8 @@ from fedcams.registry.numbers import exact
 from fedcams.registry.params import nearest, show
 from fedcams.simulation import RoundRecord
 
+LAST_PART = 0.2
+"""Final accuracies are means over this part of the rounds, the last."""
 PLACE = re.compile(r"\{(\w+)\}")
 OPEN_KEYS = tuple(key for key in KEYS if key not in ("label", "seed"))
 Runner = Callable[[Experiment, Path], Sequence[RoundRecord]]
@@ -98,7 +100,7 @@ def sweep(path: Path, folder: Path, runner: Runner) -> list[Result]:
 def score(records: Sequence[RoundRecord]) -> float | None:
     """The mean test accuracy of the last fifth of the rounds; where none of them was tested, of the last that was."""
     tested = [(record.round, record.test_accuracy) for record in records if record.test_accuracy is not None]
-    before = len(records) - max(1, len(records) // 5)
+    before = (1 - LAST_PART) * len(records)
     last = [accuracy for number, accuracy in tested if number > before] or [accuracy for _, accuracy in tested[-1:]]
     return fmean(last) if last else None
 

@@ -25,7 +25,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from fedcams.bits.checksum import crc32
+from fedcams.bits.checksum import crc32_of
 from fedcams.durable import write_whole
 from fedcams.rounds import Server, ServerState
 from fedcams.runs.files import Lines, disk_errors, write_file
@@ -47,7 +47,7 @@ PIECE = 2**24
 
 
 class Book:
-    """The checkpoint folder of one run; the caller holds it, see `fedcams.runs.files.held`."""
+    """The checkpoint folder of one run; the caller has locked it, see `fedcams.runs.files.locked`."""
 
     def __init__(self, folder: Path, name: str, identity: Mapping[str, Any], server: Server) -> None:
         """Opens the run in the folder, or begins it; refuses a folder of another run."""
@@ -79,7 +79,7 @@ class Book:
             saved = json.loads((self.folder / STATE).read_bytes())
             path = self.folder / f"{saved['round']}.safetensors"
             with disk_errors("read", path):
-                found = _checksum_of(path)
+                found = crc32_of(_pieces(path))
             if found != saved["tensors"]:
                 raise RunError(f"{path}: damaged, checksum {found:08x} instead of {saved['tensors']:08x}; restore it")
             with safetensors.safe_open(path, "pt") as file:
@@ -139,22 +139,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], over: Path | None =
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text, *map(_bytes, tensors.values())]
-    checksum = 0
-    for part in parts:
-        checksum = crc32(part, checksum)
     write_whole(path, *parts, over=over)
-    return checksum
+    return crc32_of(parts)
 
 
 def _bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
-def _checksum_of(path: Path) -> int:
-    checksum = 0
-    for piece in _pieces(path):
-        checksum = crc32(piece, checksum)
-    return checksum
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flwr.app import Message, RecordDict
 
-from fedcams.compress import compressor
+from fedcams.compress.identity import IDENTITY
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.records import EXAMPLES, REPLY, about_of, examples_and_loss, message_parts, only_arrays
@@ -23,7 +23,6 @@ from fedcams.rounds import Refusal, Reply, Server, ServerState, answer_from_part
 from fedcams.rounds.messages import REPLY_HOLDING
 from fedcams.wire import encode
 
-DENSE = compressor("identity")
 SLACK = 2
 """A reply may be so many times as long as the dense one: top-k with a ratio near one sends more than it saves."""
 LONGEST = 300
@@ -114,9 +113,9 @@ class Inbox:
         """An app without the mod returns its whole model; the change is formed here, against what it was sent."""
         delta, buffers = self.names.change(only_arrays(content, self.arrays_key), self.state.x)
         examples, loss = examples_and_loss(content)
-        apart = b"" if buffers is None else encode(DENSE, buffers, self.names.buffer_layout)
+        apart = b"" if buffers is None else encode(IDENTITY, buffers, self.names.buffer_layout)
         held = self.server.downlink.expected(self.state.downlink, client)
-        payload = encode(DENSE, delta, self.names.layout)
+        payload = encode(IDENTITY, delta, self.names.layout)
         return Reply(self.state.round + 1, client, payload, apart, examples, 0, loss, held).to_parts()
 
 

@@ -33,7 +33,7 @@ from fedcams.flower.records import (
 )
 from fedcams.rounds import Instruction, Update
 from fedcams.rounds.site import Answer, Site
-from fedcams.runs.files import disk_errors, held
+from fedcams.runs.files import disk_errors, locked
 
 SITE = ("site-id", "partition-id")
 """Where a node's configuration says which site it is; the first that is there counts."""
@@ -78,7 +78,7 @@ class Uplink:
         parts = message_parts(content.array_records.pop(INSTRUCTION), UNLIMITED)
         run = Training(message, context, app, names, self.arrays_key, self.config_key)
         folder = self._folder(told, site)
-        with held(folder):  # a SuperNode that was killed may have left a process behind that still trains
+        with locked(folder):  # a SuperNode that was killed may have left a process behind that still trains
             answer = self._site(folder, told, names).answer(parts, run)
         # in one piece: every part more costs Flower's own traffic more than a kilobyte
         records = RecordDict({REPLY: message_record([answer.reply.to_bytes()]), ABOUT: _note(answer)})

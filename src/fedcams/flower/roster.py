@@ -52,14 +52,13 @@ class Roster:
         """Who could be asked now, ascending."""
         return sorted([*self.sites, *self.plain])
 
-    def wait(self, grid: Grid, least: int, seconds: float) -> bool:
-        """Waits until so many clients are there, or time is up; tells which."""
+    def wait(self, grid: Grid, least: int, seconds: float) -> None:
+        """Waits until so many clients are there, or time is up."""
         end = time.monotonic() + seconds
         self.refresh(grid)
         while len(self.clients) < least and time.monotonic() < end:
             time.sleep(PAUSE)
             self.refresh(grid)
-        return len(self.clients) >= least
 
     def refresh(self, grid: Grid) -> None:
         """Greets who is new, hears who has answered and lets go of who is gone."""

@@ -47,21 +47,19 @@ class Rounds:
 
     def advance(self, grid: Grid, state: ServerState) -> tuple[ServerState, dict[str, Any], Mapping[int, RecordDict]]:
         """The state after the round, which is on disk by then; its line in the ledger, and the clients' metrics."""
-        round = state.round + 1
-        enough = self.roster.wait(grid, self.strategy.min_available, self.deadline)
-        cohort = self._cohort(round)
+        self.roster.wait(grid, max(self._needed().values()), self.deadline)
+        skipped = self._too_few("clients connected", len(self.roster.clients), self._needed())
+        cohort = self._cohort(state.round + 1)
         asked = {client: node for client in cohort if (node := self.roster.node_of(client)) is not None}
-        skipped = "" if enough else self._too_few("clients connected", len(self.roster.clients), "min_available")
-        keeping = [client for client in asked if client not in self.roster.plain] if enough else []
+        keeping = [client for client in asked if client not in self.roster.plain] if not skipped else []
         instructions, state = half.open(self.server, state, keeping)
         folder, key = self.book.folder / REPLIES, self.strategy.arrayrecord_key
         inbox = Inbox(folder, self.names, key, self.server, state)
         inbox.absent |= dict.fromkeys(cohort - asked.keys(), NOT_THERE)
         down = 0
-        if enough:
+        if not skipped:
             state, down = self._exchange(grid, state, instructions, asked, inbox)
-            if len(inbox.came) < self.strategy.min_replies:
-                skipped = self._too_few("sound replies", len(inbox.came), "min_replies")
+            skipped = self._too_few("sound replies", len(inbox.came), {"min_replies": self.strategy.min_replies})
         # who is out of step is heard also in a round that is skipped: the next one brings it the dense model
         answers: list[Iterable[Reply | Refusal]] = [inbox.refusals.values(), () if skipped else inbox.replies()]
         state, closed = half.close(self.server, state, asked, itertools.chain(*answers), in_order=True)
@@ -69,13 +67,23 @@ class Rounds:
         self.book.save(state, line)
         return state, line, inbox.metrics
 
-    def _cohort(self, round: int) -> set[int]:
-        known = set(self.roster.clients)
-        population = known if self.strategy.clients is None else {*range(self.strategy.clients), *self.roster.plain}
-        return set(self.strategy.sampler.sample(sorted(population), round, self.strategy.seed)) if population else set()
+    def _needed(self) -> dict[str, int]:
+        """How many clients must be connected, by the option that says so."""
+        strategy = self.strategy
+        population = {"sampler": strategy.sampler.least} if strategy.clients is None else {}
+        return {"min_available": strategy.min_available, **population}
 
-    def _too_few(self, what: str, found: int, option: str) -> str:
-        return f"{found} {what}, {option}={getattr(self.strategy, option)}"
+    def _too_few(self, what: str, found: int, needed: Mapping[str, int]) -> str:
+        """The first option that asks for more than there are; nothing where none does."""
+        short = (f"{found} {what}, {name}={getattr(self.strategy, name)}" for name, n in needed.items() if found < n)
+        return next(short, "")
+
+    def _cohort(self, round: int) -> set[int]:
+        strategy, known = self.strategy, set(self.roster.clients)
+        population = known if strategy.clients is None else {*range(strategy.clients), *self.roster.plain}
+        if len(population) < strategy.sampler.least:
+            return set()
+        return set(strategy.sampler.sample(sorted(population), round, strategy.seed))
 
     # -- asking and hearing --------------------------------------------------------------------------------------
 

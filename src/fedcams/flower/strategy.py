@@ -15,7 +15,8 @@ from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
 from fedcams.compress import Compressor, compressor
-from fedcams.downlink import Downlink, downlink
+from fedcams.downlink import Downlink
+from fedcams.downlink import downlink as resolve_downlink
 from fedcams.errors import SpecError
 from fedcams.flower.arrays import STATISTICS, ArrayNames
 from fedcams.flower.book import REPLICAS, Book
@@ -23,12 +24,13 @@ from fedcams.flower.inbox import weigh
 from fedcams.flower.mod import safe_name
 from fedcams.flower.rounds import Rounds
 from fedcams.optimizers import ServerOptimizer
-from fedcams.optimizers import server as optimizer
+from fedcams.optimizers import server as resolve_server
 from fedcams.residuals import ResidualStore
 from fedcams.rounds import Server, ServerState
 from fedcams.rounds.server import start
-from fedcams.runs.files import disk_errors, held
-from fedcams.sampler import Sampler, sampler
+from fedcams.runs.files import disk_errors, locked
+from fedcams.sampler import Sampler
+from fedcams.sampler import sampler as resolve_sampler
 
 SPARES = 64
 """Files of replicas that are kept to be written over; a round leaves as many as clients took part."""
@@ -44,7 +46,7 @@ class FedCAMS(FedAvg):
         uplink: how clients compress whose mod names no compressor of its own.
         checkpoint: the folder of this run; a run that is there is continued.
         run: its name, under which clients keep their residuals.
-        sampler: which clients are asked in a round.
+        sampler: which clients are asked in a round; waits for as many as it needs, like `min_available`.
         clients: how many there are, numbered from 0, as in the simulator; by default whoever is connected.
         seed: the source of cohorts and of the clients' randomness.
         weighting: `uniform`, or `examples` as the clients report them.
@@ -84,10 +86,16 @@ class FedCAMS(FedAvg):
         for name, count in {"min_available": min_available, "min_replies": min_replies, "clients": clients}.items():
             if count is not None and count < 1:
                 raise SpecError(f"{name}={count}; allowed: 1 or more")
-        self.optimizer, self.uplink = optimizer(server), compressor(uplink)
+        self.optimizer, self.uplink = resolve_server(server), compressor(uplink)
         self.checkpoint, self.run_name = Path(checkpoint), safe_name(run)
-        self.sampler, self.clients, self.seed = _sampler(sampler), clients, seed
-        self.weighting, self.feedback, self.downlink = weighting, feedback, _downlink(downlink)
+        self.sampler, self.clients, self.seed = resolve_sampler(sampler), clients, seed
+        if self.sampler.weighs:
+            raise SpecError(
+                f"sampler={self.sampler}: the server does not know how many examples clients have; use uniform"
+            )
+        if clients is not None:
+            self.sampler.expected(clients)  # refuses a cohort larger than the population
+        self.weighting, self.feedback, self.downlink = weighting, feedback, resolve_downlink(downlink)
         self.min_available, self.min_replies, self.max_norm = min_available, min_replies, max_norm
         self.model, self.averaged = model, averaged
 
@@ -109,7 +117,7 @@ class FedCAMS(FedAvg):
         names = ArrayNames.of(initial_arrays, self.model, self.averaged)
         with disk_errors("make", self.checkpoint):
             self.checkpoint.mkdir(parents=True, exist_ok=True)
-        with held(self.checkpoint), contextlib.closing(self._book(self._server(names))) as book:
+        with locked(self.checkpoint), contextlib.closing(self._book(self._server(names))) as book:
             server, rest = book.server, names.rest(initial_arrays)
             state = book.load(start(server, *names.vectors(ArrayRecord(dict(initial_arrays)))))
             rounds = Rounds(self, server, names, rest, book, timeout, train_config or ConfigRecord())
@@ -210,11 +218,3 @@ def _tolerant(what: str, round: int) -> Iterator[None]:
 def _told(line: dict[str, Any]) -> str:
     counts = ", ".join(f"{len(line[key])} {key}" for key in ("accepted", "refused", "absent") if line[key])
     return f"skipped: {line['skipped']}" if line["skipped"] else counts
-
-
-def _sampler(spec: Sampler | str) -> Sampler:
-    return sampler(spec)
-
-
-def _downlink(spec: Downlink | str) -> Downlink:
-    return downlink(spec)

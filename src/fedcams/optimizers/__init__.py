@@ -1,12 +1,8 @@
 """Server optimizers, one file each: whatever lies in this folder is imported and thereby registered."""
 
-import importlib
-import pkgutil
-
 from fedcams.optimizers.base import ServerOptimizer, State, server
+from fedcams.registry import import_folder
 
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        importlib.import_module(f"{__name__}.{_module.name}")
+import_folder(__name__, __path__)
 
 __all__ = ["ServerOptimizer", "State", "server"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 
 from fedcams.bits.signs import packed_size
-from fedcams.compress import Compressor, Field, compressor
+from fedcams.compress import Compressor, Field
 from fedcams.layout import Layout
 from fedcams.wire.fields import fixed_size
 from fedcams.wire.payload import CHECKSUM, HEADER
 
 RICE_EXCESS = 1.015
 """Entropy-coded positions against the least that uniform ones take (docs/wire-format.md)."""
-DENSE = compressor("identity")
 
 
 def payload_bytes(codec: Compressor, layout: Layout) -> int:

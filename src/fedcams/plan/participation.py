@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcams.keys import generator
 from fedcams.sampler import Sampler
 
 Array = NDArray[np.float64]
@@ -51,7 +50,7 @@ def simulated_contacts(sampler: Sampler, population: int, rounds: int, seed: int
     last = np.zeros(population, np.int64)
     weights = np.ones(population) if sampler.weighs else None
     for round in range(1, rounds + 1):
-        cohort = sampler.draw(population, generator(seed, "cohort", round), weights)
+        cohort = sampler.places(population, round, seed, weights)
         before = last[cohort]
         first[round] += np.count_nonzero(before == 0)
         np.add.at(gaps, round - before[before > 0], 1)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcams.compress import Compressor
+from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Downlink, downlink
 from fedcams.downlink.message import message_size, replacing
 from fedcams.downlink.replica import Replica
 from fedcams.downlink.shared import Shared
 from fedcams.downlink.stateless import Stateless
 from fedcams.layout import Layout
-from fedcams.plan.costs import DENSE, payload_bytes, touched
+from fedcams.plan.costs import payload_bytes, touched
 from fedcams.plan.participation import Contacts
 from fedcams.report.profiles import Link, Profile
 from fedcams.rounds.messages import INSTRUCTION, reply_frame
@@ -82,7 +83,7 @@ class Plan:
 def plan(setting: Setting, spec: str | Downlink, contacts: Contacts) -> Plan:
     """What these contacts cost by this downlink."""
     chosen, layout = downlink(spec), setting.layout
-    apart = payload_bytes(DENSE, Layout.flat(setting.buffers)) if setting.buffers else 0
+    apart = payload_bytes(IDENTITY, Layout.flat(setting.buffers)) if setting.buffers else 0
     up = reply_frame(chosen.keeps).overhead + payload_bytes(setting.uplink, layout) + apart
     deltas, catchup, dense = _models(chosen, setting, contacts)
     rest = (INSTRUCTION.overhead + apart) * contacts.total
@@ -106,7 +107,7 @@ def _models(chosen: Downlink, setting: Setting, contacts: Contacts) -> tuple[flo
         return delta * (again + chosen.warm * contacts.seen), 0.0, dense * contacts.seen * (not chosen.warm)
     if isinstance(chosen, Shared):
         return _shared(chosen, setting, contacts)
-    return 0.0, 0.0, payload_bytes(DENSE, layout) * contacts.total
+    return 0.0, 0.0, payload_bytes(IDENTITY, layout) * contacts.total
 
 
 def _shared(chosen: Shared, setting: Setting, contacts: Contacts) -> tuple[float, float, float]:
@@ -133,7 +134,7 @@ def _shared_cost(codec: Compressor, layout: Layout, gap: int) -> float:
 
 
 def _dense(layout: Layout) -> int:
-    return message_size([payload_bytes(DENSE, layout)])
+    return message_size([payload_bytes(IDENTITY, layout)])
 
 
 def _memory(chosen: Downlink, setting: Setting, contacts: Contacts) -> float:

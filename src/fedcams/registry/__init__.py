@@ -1,5 +1,6 @@
 """Everything that varies is a registered frozen dataclass, and its spec string is its name everywhere."""
 
+from fedcams.registry.folder import import_folder
 from fedcams.registry.numbers import Number, exact, format_number
 from fedcams.registry.params import Param, flag, integer, nested, number, text
 from fedcams.registry.spec import Spec, kinds, params, register, registered, resolve
@@ -11,6 +12,7 @@ __all__ = [
     "exact",
     "flag",
     "format_number",
+    "import_folder",
     "integer",
     "kinds",
     "nested",

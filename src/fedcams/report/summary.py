@@ -8,6 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
+from fedcams.experiment.sweep import LAST_PART
 from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, HELD, ROUNDS, Axis, Metric
 from fedcams.report.collect import Collection, Method
 from fedcams.report.parts import share_of_down
@@ -15,8 +16,6 @@ from fedcams.report.profiles import compute, first_at
 from fedcams.report.series import Array, position, values
 from fedcams.runs import Run
 
-LAST_PART = 0.2
-"""Final accuracies are means over this part of the rounds, the last."""
 NO_FEEDBACK = ", no feedback"
 """Follows an uplink that keeps nothing of what it loses."""
 TARGET_PART = 0.95
@@ -89,7 +88,9 @@ def summarize(collection: Collection, target: float | None = None) -> Summary:
     """The numbers; without a target, 5% below the final accuracy of the best method."""
     given = target is not None
     finals = [spread.mean for method in collection.methods if (spread := _spread(method, final_score))]
-    if target is None and finals:
+    if not finals:
+        target = None  # whatever was asked for: there is nothing to compare
+    elif target is None:
         target = float(f"{max(finals) - (1 - TARGET_PART) * abs(max(finals)):.4g}")  # a number that can be quoted
     scores = np.concatenate([_evaluations(run)[1] for run in collection.runs])
     percent = bool(((scores >= 0) & (scores <= 1)).all())

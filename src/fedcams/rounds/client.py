@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Downlink, HeldStore, OutOfStep, downlink
 from fedcams.errors import UpdateError
 from fedcams.feedback import ErrorFeedback, Pending
@@ -60,7 +61,7 @@ def reply(client: Client, instruction: Instruction, train: Train) -> tuple[Reply
     key = derive(instruction.seed, "uplink", instruction.round, instruction.client)
     pending = client.uplink.prepare([instruction.client], update.delta[None], instruction.round, key)
     payload = pack(codec, {name: tensor[0] for name, tensor in pending.code.items()}, layout)
-    sent = b"" if update.buffers is None else encode("identity", update.buffers, client.buffer_layout)
+    sent = b"" if update.buffers is None else encode(IDENTITY, update.buffers, client.buffer_layout)
     about = (update.examples, update.steps, update.loss)
     return Reply(instruction.round, instruction.client, payload, sent, *about, held), pending
 

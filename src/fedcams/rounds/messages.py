@@ -1,4 +1,4 @@
-"""The two messages in which the halves of a round meet."""
+"""The messages in which the halves of a round meet: an instruction, and a reply or a refusal."""
 
 from __future__ import annotations
 
@@ -140,13 +140,14 @@ class Reply:
         return digest(self.payload)
 
 
-def _reply_frame(start: bytes) -> Frame:
-    return reply_frame(start[:4] == REPLY_HOLDING.magic)
-
-
 def reply_frame(holding: bool) -> Frame:
     """The frame of a reply from a client that keeps its model, or of one that does not."""
     return REPLY_HOLDING if holding else REPLY
+
+
+def _reply_frame(start: bytes) -> Frame:
+    """That of the reply that starts like this."""
+    return reply_frame(start[:4] == REPLY_HOLDING.magic)
 
 
 @dataclass(frozen=True)
@@ -177,12 +178,12 @@ class Refusal:
         return cls(round, client, Held(version, name) if present else None, text)
 
 
+def answer_from_bytes(data: bytes) -> Reply | Refusal:
+    """What a client sent: a reply or a refusal."""
+    return Refusal.from_bytes(data) if data[:4] == REFUSAL.magic else Reply.from_bytes(data)
+
+
 def answer_from_parts(parts: Sequence[bytes]) -> Reply | Refusal:
     """The same for a message in parts."""
     refused = bool(parts) and parts[0][:4] == REFUSAL.magic
     return Refusal.from_bytes(b"".join(parts)) if refused else Reply.from_parts(parts)
-
-
-def answer_from_bytes(data: bytes) -> Reply | Refusal:
-    """What a client sent: a reply or a refusal."""
-    return Refusal.from_bytes(data) if data[:4] == REFUSAL.magic else Reply.from_bytes(data)

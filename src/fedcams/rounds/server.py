@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedcams.aggregate import Aggregator
+from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Downlink, Held, OutOfStep, Turn, downlink
 from fedcams.errors import FedcamsError, LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
@@ -47,6 +48,10 @@ class Server:
         if self.max_norm is not None and not self.max_norm > 0:
             raise SpecError(f"max_norm={self.max_norm}; allowed: a number above 0, or None for no bound")
 
+    def weight(self, examples: int) -> float:
+        """What the update of a client with so many examples counts in the mean."""
+        return 1.0 if self.weighting == "uniform" else float(examples)
+
 
 class ServerState(NamedTuple):
     """What does: everything needed to go on after a restart."""
@@ -83,7 +88,7 @@ def open(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[d
     A message that is lost, in whatever direction, changes nothing: the next one builds on what the client last said.
     """
     models, sent = server.downlink.send(state.downlink, _turn(server, state), sorted(cohort))
-    buffers = b"" if state.buffers is None else encode("identity", state.buffers, server.buffer_layout)
+    buffers = b"" if state.buffers is None else encode(IDENTITY, state.buffers, server.buffer_layout)
     instructions = {
         client: Instruction(
             state.round + 1, client, server.seed, model, buffers, state.accepted.get(client), sealed=True
@@ -174,7 +179,7 @@ class _Intake:
         """Everything is checked before anything is added, so that a reply counts whole or not at all."""
         if reply.held != (sent := self._expected(reply.client)):
             raise UpdateError(f"client {reply.client} trained from {reply.held or 'nothing kept'}, and was sent {sent}")
-        weight = 1.0 if self.server.weighting == "uniform" else float(reply.examples)
+        weight = self.server.weight(reply.examples)
         update = unpack(reply.payload, self.server.layout)
         self._check_norm(update)
         buffers = unpack(reply.buffers, self.server.buffer_layout) if self.buffers is not None else None

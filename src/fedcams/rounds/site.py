@@ -33,7 +33,7 @@ from fedcams.rounds.messages import Instruction, Refusal, Reply
 from fedcams.wire.frames import Frame
 
 PENDING, RESIDUALS, MODELS = "pending.reply", "residuals", "held"
-HELD = Frame(b"FCMP", "Q4s", blobs=1)  # round and checksum of the instruction, the reply
+WAITING = Frame(b"FCMP", "Q4s", blobs=1)  # round and checksum of the instruction, the reply
 
 
 class Answer(NamedTuple):
@@ -129,7 +129,7 @@ class Site:
     def _write(self, name: tuple[int, bytes], reply: Reply) -> None:
         path = self.folder / PENDING
         with os_errors(ResidualError, "write", path):
-            write_whole(path, *HELD.parts(name, reply.to_bytes()))
+            write_whole(path, *WAITING.parts(name, reply.to_bytes()))
 
     def _waiting(self) -> tuple[tuple[int, bytes], Reply] | None:
         """The reply on disk, and what it answers; only where its residual is there too."""
@@ -138,7 +138,7 @@ class Site:
             return None
         try:
             with os_errors(ResidualError, "read", path):
-                head, (data,) = HELD.unpack(path.read_bytes())
+                head, (data,) = WAITING.unpack(path.read_bytes())
             reply = Reply.from_bytes(data)
         except WireError as error:
             raise ResidualError(f"{path}: damaged ({error}); delete it: the update in it counts as lost") from error

@@ -18,7 +18,7 @@ from fedcams.experiment import Built, Experiment, build
 from fedcams.rounds import ServerState
 from fedcams.runs.checkpoint import Checkpoints, is_last
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
-from fedcams.runs.files import Lines, disk_errors, end_of, held, write_file
+from fedcams.runs.files import Lines, disk_errors, end_of, locked, write_file
 from fedcams.runs.folder import (
     CHECKPOINT,
     ENVIRONMENT,
@@ -56,7 +56,7 @@ def run(
     built = build(experiment, data, device)  # first: what cannot be built leaves no folder behind
     with disk_errors("make", folder, "free space, or name a folder that can be written"):
         folder.mkdir(parents=True, exist_ok=True)
-    with held(folder):
+    with locked(folder):
         _refuse_taken(folder)  # once more, should another process have been faster
         write_file(folder / ENVIRONMENT, _json(environment(device, built.simulation.engine)))
         write_file(folder / PARTITION, _json({"histogram": built.histogram.tolist()}))
@@ -78,7 +78,7 @@ def resume(
     """
     folder, loop = Path(folder), _Loop(device, checkpoint_every, watch)
     experiment = read_experiment(folder)
-    with held(folder):
+    with locked(folder):
         if _is_finished(folder, experiment):
             return read_run(folder)
         return loop.go(folder, experiment, build(experiment, data, device))

@@ -33,7 +33,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Makes the folder ours, or refuses; the system lets go of it when the process ends, however it ends."""
     with disk_errors("open", folder):
         descriptor = os.open(folder, os.O_RDONLY)

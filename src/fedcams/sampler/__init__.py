@@ -1,11 +1,8 @@
 """Samplers, one file each: whatever lies in this folder is imported and thereby registered."""
 
-import importlib
-import pkgutil
-
+from fedcams.registry import import_folder
 from fedcams.sampler.base import Sampler, sampler
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+import_folder(__name__, __path__)
 
 __all__ = ["Sampler", "sampler"]

@@ -41,8 +41,18 @@ class Sampler(Spec, ABC):
         self._check(clients, weights)
         ids = sorted(clients)
         weight = None if weights is None else np.asarray(weights, dtype=np.float64)[np.argsort(clients)]
-        places = self.draw(len(ids), generator(seed, "cohort", round), weight)
-        return [int(ids[place]) for place in np.sort(places).tolist()]
+        return [int(ids[place]) for place in np.sort(self.places(len(ids), round, seed, weight)).tolist()]
+
+    def places(
+        self, population: int, round: int, seed: int, weights: NDArray[np.float64] | None = None
+    ) -> NDArray[np.int64]:
+        """The same for clients 0, 1, 2, ..., in any order and quick for many of them."""
+        return self.draw(population, generator(seed, "cohort", round), weights)
+
+    @property
+    def least(self) -> int:
+        """The smallest population that it can draw from."""
+        return 1
 
     @abstractmethod
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:

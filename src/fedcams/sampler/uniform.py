@@ -23,6 +23,10 @@ class Uniform(Sampler):
     examples = ("uniform", "uniform(n=20)")
     refused = (("uniform(n=0)", r"allowed: an integer in \[1, inf\)"), ("uniform(n=1.5)", "not a whole number"))
 
+    @property
+    def least(self) -> int:
+        return self.n
+
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
         check_size(self.name, self.n, population)
         return rng.choice(population, self.n, replace=False, shuffle=False)

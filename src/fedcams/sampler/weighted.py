@@ -28,6 +28,10 @@ class Weighted(Sampler):
     examples = ("weighted", "weighted(n=20)")
     refused = (("weighted(n=0)", r"allowed: an integer in \[1, inf\)"), ("weighted(p=0.5)", "has no key 'p'"))
 
+    @property
+    def least(self) -> int:
+        return self.n
+
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
         check_size(self.name, self.n, population)
         if weights is None:

@@ -44,11 +44,8 @@ class History:
     @property
     def model(self) -> nn.Module:
         """The final model, with the server's parameters and buffers, in evaluation mode."""
-        state, problem = self.run().state, self.simulation.problem
-        problem.layout.write(state.x, problem.model)
-        if problem.buffer_layout is not None and state.buffers is not None:
-            problem.buffer_layout.write(state.buffers, problem.model)
-        return problem.model.eval()
+        state = self.run().state
+        return self.simulation.problem.load(state.x, state.buffers).eval()
 
     def to_frame(self) -> pd.DataFrame:
         """One row a round; needs pandas."""

@@ -82,8 +82,7 @@ def simulate(
         evaluate_every,
         measure_gamma,
     )
-    x = layout.read(problem.model)
-    return History(simulation, start(config, x, _buffers(problem, buffer_layout)), rounds)
+    return History(simulation, start(config, *problem.read()), rounds)
 
 
 def _check_counts(**counts: int) -> None:
@@ -120,10 +119,6 @@ def _examples_to_test(test: Any, clients: Mapping[int, Any]) -> Examples | None:
     if test is None:
         return None
     return as_examples(test, "test", clients.classes if isinstance(clients, Clients) else None)
-
-
-def _buffers(problem: Problem, layout: Layout | None) -> Tensor | None:
-    return None if layout is None else layout.read(problem.model)
 
 
 def _sampling_weights(sampler: Sampler, problem: Problem) -> list[float] | None:

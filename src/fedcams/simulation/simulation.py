@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcams.aggregate import mean_of_rows
-from fedcams.compress import compressor
+from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Sent, Turn
 from fedcams.engines import Engine, Examples, Problem
 from fedcams.errors import UpdateError
@@ -24,8 +24,6 @@ from fedcams.simulation.evaluate import Metric, evaluate
 from fedcams.simulation.phases import Phases
 from fedcams.simulation.record import RoundRecord
 from fedcams.wire import size, sizes
-
-DENSE = compressor("identity")
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,12 @@ class Simulation:
             start, sent, told = self.server.downlink.deliver(state.downlink, turn, cohort)
         with phases("train"):
             update = self.engine.train(self.problem, start, state.buffers, cohort, round, seed)
-        before = self._mean_before(cohort, update.delta) if self.measure_gamma else None
+        weights = [self.server.weight(examples) for examples in update.examples]
+        before = self._mean_before(cohort, update.delta, weights) if self.measure_gamma else None
         with phases("encode"):
             pending = self._encode(cohort, update.delta, round)
         with phases("aggregate"):
-            weights = [1.0 if self.server.weighting == "uniform" else float(n) for n in update.examples]
-            mean = self._mean(pending, weights)
+            mean = mean_of_rows(self.uplink.compressor, pending.code, self.server.layout, weights)
             buffers = _mean_buffers(self.server.buffer_layout, update.buffers, weights)
         gamma = None if before is None else self._gamma(*before, mean, round)
         norm = float(mean.norm())
@@ -90,13 +88,11 @@ class Simulation:
             bad = [client for client, row in zip(cohort, delta, strict=True) if not torch.isfinite(row).all()]
             raise UpdateError(f"round {round}, clients {bad}: {error}") from None
 
-    def _mean(self, pending: Pending, weights: Sequence[float]) -> Tensor:
-        return mean_of_rows(self.uplink.compressor, pending.code, self.server.layout, weights)
-
-    def _mean_before(self, cohort: Sequence[int], delta: Tensor) -> tuple[Tensor, float]:
+    def _mean_before(self, cohort: Sequence[int], delta: Tensor, weights: Sequence[float]) -> tuple[Tensor, float]:
         """The mean of the h of this cohort, and the norm of the mean update."""
-        mean = delta.mean(0)
-        residual = 0.0 if self.uplink.store is None else self.uplink.store.gather(cohort).to(mean.device).mean(0)
+        parts = torch.tensor(weights, dtype=delta.dtype, device=delta.device) / sum(weights)
+        mean = parts @ delta
+        residual = 0.0 if self.uplink.store is None else parts @ self.uplink.store.gather(cohort).to(delta.device)
         return mean + residual, float(mean.norm())
 
     def _gamma(self, mean_h: Tensor, delta_norm: float, mean_code: Tensor, round: int) -> float:
@@ -137,7 +133,7 @@ class Simulation:
 
 def _mean_buffers(layout: Layout | None, rows: Tensor | None, weights: Sequence[float]) -> Tensor | None:
     """The mean of the clients' buffers, as the aggregator takes it."""
-    return None if layout is None or rows is None else mean_of_rows(DENSE, {"values": rows}, layout, weights)
+    return None if layout is None or rows is None else mean_of_rows(IDENTITY, {"values": rows}, layout, weights)
 
 
 def _mean_error(pending: Pending) -> float | None:
@@ -145,4 +141,4 @@ def _mean_error(pending: Pending) -> float | None:
 
 
 def _buffer_size(layout: Layout | None, buffers: Tensor | None) -> int:
-    return 0 if layout is None or buffers is None else size(DENSE, {"values": buffers}, layout)
+    return 0 if layout is None or buffers is None else size(IDENTITY, {"values": buffers}, layout)

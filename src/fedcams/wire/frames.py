@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from fedcams.bits.checksum import crc32, joined
+from fedcams.bits.checksum import crc32, crc32_of, joined
 from fedcams.errors import BadMagic, ChecksumMismatch, TrailingBytes, Truncated, UnknownVersion
 
 VERSION = 1
@@ -32,7 +32,7 @@ class Frame:
         whole = [[blob] if isinstance(blob, bytes) else blob for blob in blobs]
         start = self.head.pack(self.magic, VERSION, *head, *(sum(map(len, blob)) for blob in whole))
         pieces = [start, *itertools.chain.from_iterable(whole)]
-        return b"".join([*pieces, CHECKSUM.pack(_checksum(pieces))])
+        return b"".join([*pieces, CHECKSUM.pack(crc32_of(pieces))])
 
     def parts(self, head: tuple[Any, ...], *blobs: bytes, first: int | None = None) -> list[bytes]:
         """The message as head, blobs and checksum: laid end to end they are `pack`, and no blob is copied.
@@ -41,7 +41,7 @@ class Frame:
         """
         start = self.head.pack(self.magic, VERSION, *head, *map(len, blobs))
         first = crc32(blobs[0]) if first is None else first
-        return [start, *blobs, CHECKSUM.pack(_checksum(blobs[1:], joined(crc32(start), first, len(blobs[0]))))]
+        return [start, *blobs, CHECKSUM.pack(crc32_of(blobs[1:], joined(crc32(start), first, len(blobs[0]))))]
 
     def unpack(self, data: bytes) -> tuple[tuple[Any, ...], list[bytes]]:
         """Head and blobs, or the WireError that says what is wrong."""
@@ -62,7 +62,7 @@ class Frame:
             return *self.unpack(b"".join(parts)), None  # which says what is wrong with it, if anything is
         start, *blobs, end = parts
         first = crc32(blobs[0])
-        if _checksum(blobs[1:], joined(crc32(start), first, len(blobs[0]))) != CHECKSUM.unpack(end)[0]:
+        if crc32_of(blobs[1:], joined(crc32(start), first, len(blobs[0]))) != CHECKSUM.unpack(end)[0]:
             raise ChecksumMismatch("the checksum does not match: the bytes were changed on the way")
         _, _, *head = self.head.unpack(start)
         return tuple(head[: len(head) - self.blobs]), list(blobs), first
@@ -92,9 +92,3 @@ class Frame:
         if crc32(memoryview(data)[: -CHECKSUM.size]) != checksum:
             raise ChecksumMismatch("the checksum does not match: the bytes were changed on the way")
         return lengths
-
-
-def _checksum(parts: Iterable[bytes], checksum: int = 0) -> int:
-    for part in parts:
-        checksum = crc32(part, checksum)
-    return checksum

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from fedcams.bits.checksum import crc32
+from fedcams.bits.checksum import crc32, crc32_of
 from fedcams.bits.rice import MAX_D
 from fedcams.compress import Code, Compressor, compressor
 from fedcams.errors import (
@@ -61,10 +61,7 @@ def pack(compressor: Compressor, code: Code, layout: Layout, layout_id: bytes | 
     spec = _spec_bytes(compressor)
     parts: list[bytes | memoryview] = [HEADER.pack(MAGIC, VERSION, len(spec), layout.d, layout_id or layout.id), spec]
     parts += [pack_field(field, code[name], layout.d) for name, field in compressor.fields(layout).items()]
-    checksum = 0
-    for part in parts:
-        checksum = crc32(part, checksum)
-    return b"".join([*parts, CHECKSUM.pack(checksum)])
+    return b"".join([*parts, CHECKSUM.pack(crc32_of(parts))])
 
 
 def size(compressor: Compressor, code: Code, layout: Layout) -> int:

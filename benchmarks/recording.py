@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numba
-import numpy as np
-import torch
-
-import fedcams
+from fedcams.runs.environment import environment as describe
 
 
 def import_seconds() -> float:
@@ -26,20 +20,11 @@ def import_seconds() -> float:
 
 def environment() -> dict[str, Any]:
     """Where the numbers come from."""
-    info = Path("/proc/cpuinfo")
-    models = (
-        [line.split(": ")[1] for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
-    )
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{package.__name__: package.__version__ for package in (torch, np, numba, fedcams)},
-    }
+    found = describe("cpu")
+    return {key: found[key] for key in ("cpu", "cores", "threads", "python", "torch", "numpy", "numba", "fedcams")}
 
 
 def save(path: Path, result: Mapping[str, Any]) -> None:
     """Writes a record next to the benchmarks."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
