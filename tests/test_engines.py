@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import shutil
 
 import numpy as np
@@ -170,6 +172,134 @@ def test_layers_that_draw_are_left_to_the_loop() -> None:
             train("stacked", task)
     first, second = (train("loop", task) for task in tasks)
     assert torch.equal(first.delta, second.delta), "dropout is a function of seed, round and client too"
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_padding_brings_no_other_clients_numbers(fast: str) -> None:
+    """Zero times NaN is NaN: a client that pads its batches with a stranger's example would be lost with it."""
+    task, sound = problem(), problem()
+    task.clients[0][0].fill_(float("nan"))
+    ours, truth = train(fast, task), train("loop", sound)
+    assert bool(ours.delta[0].isnan().all())
+    assert torch.allclose(ours.delta[1:], truth.delta[1:], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_models_of_another_precision_than_vectors(fast: str, dtype: torch.dtype) -> None:
+    """Vectors are float32 whatever a model computes with, and so are updates."""
+    updates = []
+    for spec in (fast, "loop"):
+        task = problem("batch-norm", "sgd(lr=0.1, steps=1)", sizes=[20, 7], dtype=dtype)
+        assert task.buffer_layout is not None
+        start = task.layout.read(task.model), task.buffer_layout.read(task.model)
+        updates.append(engine(spec).train(task, *start, list(task.clients), round=1, seed=0))
+    ours, truth = updates
+    assert ours.delta.dtype == truth.delta.dtype == torch.float32
+    assert_close(ours, truth, {torch.float64: 1e-5}.get(dtype, 0.1))
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_losses_of_several_numbers_each_are_averaged(fast: str) -> None:
+    """As of `[n, 1]` in a regression, or one for each place of a sequence."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets[:, None]).square()
+
+    truth, ours = (train(spec, dataclasses.replace(problem(), loss=loss)) for spec in ("loop", fast))
+    assert_close(ours, truth, 1e-9)
+
+
+class Trains(nn.Linear):
+    """Another function in training than in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1)) * (2.0 if self.training else 1.0)
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_the_first_round_is_in_training_mode_too(fast: str) -> None:
+    task = dataclasses.replace(problem(), model=Trains(16, 4).double())
+    truth, ours = (train(spec, copy.deepcopy(task)) for spec in ("loop", fast))
+    assert_close(ours, truth, 1e-9)
+
+
+class Recurrent(nn.Module):
+    """vmap has no rule for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(x.squeeze(1))[0][:, -1])
+
+
+class Branching(nn.Linear):
+    """Looks at its data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1) * (2 if x.sum() > 0 else 1))
+
+
+class Drawing(nn.Linear):
+    """Drops out by a function, of which no layer tells."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x.flatten(1)), 0.5, self.training)
+
+
+class Centring(nn.Linear):
+    """Its examples see each other, so that padding would be seen as well."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return super().forward(x - x.mean(0))
+
+
+class Counting(nn.Linear):
+    """Puts a new tensor in place of its buffer, which a batched computation does not get to see."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__(*shape)
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach()[0]
+        return super().forward(x - self.mean)
+
+
+ALONE = [
+    Recurrent(),
+    Branching(16, 4),
+    Drawing(16, 4),
+    Centring(16, 4),
+    Counting(16, 4),
+    nn.Sequential(mlp(), Trains(4, 4)),
+]
+
+
+@pytest.mark.parametrize("model", ALONE, ids=lambda model: type(model).__name__)
+def test_auto_takes_the_loop_where_only_that_is_right(model: nn.Module) -> None:
+    task = dataclasses.replace(problem(dtype=torch.float32), model=model)
+    before, mode = copy.deepcopy(model.state_dict()), model.training
+    assert str(choose("auto", task)) == ("stacked" if isinstance(model, nn.Sequential) else "loop")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), "it was only tried"
+    assert model.training == mode
+
+
+@pytest.mark.parametrize("name", registered("model"))
+def test_auto_takes_the_fast_one_for_what_comes_with_it(name: str) -> None:
+    """Also where a client has one example: all that is tried on then are copies of it."""
+    for n in (1, 20):
+        x = torch.randn(n, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        task = Problem(
+            models.build(name, (3, 16, 16), 4, seed=0), per_example, {0: (x, torch.arange(n) % 4)}, local("sgd")
+        )
+        loss = per_example if name != "point" else (lambda out, y: out.flatten(1).square().sum(-1))
+        assert str(choose("auto", dataclasses.replace(task, loss=loss))) == "stacked"
 
 
 def test_training_leaves_the_global_generator_alone() -> None:

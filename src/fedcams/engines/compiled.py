@@ -60,7 +60,7 @@ def _compile(problem: Problem, *inputs: Tensor) -> Step:
 
 
 def _step(problem: Problem) -> Step:
-    model, layout, loss = problem.model.train(), problem.layout, problem.loss
+    model, layout, loss = problem.model.train(), problem.layout, problem.losses
 
     def weighted_loss(row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         parts = zip(layout.names, row.split(layout.sizes), layout.shapes, strict=True)

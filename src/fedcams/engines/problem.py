@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from fedcams.local import SGD
 from fedcams.tasks import Augmentation
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> the loss of each example `[B]`, or their mean."""
+"""(outputs, targets) -> the loss of each example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
 MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
 """Layers in which the examples of a batch see each other."""
 
@@ -90,8 +90,17 @@ class Problem:
         if any(isinstance(module, MIXES_EXAMPLES) for module in self.model.modules()):
             return False
         x, y = self.examples_of(next(iter(self.clients)))
-        with torch.no_grad():
-            return self.loss(self.model.eval()(self.prepare(x[:1])), y[:1]).dim() > 0
+        training = self.model.training
+        try:
+            with torch.no_grad():
+                return self.losses(self.model.eval()(self.prepare(x[:1])), y[:1]).dim() > 0
+        finally:
+            self.model.train(training)  # it may be asked in the middle of training
+
+    def losses(self, outputs: Any, targets: Tensor) -> Tensor:
+        """The loss of each example `[B]`, or the mean `[]` where the loss gives nothing else."""
+        values = self.loss(outputs, targets)
+        return values.flatten(1).mean(1) if values.dim() > 1 else values
 
     @functools.cached_property
     def _tensors(self) -> list[Tensor]:
