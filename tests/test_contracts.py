@@ -219,6 +219,8 @@ def test_feedback_refuses_what_it_cannot_use() -> None:
     assert uplink.prepare([1], torch.ones(1, 10, requires_grad=True), 1).ids == (1,)
     with pytest.raises(SpecError, match="give a ResidualStore, or a layout"):
         ErrorFeedback(COMPRESSORS[0], None)
+    with pytest.raises(LayoutError, match=r"the store holds residuals of layout .* with d=10, the model's is"):
+        ErrorFeedback(COMPRESSORS[0], ResidualStore.in_memory(layout), tensors_layout(10))
     with pytest.raises(SpecError, match="2 keys for 3 rows"):
         COMPRESSORS[0].encode(torch.ones(3, 10), layout, key=[1, 2])
 

@@ -43,6 +43,7 @@ class Simulation:
     evaluate_every: int = 1
     measure_gamma: bool = False
 
+    @torch.inference_mode(False)  # training needs gradients, whatever the caller does beside it
     def advance(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:
         """One round. Consumes the state; `phases` collects where the time goes."""
         phases = phases or Phases()
