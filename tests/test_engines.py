@@ -357,6 +357,10 @@ def test_a_compiled_step_is_the_same() -> None:
     """In one shape for all steps: clients of uneven size, some done before the others."""
     spec = "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=2, batch=8)"
     assert_close(train("stacked(compile=true)", problem("mlp", spec)), train("loop", problem("mlp", spec)), 1e-9)
+    first = problem("mlp", spec)
+    again = dataclasses.replace(first, local=local("sgd(lr=0.2, batch=8)"), loss=lambda out, y: out.square().sum(-1))
+    train("stacked(compile=true)", first)
+    assert_close(train("stacked(compile=true)", again), train("loop", again), 1e-9)
     with pytest.raises(SpecError, match="only models without buffers"):
         train("stacked(compile=true)", problem("batch-norm"))
 

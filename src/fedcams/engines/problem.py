@@ -22,6 +22,7 @@ from fedcams.tasks import Augmentation
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> the loss of each example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
+Step = Callable[..., tuple[Tensor, ...]]
 MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
 """Layers in which the examples of a batch see each other."""
 
@@ -101,6 +102,11 @@ class Problem:
         """The loss of each example `[B]`, or the mean `[]` where the loss gives nothing else."""
         values = self.loss(outputs, targets)
         return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+    @functools.cached_property
+    def compiled(self) -> dict[tuple[torch.Size, ...], Step]:
+        """The steps that were compiled for it, by the shapes of what they take."""
+        return {}
 
     @functools.cached_property
     def _tensors(self) -> list[Tensor]:
