@@ -10,9 +10,11 @@ import numpy as np
 from fedcams.compress import Compressor
 from fedcams.downlink import Downlink, downlink
 from fedcams.downlink.message import message_size, replacing
+from fedcams.downlink.none import NoDownlink
 from fedcams.downlink.replica import Replica
 from fedcams.downlink.shared import Shared
 from fedcams.downlink.stateless import Stateless
+from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.plan.costs import DENSE, payload_bytes, touched
 from fedcams.plan.participation import Contacts
@@ -106,7 +108,11 @@ def _models(chosen: Downlink, setting: Setting, contacts: Contacts) -> tuple[flo
         return delta * (again + chosen.warm * contacts.seen), 0.0, dense * contacts.seen * (not chosen.warm)
     if isinstance(chosen, Shared):
         return _shared(chosen, setting, contacts)
-    return 0.0, 0.0, payload_bytes(DENSE, layout) * contacts.total
+    if isinstance(chosen, NoDownlink):
+        return 0.0, 0.0, payload_bytes(DENSE, layout) * contacts.total
+    raise SpecError(
+        f"{chosen}: what it will send is not known before it runs; plan with none, stateless, shared, replica"
+    )
 
 
 def _shared(chosen: Shared, setting: Setting, contacts: Contacts) -> tuple[float, float, float]:
