@@ -99,6 +99,8 @@ def test_fields_are_as_declared(codec: Compressor, d: int) -> None:
         for name, field in fields.items():
             assert tuple(code[name].shape) == (field.columns,)
             assert code[name].dtype == field.dtype
+            assert field.kind != "index" or bool((code[name].diff() > 0).all()), "positions must ascend: sort them"
+            assert field.kind != "uint" or int(code[name].max()) < 2**field.bits
         assert codec.paper_bits(layout) == sum(field.paper_bits for field in fields.values())
 
 

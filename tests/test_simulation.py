@@ -394,6 +394,15 @@ def test_runs_in_threads_draw_as_if_alone() -> None:
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
+MARKED = (CLIENTS[5][0], CLIENTS[5][1] + 3)
+
+
+def marked_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of marked targets not a number, with a gradient that is one."""
+    mark = torch.where(targets > 2, float("nan"), 0.0)
+    return F.cross_entropy(outputs, targets % 3, reduction="none") + mark
+
+
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("n=9 of only 8 clients", {"cohort": 9}),
     ("clients is empty", {"clients": []}),
@@ -422,6 +431,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("has no contraction", {"uplink": "randk(ratio=0.5, scaled=true)"}),
     ("no engine is named 'stackd'", {"engine": "stackd"}),
     (r"client 1: Expected more than 1 value per channel.*; set drop_last=true", {"model": net(True), "cohort": "full"}),
+    (r"round 1, clients \[5\]: the loss is not finite", {"clients": [*CLIENTS[:5], MARKED], "loss": marked_loss}),
     (r"round \d, clients \[.*\]: the update is not finite: '0.weight' has", {"local": "sgd(lr=1e30, epochs=9)"}),
 ]
 
