@@ -56,6 +56,11 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.second(torch.tanh(self.first(x.flatten(1)))))) * self.scale
 
 
+def counted() -> nn.Module:
+    """Its running averages depend on an integer buffer, the number of batches seen."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 4))
+
+
 MODELS = {"mlp": mlp, "batch-norm": normed, "tied and frozen": Tied}
 
 
@@ -146,6 +151,19 @@ def test_rows_follow_the_cohort_and_do_not_depend_on_it(spec: str) -> None:
     some = train(spec, problem(), [40, 0, 20])
     assert torch.allclose(some.delta, everybody.delta[[4, 0, 2]], rtol=1e-12, atol=1e-15)
     assert some.examples == [45, 20, 33]
+
+
+def test_integer_buffers_start_anew_for_every_client() -> None:
+    """They stay at home, and a run that is resumed knows nothing of them; only the loop trains this model."""
+    task = dataclasses.replace(problem(sizes=[16, 24, 8]), model=counted().double())
+    start, held = task.layout.read(task.model).double(), torch.zeros(12, dtype=torch.float64)
+    cohorts = [[0, 10, 20], [0, 10, 20], [20]]
+    first, again, alone = (engine("loop").train(task, start, held, cohort, round=1, seed=0) for cohort in cohorts)
+    assert first.buffers is not None
+    assert again.buffers is not None
+    assert alone.buffers is not None
+    assert torch.equal(again.buffers, first.buffers)
+    assert torch.equal(alone.buffers[0], first.buffers[2])
 
 
 @pytest.mark.parametrize("spec", ["loop", *FAST])

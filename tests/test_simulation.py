@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -340,6 +341,33 @@ def test_token_models_with_a_mean_loss() -> None:
         metric=lambda out, y: (out.argmax(-1) == y).float().mean(-1),
     ).run()
     assert history.records[-1].test_accuracy > 0.9
+
+
+def test_a_copy_of_a_run_goes_on_as_the_run_does() -> None:
+    first = run(model=net(norm=True), **KEEP_PAIRS)
+    next(iter(first))
+    second = copy.deepcopy(first)
+    assert first.run().records == second.run().records
+    assert torch.equal(first.state.x, second.state.x)
+
+
+class Moving(nn.Linear):
+    """Puts a new tensor in place of its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 3)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        return super().forward(x - self.mean)
+
+
+def test_the_model_that_is_tested_has_the_servers_buffers() -> None:
+    history = run(model=Moving()).run()
+    loss = F.cross_entropy(history.model(TEST[0]), TEST[1]).item()
+    assert history.records[-1].test_loss == pytest.approx(loss, rel=1e-6)
 
 
 def test_numpys_integers_are_as_good_as_pythons() -> None:

@@ -45,6 +45,7 @@ def _train_one(
 ) -> tuple[Tensor, Tensor | None, Tensor, int, int]:
     """delta `[d]`, buffers `[b]`, mean loss, examples, steps."""
     model, layout, buffer_layout = problem.model.train(), problem.layout, problem.buffer_layout
+    problem.rewind()
     layout.write(start, model)
     if buffers is not None and buffer_layout is not None:
         buffer_layout.write(buffers, model)

@@ -109,20 +109,34 @@ class Problem:
         return {}
 
     @functools.cached_property
-    def _tensors(self) -> list[Tensor]:
-        """The model's tensors of both layouts; looking them up by name would take longer than a small copy."""
-        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+    def _places(self) -> list[tuple[nn.Module, str]]:
+        """Where the tensors of both layouts stand in the model: collecting them by name would take longer than a small
+        copy, and the tensors themselves may be others by then, after a copy of the problem or an assignment."""
         layouts = [self.layout, *([self.buffer_layout] if self.buffer_layout else [])]
-        return [named[name].detach() for layout in layouts for name in layout.names]
+        paths = [name.rpartition(".") for layout in layouts for name in layout.names]
+        return [(self.model.get_submodule(module), name) for module, _, name in paths]
 
     def load(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
         """The model with these parameters `[d]` and buffers `[b]`."""
         parts = list(self.layout.split(x).values())
         if buffers is not None and self.buffer_layout is not None:
             parts += self.buffer_layout.split(buffers).values()
-        for tensor, part in zip(self._tensors, parts, strict=False):
-            tensor.copy_(part)
+        for (module, name), part in zip(self._places, parts, strict=False):
+            getattr(module, name).detach().copy_(part)
         return self.model
+
+    @functools.cached_property
+    def _at_home(self) -> dict[str, Tensor]:
+        """The buffers that do not travel, integers above all, as they were before any training."""
+        travelling = self.buffer_layout.names if self.buffer_layout else ()
+        return {name: b.clone() for name, b in self.model.named_buffers() if name not in travelling}
+
+    def rewind(self) -> None:
+        """Sets buffers that do not travel to where every client starts, so that none goes on with another's."""
+        if self._at_home:
+            now = dict(self.model.named_buffers())
+            for name, value in self._at_home.items():
+                now[name].copy_(value)
 
     @property
     def dtype(self) -> torch.dtype:
