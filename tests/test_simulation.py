@@ -412,10 +412,10 @@ def test_the_default_precision_of_tensors_does_not_matter() -> None:
 def test_runs_in_threads_draw_as_if_alone() -> None:
     """Dropout draws from torch's one generator, which is given back as it was."""
     before = torch.get_rng_state()
-    model = nn.Sequential(net(), nn.Dropout(0.5))
-    truth = run(model=model).run()
+    dropping = partial(simulate, nn.Sequential(net(), nn.Dropout(0.5)), CLIENTS, TEST, rounds=4, cohort=3)
+    truth = dropping().run()
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda _: run(model=model).run(), range(3)))
+        found = list(pool.map(lambda _: dropping().run(), range(3)))
     assert all(ours.records == truth.records for ours in found)
     assert torch.equal(torch.get_rng_state(), before)
 
