@@ -71,6 +71,42 @@ def refused(*arguments: str) -> str:
     return str(result.stderr)
 
 
+OWN = """
+from dataclasses import dataclass
+
+from fedcams.compress.identity import Identity
+from fedcams.registry import register
+
+
+@register("mirror")
+@dataclass(frozen=True)
+class Mirror(Identity):
+    pass
+"""
+
+
+def test_pieces_of_ones_own_are_loaded_by_name(folder: Path) -> None:
+    """In processes of their own, so that the piece stays out of this one's registry."""
+
+    def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, **more}
+        command = [sys.executable, "-m", "fedcams", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    (folder / "mine.py").write_text(OWN)
+    preset = ("run", "mini.toml", "-s", "uplink=mirror", "-s", "rounds=1", "--only", "FedAvg", "--no-report")
+    assert "no compressor is named 'mirror'" in run(*preset).stderr
+    assert run("--import", "mine", *preset).returncode == 0
+    report = ("report", "runs/mini", "--out", "both")
+    assert "no compressor is named 'mirror'" in (said := run(*report).stderr)
+    assert "fedcams --import MODULE loads it" in said
+    assert "delete" not in said, "the run is sound"
+    done = run(*report, FEDCAMS_IMPORT="mine")
+    assert done.returncode == 0, done.stderr
+    assert "mirror" in (folder / "both" / "summary.md").read_text()
+    assert "error: --import mime: No module named 'mime'" in run("--import", "mime", "list").stderr
+
+
 # -- run -------------------------------------------------------------------------------------------------------------
 
 

@@ -99,6 +99,8 @@ def test_fields_are_as_declared(codec: Compressor, d: int) -> None:
         for name, field in fields.items():
             assert tuple(code[name].shape) == (field.columns,)
             assert code[name].dtype == field.dtype
+            assert field.kind != "index" or bool((code[name].diff() > 0).all()), "positions must ascend: sort them"
+            assert field.kind != "uint" or int(code[name].max()) < 2**field.bits
         assert codec.paper_bits(layout) == sum(field.paper_bits for field in fields.values())
 
 
@@ -219,6 +221,8 @@ def test_feedback_refuses_what_it_cannot_use() -> None:
     assert uplink.prepare([1], torch.ones(1, 10, requires_grad=True), 1).ids == (1,)
     with pytest.raises(SpecError, match="give a ResidualStore, or a layout"):
         ErrorFeedback(COMPRESSORS[0], None)
+    with pytest.raises(LayoutError, match=r"the store holds residuals of layout .* with d=10, the model's is"):
+        ErrorFeedback(COMPRESSORS[0], ResidualStore.in_memory(layout), tensors_layout(10))
     with pytest.raises(SpecError, match="2 keys for 3 rows"):
         COMPRESSORS[0].encode(torch.ones(3, 10), layout, key=[1, 2])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import shutil
 
 import numpy as np
@@ -52,6 +54,11 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.second(torch.tanh(self.first(x.flatten(1)))))) * self.scale
+
+
+def counted() -> nn.Module:
+    """Its running averages depend on an integer buffer, the number of batches seen."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 4))
 
 
 MODELS = {"mlp": mlp, "batch-norm": normed, "tied and frozen": Tied}
@@ -146,6 +153,19 @@ def test_rows_follow_the_cohort_and_do_not_depend_on_it(spec: str) -> None:
     assert some.examples == [45, 20, 33]
 
 
+def test_integer_buffers_start_anew_for_every_client() -> None:
+    """They stay at home, and a run that is resumed knows nothing of them; only the loop trains this model."""
+    task = dataclasses.replace(problem(sizes=[16, 24, 8]), model=counted().double())
+    start, held = task.layout.read(task.model).double(), torch.zeros(12, dtype=torch.float64)
+    cohorts = [[0, 10, 20], [0, 10, 20], [20]]
+    first, again, alone = (engine("loop").train(task, start, held, cohort, round=1, seed=0) for cohort in cohorts)
+    assert first.buffers is not None
+    assert again.buffers is not None
+    assert alone.buffers is not None
+    assert torch.equal(again.buffers, first.buffers)
+    assert torch.equal(alone.buffers[0], first.buffers[2])
+
+
 @pytest.mark.parametrize("spec", ["loop", *FAST])
 def test_clients_may_start_from_models_of_their_own(spec: str) -> None:
     task = problem()
@@ -170,6 +190,134 @@ def test_layers_that_draw_are_left_to_the_loop() -> None:
             train("stacked", task)
     first, second = (train("loop", task) for task in tasks)
     assert torch.equal(first.delta, second.delta), "dropout is a function of seed, round and client too"
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_padding_brings_no_other_clients_numbers(fast: str) -> None:
+    """Zero times NaN is NaN: a client that pads its batches with a stranger's example would be lost with it."""
+    task, sound = problem(), problem()
+    task.clients[0][0].fill_(float("nan"))
+    ours, truth = train(fast, task), train("loop", sound)
+    assert bool(ours.delta[0].isnan().all())
+    assert torch.allclose(ours.delta[1:], truth.delta[1:], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_models_of_another_precision_than_vectors(fast: str, dtype: torch.dtype) -> None:
+    """Vectors are float32 whatever a model computes with, and so are updates."""
+    updates = []
+    for spec in (fast, "loop"):
+        task = problem("batch-norm", "sgd(lr=0.1, steps=1)", sizes=[20, 7], dtype=dtype)
+        assert task.buffer_layout is not None
+        start = task.layout.read(task.model), task.buffer_layout.read(task.model)
+        updates.append(engine(spec).train(task, *start, list(task.clients), round=1, seed=0))
+    ours, truth = updates
+    assert ours.delta.dtype == truth.delta.dtype == torch.float32
+    assert_close(ours, truth, {torch.float64: 1e-5}.get(dtype, 0.1))
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_losses_of_several_numbers_each_are_averaged(fast: str) -> None:
+    """As of `[n, 1]` in a regression, or one for each place of a sequence."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets[:, None]).square()
+
+    truth, ours = (train(spec, dataclasses.replace(problem(), loss=loss)) for spec in ("loop", fast))
+    assert_close(ours, truth, 1e-9)
+
+
+class Trains(nn.Linear):
+    """Another function in training than in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1)) * (2.0 if self.training else 1.0)
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_the_first_round_is_in_training_mode_too(fast: str) -> None:
+    task = dataclasses.replace(problem(), model=Trains(16, 4).double())
+    truth, ours = (train(spec, copy.deepcopy(task)) for spec in ("loop", fast))
+    assert_close(ours, truth, 1e-9)
+
+
+class Recurrent(nn.Module):
+    """vmap has no rule for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(x.squeeze(1))[0][:, -1])
+
+
+class Branching(nn.Linear):
+    """Looks at its data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1) * (2 if x.sum() > 0 else 1))
+
+
+class Drawing(nn.Linear):
+    """Drops out by a function, of which no layer tells."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x.flatten(1)), 0.5, self.training)
+
+
+class Centring(nn.Linear):
+    """Its examples see each other, so that padding would be seen as well."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return super().forward(x - x.mean(0))
+
+
+class Counting(nn.Linear):
+    """Puts a new tensor in place of its buffer, which a batched computation does not get to see."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__(*shape)
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach()[0]
+        return super().forward(x - self.mean)
+
+
+ALONE = [
+    Recurrent(),
+    Branching(16, 4),
+    Drawing(16, 4),
+    Centring(16, 4),
+    Counting(16, 4),
+    nn.Sequential(mlp(), Trains(4, 4)),
+]
+
+
+@pytest.mark.parametrize("model", ALONE, ids=lambda model: type(model).__name__)
+def test_auto_takes_the_loop_where_only_that_is_right(model: nn.Module) -> None:
+    task = dataclasses.replace(problem(dtype=torch.float32), model=model)
+    before, mode = copy.deepcopy(model.state_dict()), model.training
+    assert str(choose("auto", task)) == ("stacked" if isinstance(model, nn.Sequential) else "loop")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), "it was only tried"
+    assert model.training == mode
+
+
+@pytest.mark.parametrize("name", registered("model"))
+def test_auto_takes_the_fast_one_for_what_comes_with_it(name: str) -> None:
+    """Also where a client has one example: all that is tried on then are copies of it."""
+    for n in (1, 20):
+        x = torch.randn(n, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        task = Problem(
+            models.build(name, (3, 16, 16), 4, seed=0), per_example, {0: (x, torch.arange(n) % 4)}, local("sgd")
+        )
+        loss = per_example if name != "point" else (lambda out, y: out.flatten(1).square().sum(-1))
+        assert str(choose("auto", dataclasses.replace(task, loss=loss))) == "stacked"
 
 
 def test_training_leaves_the_global_generator_alone() -> None:
@@ -227,6 +375,10 @@ def test_a_compiled_step_is_the_same() -> None:
     """In one shape for all steps: clients of uneven size, some done before the others."""
     spec = "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=2, batch=8)"
     assert_close(train("stacked(compile=true)", problem("mlp", spec)), train("loop", problem("mlp", spec)), 1e-9)
+    first = problem("mlp", spec)
+    again = dataclasses.replace(first, local=local("sgd(lr=0.2, batch=8)"), loss=lambda out, y: out.square().sum(-1))
+    train("stacked(compile=true)", first)
+    assert_close(train("stacked(compile=true)", again), train("loop", again), 1e-9)
     with pytest.raises(SpecError, match="only models without buffers"):
         train("stacked(compile=true)", problem("batch-norm"))
 

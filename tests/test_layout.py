@@ -100,6 +100,8 @@ def test_refusals_name_the_tensor_and_the_fix() -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(LayoutError, match="Linear has no trainable parameter"):
         Layout.of(frozen)
+    with pytest.raises(LayoutError, match="ParameterList has no trainable parameter"):
+        Layout.of(nn.ParameterList([torch.empty(0, 3)]))
     with pytest.raises(LayoutError, match=r"tensor 'b' is missing; the layout needs it as \(2,\)"):
         layout.join({"w": torch.ones(2, 2)})
     with pytest.raises(LayoutError, match=r"tensor 'w' has shape \(3, 2\)"):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedcams import Layout, compressor
+from fedcams import Layout, SpecError, compressor
+from fedcams.downlink import Downlink
 from fedcams.experiment import Experiment, build
 from fedcams.plan import CANDIDATES, Plan, Setting, expected_contacts, plan, recommend, simulated_contacts
 from fedcams.plan.costs import payload_bytes
@@ -139,3 +141,16 @@ def test_the_papers_tables_are_its_rule_to_the_digits_it_prints() -> None:
     assert (len(one), len(two)) == (5, 5)
     for row in one + two:
         assert float(f"{row.bits:.2e}") == float(row.printed)
+
+
+@dataclass(frozen=True)
+class Own(Downlink):
+    """What it sends only it knows."""
+
+    name = "own"
+    send = deliver = paper_bits = None  # type: ignore[assignment]
+
+
+def test_a_downlink_of_ones_own_is_not_taken_for_a_dense_one() -> None:
+    with pytest.raises(SpecError, match="own: what it will send is not known"):
+        plan(Setting(1000, 0, compressor("identity"), 10), Own(), expected_contacts(5, 5, 10))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +90,10 @@ def test_numbers_are_exact(value: Fraction) -> None:
         (10**9, "1e9"),
         (1500, "1500"),
         (0, "0"),
+        (np.float64(0.1), "0.1"),
+        (np.float32(0.1), "0.1"),
+        (np.float32(1e-5), "1e-5"),
+        (np.int32(7), "7"),
     ],
 )
 def test_numbers_are_spelled_as_people_write_them(value: Number, spelling: str) -> None:
@@ -152,6 +157,7 @@ def test_bad_specs_are_refused(spec: str, message: str) -> None:
 def test_python_values_are_checked_like_specs() -> None:
     assert Leaf(rate=0.1).rate == Fraction(1, 10)
     assert Leaf(rate="1/3") == Leaf(rate=Fraction(1, 3))  # type: ignore[arg-type]
+    assert Leaf(rate=np.float32(0.1)) == Leaf(rate=np.float64(0.1)) == Leaf(rate=0.1)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="rate=7: out of range"):
         Leaf(rate=7)
     with pytest.raises(SpecError, match="not a finite number"):

@@ -517,7 +517,7 @@ def test_a_run_without_rounds_is_refused_by_name_and_noted_among_others(runs: Pa
         ("rounds.jsonl", '{"round": 1}\n', "damaged"),
         ("rounds.jsonl", "3\n", "damaged"),
         ("experiment.toml", "=", "damaged"),
-        ("experiment.toml", 'server = "nothing"', "damaged"),
+        ("experiment.toml", 'server = "nothing"', "a piece of your own, fedcams --import MODULE loads it"),
         ("timings.jsonl", "3\n", "a timing is not an object"),
         ("partition.json", '{"histogram": [[1, 2], [3]]}', "damaged"),
         ("partition.json", '{"histogram": [1, 2]}', "not a table"),

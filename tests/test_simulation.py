@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -346,7 +348,93 @@ def test_token_models_with_a_mean_loss() -> None:
     assert history.records[-1].test_accuracy > 0.9
 
 
+def test_a_copy_of_a_run_goes_on_as_the_run_does() -> None:
+    first = run(model=net(norm=True), **KEEP_PAIRS)
+    next(iter(first))
+    second = copy.deepcopy(first)
+    assert first.run().records == second.run().records
+    assert torch.equal(first.state.x, second.state.x)
+
+
+class Moving(nn.Linear):
+    """Puts a new tensor in place of its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 3)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        return super().forward(x - self.mean)
+
+
+def test_the_model_that_is_tested_has_the_servers_buffers() -> None:
+    history = run(model=Moving()).run()
+    loss = F.cross_entropy(history.model(TEST[0]), TEST[1]).item()
+    assert history.records[-1].test_loss == pytest.approx(loss, rel=1e-6)
+
+
+def test_numpys_integers_are_as_good_as_pythons() -> None:
+    truth = run(seed=3).run()
+    few = {np.int64(i): (x, y.int()) for i, (x, y) in enumerate(CLIENTS)}
+    ours = run(clients=few, seed=np.int64(3), cohort=np.int64(3), rounds=np.int32(6), test=(TEST[0], TEST[1].byte()))
+    assert ours.run().records == truth.records
+    assert [record.to_json() for record in ours] == [record.to_json() for record in truth]
+
+
+def test_places_of_a_sequence_count_alike() -> None:
+    """Outputs `[n, classes, places]`: loss and accuracy are means over examples and places."""
+    clients = [(x, y[:, None].repeat(1, 2)) for x, y in CLIENTS]
+    model = nn.Sequential(net(), nn.Unflatten(1, (3, 1)), nn.Upsample(scale_factor=2))
+    twice = run(model=model, clients=clients, test=(TEST[0], TEST[1][:, None].repeat(1, 2)))
+    once = run(model=net())
+    for ours, truth in zip(twice, once, strict=True):
+        assert ours.test_loss == pytest.approx(truth.test_loss, rel=1e-5)
+        assert ours.test_accuracy == truth.test_accuracy
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_it_trains_wherever_it_is_called(mode: Any) -> None:
+    truth = run().run()
+    with mode():
+        ours = run().run()
+    assert ours.records == truth.records
+    assert not ours.model[0].weight.is_inference()
+
+
+def test_the_default_precision_of_tensors_does_not_matter() -> None:
+    options = {"uplink": "sign", "weighting": "examples"}
+    truth = run(**options, model=(model := net(norm=True)), **KEEP_PAIRS).run()
+    torch.set_default_dtype(torch.float64)
+    try:
+        ours = run(**options, model=model, **KEEP_PAIRS).run()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert ours.records == truth.records
+
+
+def test_runs_in_threads_draw_as_if_alone() -> None:
+    """Dropout draws from torch's one generator, which is given back as it was."""
+    before = torch.get_rng_state()
+    dropping = partial(simulate, nn.Sequential(net(), nn.Dropout(0.5)), CLIENTS, TEST, rounds=4, cohort=3)
+    truth = dropping().run()
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: dropping().run(), range(3)))
+    assert all(ours.records == truth.records for ours in found)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
+
+MARKED = (CLIENTS[5][0], CLIENTS[5][1] + 3)
+
+
+def marked_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of marked targets not a number, with a gradient that is one."""
+    mark = torch.where(targets > 2, float("nan"), 0.0)
+    return F.cross_entropy(outputs, targets % 3, reduction="none") + mark
+
 
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("n=9 of only 8 clients", {"cohort": 9}),
@@ -360,13 +448,23 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("test has targets from 5 to 7; allowed: integers", {"test": (CLIENTS[0][0][:3], torch.tensor([5, 6, 7]))}),
     ("client 0 has targets from 0.0 to 2.0; allowed: int", {"clients": [(x, y.float()) for x, y in CLIENTS]}),
     ("clients has the id 'ada'; give each client an integer", {"clients": {"ada": CLIENTS[0]}}),
+    ("client 0 is a Tensor; give a pair of tensors", {"clients": CLIENTS[0]}),
+    ("client 0: an example is a dict; make it a pair", {"clients": [[{"x": torch.ones(8), "y": 1}]]}),
     ("clients is a set; give a list, or a mapping", {"clients": {1, 2}}),
     ("no trainable parameter", {"model": net().requires_grad_(False)}),
     ("rounds=0; allowed: 1 or more", {"rounds": 0}),
+    (r"rounds=2.5; give a whole number", {"rounds": 2.5}),
+    (r"seed='a'; give a whole number", {"seed": "a"}),
+    (r"cohort=0.5; give a whole number, or a sampler", {"cohort": 0.5}),
+    ("give a torch.nn.Module", {"model": nn.Linear}),
+    (r"the model gives shape \[3\] for one example", {"model": nn.Sequential(net(), nn.Flatten(0))}),
+    ("the model gives a tuple for one example", {"model": nn.LSTM(8, 3)}),
+    ("the store holds residuals of layout", {"residuals": ResidualStore.in_memory(Layout.flat(3))}),
     ("no server is named 'fedamz'", {"server": "fedamz"}),
     ("has no contraction", {"uplink": "randk(ratio=0.5, scaled=true)"}),
     ("no engine is named 'stackd'", {"engine": "stackd"}),
     (r"client 1: Expected more than 1 value per channel.*; set drop_last=true", {"model": net(True), "cohort": "full"}),
+    (r"round 1, clients \[5\]: the loss is not finite", {"clients": [*CLIENTS[:5], MARKED], "loss": marked_loss}),
     (r"round \d, clients \[.*\]: the update is not finite: '0.weight' has", {"local": "sgd(lr=1e30, epochs=9)"}),
 ]
 

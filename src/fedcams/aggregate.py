@@ -17,7 +17,7 @@ from fedcams.wire import Payload, unpack
 
 def mean_of_rows(compressor: Compressor, code: Code, layout: Layout, weights: Sequence[float]) -> Tensor:
     """What an `Aggregator` makes of a cohort's code `[C, ...]` in ascending client id, without taking it apart."""
-    total = torch.zeros(layout.d, device=next(iter(code.values())).device)
+    total = torch.zeros(layout.d, dtype=torch.float32, device=next(iter(code.values())).device)
     compressor.add_rows_to(total, code, layout, weights)
     divide(total, sum(weights))
     layout.check_finite(total, "mean of the updates")
@@ -98,7 +98,7 @@ class Aggregator:
         return total
 
     def _zeros(self) -> Tensor:
-        return torch.zeros(self.layout.d, device=self.device)
+        return torch.zeros(self.layout.d, dtype=torch.float32, device=self.device)
 
     def _add(self, total: Tensor, compressor: Compressor, code: Code, weight: float) -> None:
         compressor.add_to(total, {name: t.to(self.device) for name, t in code.items()}, self.layout, weight)

@@ -11,6 +11,10 @@ class SpecError(FedcamsError, ValueError):
     """A spec string or a hyperparameter that cannot be accepted."""
 
 
+class UnknownName(SpecError):
+    """A spec string that names nothing registered: misspelt, or its module was not imported."""
+
+
 class LayoutError(FedcamsError, ValueError):
     """A vector, a model or a layout that do not belong together."""
 

@@ -37,6 +37,11 @@ class ErrorFeedback:
 
     def __init__(self, codec: Compressor | str, store: ResidualStore | None, layout: Layout | None = None) -> None:
         self.compressor = compressor(codec)
+        if store is not None and layout is not None and store.layout.id != layout.id:
+            theirs, ours = (f"{one.id.hex()} with d={one.d}" for one in (store.layout, layout))
+            raise LayoutError(
+                f"the store holds residuals of layout {theirs}, the model's is {ours}; give one made for it"
+            )
         layout = layout if store is None else store.layout
         if layout is None:
             raise SpecError("store=None: give a ResidualStore, or a layout to send without error feedback")

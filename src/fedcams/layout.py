@@ -48,7 +48,7 @@ class Layout:
     def of(cls, model: nn.Module) -> Layout:
         """The trainable parameters of a model in `named_parameters` order: tied ones once, frozen ones left out."""
         parameters = _trainable(model)
-        if not parameters:
+        if not any(parameter.numel() for parameter in parameters.values()):
             raise LayoutError(f"{type(model).__name__} has no trainable parameter; set requires_grad on some")
         return cls._of_tensors(parameters)
 

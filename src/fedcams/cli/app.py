@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
@@ -18,7 +21,7 @@ from fedcams.cli.planning import plan
 from fedcams.cli.reporting import report
 from fedcams.cli.running import resume, run
 from fedcams.cli.sweeping import sweep
-from fedcams.errors import FedcamsError
+from fedcams.errors import FedcamsError, SpecError
 from fedcams.version import __version__
 
 STOPPED = "stopped; give the same command again to go on from the last checkpoint"
@@ -92,10 +95,32 @@ def show_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def load(modules: Sequence[str]) -> None:
+    """Imports what registers pieces of one's own, from the working directory too."""
+    sys.path.insert(0, str(Path.cwd()))
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise SpecError(f"--import {module}: {error}; give a module that lies here or in PYTHONPATH") from None
+
+
 @app.callback()
 def main(
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            envvar="FEDCAMS_IMPORT",
+            help="Import a module that registers pieces of your own; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Communication-efficient adaptive federated learning: FedAMS, FedCAMS and their relatives."""
+    if modules:
+        load(modules)

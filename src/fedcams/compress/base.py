@@ -97,7 +97,7 @@ class Compressor(Spec, ABC):
     def decode(self, code: Code, layout: Layout) -> Tensor:
         """Code -> float32 `[..., d]`."""
         first = next(iter(code.values()))
-        out = torch.zeros(*first.shape[:-1], layout.d, device=first.device)
+        out = torch.zeros(*first.shape[:-1], layout.d, dtype=torch.float32, device=first.device)
         return self.add_to(out, code, layout)
 
     def add_to(self, out: Tensor, code: Code, layout: Layout, weight: float = 1.0) -> Tensor:

@@ -47,7 +47,7 @@ class Sign(Compressor):
         return {"scale": (sums / sizes).float(), "sign": bits}
 
     def accumulate_rows(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> None:
-        each = torch.tensor(weights, device=out.device)[:, None]
+        each = torch.tensor(weights, dtype=torch.float32, device=out.device)[:, None]
         add_signs(out, code["sign"], segments(layout, self.scope), code["scale"] * each)
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:

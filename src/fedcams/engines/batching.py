@@ -19,7 +19,7 @@ class Grid:
     """S steps of C clients with up to B examples each."""
 
     example: Integers
-    """`[S, C, B]`, places in the pool; padding repeats its first."""
+    """`[S, C, B]`, places in the pool; padding repeats the batch's first, since 0 times another client's NaN is NaN."""
     draw: Integers
     """`[S, C, B]`, places among the cohort's augmentation draws laid end to end."""
     size: Integers
@@ -59,6 +59,9 @@ def lay_out(
         row[: len(plan.sizes)] = plan.sizes
     real = np.arange(width or size.max()) < size[..., None]
     example, draw = np.zeros(real.shape, np.int64), np.zeros(real.shape, np.int64)
-    example[real] = np.concatenate([part[plan.order] for part, plan in zip(places, plans, strict=True)])
+    seen = [part[plan.order] for part, plan in zip(places, plans, strict=True)]
+    example[: len(seen)] = np.array([own[0] for own in seen])[:, None, None]
+    example[real] = np.concatenate(seen)
+    example = np.where(real, example, example[..., :1])
     draw[real] = np.arange(size.sum())
     return Grid(example.swapaxes(0, 1), draw.swapaxes(0, 1), size.T)

@@ -11,7 +11,8 @@ from pathlib import Path
 from fedcams.engines import graphs
 from fedcams.engines.base import Engine, engine
 from fedcams.engines.problem import Problem
-from fedcams.engines.stacked import can_compile, check_supported
+from fedcams.engines.stacked import can_compile
+from fedcams.engines.trial import agrees
 from fedcams.errors import SpecError
 from fedcams.local import step_count
 
@@ -23,8 +24,8 @@ def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool =
     """The engine asked for; with `auto`, the fastest for so many rounds of cohorts whose size varies or does not.
 
     That is `graphs` on a CUDA device, elsewhere or where it has no kernel for a layer `stacked`, compiled where that
-    pays, and `loop` for layers that only it can train. The choice depends on the machine and the arguments alone, so a
-    resumed run goes on with the same engine.
+    pays, and `loop` for models that only it trains right. The choice depends on the machine and the arguments alone, so
+    a resumed run goes on with the same engine.
     """
     if spec != "auto":
         chosen = engine(spec)
@@ -34,9 +35,7 @@ def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool =
     with contextlib.suppress(SpecError):
         graphs.check_problem(problem)
         return engine("graphs")
-    try:
-        check_supported(problem.model)
-    except SpecError:
+    if not agrees(engine("stacked"), problem):
         return engine("loop")
     compiled = not varies and _pays(problem, rounds) and has_compiler() and can_compile(problem)
     return engine("stacked(compile=true)" if compiled else "stacked")

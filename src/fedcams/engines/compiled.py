@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedcams.engines.descent import descend
-from fedcams.engines.problem import Problem
+from fedcams.engines.problem import Problem, Step
 
-Step = Callable[..., tuple[Tensor, ...]]
-Shapes = tuple[torch.Size, ...]
-
-_OF_MODEL: weakref.WeakKeyDictionary[nn.Module, dict[Shapes, Step]] = weakref.WeakKeyDictionary()
 _OF_CODE: dict[str, Step] = {}  # compiling takes seconds, and runs of one preset often compute the same
 
 
@@ -34,7 +28,7 @@ def compiled_step(
 
     For a model without buffers. Compiled once for each shape.
     """
-    known = _OF_MODEL.setdefault(problem.model, {})
+    known = problem.compiled
     inputs = (
         (parameters, received, x, y, weight) if direction is None else (parameters, received, x, y, weight, direction)
     )
@@ -60,7 +54,7 @@ def _compile(problem: Problem, *inputs: Tensor) -> Step:
 
 
 def _step(problem: Problem) -> Step:
-    model, layout, loss = problem.model.train(), problem.layout, problem.loss
+    model, layout, loss = problem.model.train(), problem.layout, problem.losses
 
     def weighted_loss(row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         parts = zip(layout.names, row.split(layout.sizes), layout.shapes, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from fedcams.keys import derive
 from fedcams.local import batches
 from fedcams.local.schedule import Batch
 from fedcams.registry import register
+
+_GENERATOR = threading.RLock()
+"""Layers that draw do so from torch's generator, which all threads share: one client at a time has it."""
 
 
 @register("loop")
@@ -41,12 +45,14 @@ def _train_one(
 ) -> tuple[Tensor, Tensor | None, Tensor, int, int]:
     """delta `[d]`, buffers `[b]`, mean loss, examples, steps."""
     model, layout, buffer_layout = problem.model.train(), problem.layout, problem.buffer_layout
+    problem.rewind()
     layout.write(start, model)
     if buffers is not None and buffer_layout is not None:
         buffer_layout.write(buffers, model)
     x, y = problem.examples_of(client)
     plan = batches(problem.local, len(x), seed, round, client)
-    with naming([client]), torch.random.fork_rng(devices=[problem.device] if problem.device.type == "cuda" else []):
+    gpu = [problem.device] if problem.device.type == "cuda" else []
+    with _GENERATOR, naming([client]), torch.random.fork_rng(devices=gpu):
         torch.manual_seed(derive(seed, "dropout", round, client))
         total = _descend(problem, model, x, y, plan, problem.draws(sum(map(len, plan)), seed, round, client))
     after = layout.read(model, out=torch.empty_like(start))

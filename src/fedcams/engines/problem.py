@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from fedcams.local import SGD
 from fedcams.tasks import Augmentation
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> the loss of each example `[B]`, or their mean."""
+"""(outputs, targets) -> the loss of each example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
+Step = Callable[..., tuple[Tensor, ...]]
 MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
 """Layers in which the examples of a batch see each other."""
 
@@ -90,8 +91,17 @@ class Problem:
         if any(isinstance(module, MIXES_EXAMPLES) for module in self.model.modules()):
             return False
         x, y = self.examples_of(next(iter(self.clients)))
-        with torch.no_grad():
-            return self.loss(self.model.eval()(self.prepare(x[:1])), y[:1]).dim() > 0
+        training = self.model.training
+        try:
+            with torch.no_grad():
+                return self.losses(self.model.eval()(self.prepare(x[:1])), y[:1]).dim() > 0
+        finally:
+            self.model.train(training)  # it may be asked in the middle of training
+
+    def losses(self, outputs: Any, targets: Tensor) -> Tensor:
+        """The loss of each example `[B]`, or the mean `[]` where the loss gives nothing else."""
+        values = self.loss(outputs, targets)
+        return values.flatten(1).mean(1) if values.dim() > 1 else values
 
     def read(self) -> tuple[Tensor, Tensor | None]:
         """The parameters `[d]` and buffers `[b]` that the model has now, copied."""
@@ -99,20 +109,39 @@ class Problem:
         return self.layout.read(self.model), None if buffers is None else buffers.read(self.model)
 
     @functools.cached_property
-    def _tensors(self) -> list[Tensor]:
-        """The model's tensors of both layouts; looking them up by name would take longer than a small copy."""
-        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+    def compiled(self) -> dict[tuple[torch.Size, ...], Step]:
+        """The steps that were compiled for it, by the shapes of what they take."""
+        return {}
+
+    @functools.cached_property
+    def _places(self) -> list[tuple[nn.Module, str]]:
+        """Where the tensors of both layouts stand in the model: collecting them by name would take longer than a small
+        copy, and the tensors themselves may be others by then, after a copy of the problem or an assignment."""
         layouts = [self.layout, *([self.buffer_layout] if self.buffer_layout else [])]
-        return [named[name].detach() for layout in layouts for name in layout.names]
+        paths = [name.rpartition(".") for layout in layouts for name in layout.names]
+        return [(self.model.get_submodule(module), name) for module, _, name in paths]
 
     def load(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
         """The model with these parameters `[d]` and buffers `[b]`."""
         parts = list(self.layout.split(x).values())
         if buffers is not None and self.buffer_layout is not None:
             parts += self.buffer_layout.split(buffers).values()
-        for tensor, part in zip(self._tensors, parts, strict=False):
-            tensor.copy_(part)
+        for (module, name), part in zip(self._places, parts, strict=False):
+            getattr(module, name).detach().copy_(part)
         return self.model
+
+    @functools.cached_property
+    def _at_home(self) -> dict[str, Tensor]:
+        """The buffers that do not travel, integers above all, as they were before any training."""
+        travelling = self.buffer_layout.names if self.buffer_layout else ()
+        return {name: b.clone() for name, b in self.model.named_buffers() if name not in travelling}
+
+    def rewind(self) -> None:
+        """Sets buffers that do not travel to where every client starts, so that none goes on with another's."""
+        if self._at_home:
+            now = dict(self.model.named_buffers())
+            for name, value in self._at_home.items():
+                now[name].copy_(value)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -61,7 +61,7 @@ class Stacked(Engine):
                 with naming(clients[rows]):
                     losses[step, rows] = stack.descend(rows, batch.part(rows, width), self.compile)
         back = None if order == sorted(order) else np.argsort(order)
-        delta, after, loss = stack.delta(), stack.joined_buffers(), _mean_loss(losses, grid)
+        delta, after, loss = stack.delta().to(start.dtype), stack.joined_buffers(start.dtype), _mean_loss(losses, grid)
         return Update(
             delta if back is None else delta[back],
             after if after is None or back is None else after[back],
@@ -135,8 +135,8 @@ def _chosen(vectors: Tensor, order: list[int]) -> Tensor:
 
 def _mean_loss(losses: Tensor, grid: Grid) -> Tensor:
     """`[C]`, over the examples seen, from the losses `[S, C]` of the batches."""
-    means = (losses.cpu().numpy() * grid.size).sum(0) / grid.size.sum(0)  # few numbers: quicker than with torch
-    return torch.from_numpy(means).to(losses.device, losses.dtype)
+    sums = (losses.cpu().double().numpy() * grid.size).sum(0)  # few numbers: quicker than with torch
+    return torch.from_numpy(sums / grid.size.sum(0)).to(losses.device, losses.dtype)
 
 
 @dataclass
@@ -151,10 +151,11 @@ class _Stack:
 
     @classmethod
     def of(cls, problem: Problem, received: Tensor, buffers: Tensor | None) -> _Stack:
-        count = len(received)
+        count, received = len(received), received.to(problem.dtype)
         held = {name: b.detach().expand(count, *b.shape).clone() for name, b in problem.model.named_buffers()}
         if buffers is not None and problem.buffer_layout is not None:
-            held |= {name: part.clone() for name, part in problem.buffer_layout.split(buffers).items()}
+            for name, part in problem.buffer_layout.split(buffers).items():
+                held[name].copy_(part)
         parameters = received.clone(memory_format=torch.contiguous_format)
         direction = torch.zeros_like(parameters) if problem.local.momentum else None
         return cls(problem, received, parameters, direction, held)
@@ -163,12 +164,12 @@ class _Stack:
         """`[C, d]`, in the memory of the parameters."""
         return self.parameters.sub_(self.received)
 
-    def joined_buffers(self) -> Tensor | None:
+    def joined_buffers(self, dtype: torch.dtype) -> Tensor | None:
         """`[C, b]`, as the layout of the buffers has them."""
         layout = self.problem.buffer_layout
         if layout is None:
             return None
-        return layout.join(self.buffers, out=self.parameters.new_empty(len(self.parameters), layout.d))
+        return layout.join(self.buffers, out=self.parameters.new_empty(len(self.parameters), layout.d, dtype=dtype))
 
     def descend(self, rows: Rows, batch: _Batch, compiled: bool) -> Tensor:
         """A step of some rows; returns their losses."""
@@ -200,7 +201,7 @@ def _gradients(
     model = problem.model
 
     def losses(p: dict[str, Tensor], b: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        return problem.loss(functional_call(model, (p, b), (inputs,)), targets)
+        return problem.losses(functional_call(model, (p, b), (inputs,)), targets)
 
     leaf = parameters.detach().requires_grad_()
     each = vmap(losses)(problem.layout.split(leaf), buffers, x, y)

@@ -11,9 +11,11 @@ from fedcams.compress import Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Downlink, downlink
 from fedcams.downlink.message import message_size, replacing
+from fedcams.downlink.none import NoDownlink
 from fedcams.downlink.replica import Replica
 from fedcams.downlink.shared import Shared
 from fedcams.downlink.stateless import Stateless
+from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.plan.costs import payload_bytes, touched
 from fedcams.plan.participation import Contacts
@@ -107,7 +109,11 @@ def _models(chosen: Downlink, setting: Setting, contacts: Contacts) -> tuple[flo
         return delta * (again + chosen.warm * contacts.seen), 0.0, dense * contacts.seen * (not chosen.warm)
     if isinstance(chosen, Shared):
         return _shared(chosen, setting, contacts)
-    return 0.0, 0.0, payload_bytes(IDENTITY, layout) * contacts.total
+    if isinstance(chosen, NoDownlink):
+        return 0.0, 0.0, payload_bytes(IDENTITY, layout) * contacts.total
+    raise SpecError(
+        f"{chosen}: what it will send is not known before it runs; plan with none, stateless, shared, replica"
+    )
 
 
 def _shared(chosen: Shared, setting: Setting, contacts: Contacts) -> tuple[float, float, float]:

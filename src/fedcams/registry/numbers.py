@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from numbers import Rational, Real
 
 from fedcams.errors import SpecError
 
@@ -28,15 +29,18 @@ def parse_number(text: str) -> Fraction:
         raise SpecError(f"{text!r} divides by zero; write a denominator of at least 1") from None
 
 
-def exact(value: Number | str) -> Fraction:
-    """A Fraction from anything a caller may write; a float means what its shortest decimal says (0.1 is 1/10)."""
+def exact(value: Number | Real | str) -> Fraction:
+    """A Fraction from anything a caller may write; a float means what its shortest decimal says (0.1 is 1/10).
+
+    NumPy's numbers are as good as Python's.
+    """
     if isinstance(value, str):
         return parse_number(value.strip())
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise SpecError(f"{value!r} is not a finite number")
-        return Fraction(repr(value))
-    return Fraction(value)
+    if isinstance(value, Rational):
+        return Fraction(int(value.numerator), int(value.denominator))
+    if not math.isfinite(value):
+        raise SpecError(f"{value} is not a finite number")
+    return Fraction(str(value))
 
 
 def format_number(value: Fraction) -> str:

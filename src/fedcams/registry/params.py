@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable
 from fractions import Fraction
+from numbers import Real
 from typing import Any, Literal
 
 from fedcams.errors import SpecError
@@ -104,7 +105,7 @@ def coerce(param: Param, value: Any, where: str) -> Any:
 
 
 def _numeric(param: Param, value: Any) -> Fraction | int:
-    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | str):
+    if isinstance(value, bool) or not isinstance(value, Real | str):
         raise SpecError("not a number")
     result = exact(value)
     if param.kind == "integer" and result.denominator != 1:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, cast
 
-from fedcams.errors import SpecError
+from fedcams.errors import SpecError, UnknownName
 from fedcams.registry.grammar import Call, Value, Word, parse_call
 from fedcams.registry.params import Param, coerce, nearest, show
 
@@ -112,7 +112,7 @@ def _example(kind: str) -> str:
 def _build(kind: str, call: Call) -> Spec:
     known = registered(kind)
     if call.name not in known:
-        raise SpecError(
+        raise UnknownName(
             f"no {kind} is named {call.name!r}{nearest(call.name, known)}; known: {', '.join(known) or 'none'}"
         )
     cls = known[call.name]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcams.errors import FedcamsError
+from fedcams.errors import FedcamsError, UnknownName
 from fedcams.experiment import Experiment
 from fedcams.report.order import in_order
 from fedcams.report.palette import Look, look
@@ -96,6 +96,8 @@ def _read(folder: Path) -> Run:
         _check(run)
     except RunError:
         raise
+    except UnknownName as error:
+        raise RunError(f"{folder}: {error}; if it is a piece of your own, fedcams --import MODULE loads it") from None
     except (FedcamsError, OSError, TypeError, ValueError) as error:
         raise RunError(f"{folder}: damaged ({error}); delete the folder and start the run anew") from None
     return run

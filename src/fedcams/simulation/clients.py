@@ -24,9 +24,9 @@ class Clients(Mapping[int, Examples]):
             raise SpecError("clients is empty; give at least one client")
         self._source, self.classes = source, classes
         self._ids: list[Any] = list(source) if isinstance(source, Mapping) else list(range(len(source)))
-        if stranger := [client for client in self._ids if not isinstance(client, int)]:
+        if stranger := [client for client in self._ids if not isinstance(client, int | np.integer)]:
             raise SpecError(f"clients has the id {stranger[0]!r}; give each client an integer")
-        self._ids.sort()
+        self._ids = sorted(map(int, self._ids))
 
     def __getitem__(self, client: int) -> Examples:
         return as_examples(self._source[client], f"client {client}", self.classes)
@@ -41,7 +41,7 @@ class Clients(Mapping[int, Examples]):
 def as_examples(data: Any, name: str, classes: int | None = None) -> Examples:
     """A pair of tensors or arrays as it is; a map-style dataset of (input, target) stacked into one.
 
-    With `classes`, targets must be integers below it.
+    With `classes`, targets must be integers below it, and become int64.
     """
     if (
         isinstance(data, tuple | list)
@@ -49,16 +49,26 @@ def as_examples(data: Any, name: str, classes: int | None = None) -> Examples:
         and all(isinstance(part, Tensor | np.ndarray) for part in data)
     ):
         x, y = map(_tensor, data)
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        items = [data[i] for i in range(len(data))]
-        x, y = (_stack([item[part] for item in items], name) for part in (0, 1))
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Tensor | np.ndarray):
+        x, y = (_stack(part, name) for part in _pairs(data, name))
     else:
         raise SpecError(f"{name} is a {type(data).__name__}; give a pair of tensors or a dataset with len() and []")
     if len(x) == 0 or len(x) != len(y):
         raise SpecError(f"{name} has {len(x)} inputs and {len(y)} targets; give one or more, and a target for each")
     if classes is not None:
         _check_targets(y, name, classes)
+        y = y.long()
     return x, y
+
+
+def _pairs(data: Any, name: str) -> tuple[list[Any], list[Any]]:
+    """The inputs and the targets of a dataset."""
+    items = [data[i] for i in range(len(data))]
+    try:
+        return [item[0] for item in items], [item[1] for item in items]
+    except (TypeError, LookupError):
+        kind = type(items[0]).__name__
+        raise SpecError(f"{name}: an example is a {kind}; make it a pair (input, target)") from None
 
 
 def _check_targets(y: Tensor, name: str, classes: int) -> None:

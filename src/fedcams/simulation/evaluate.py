@@ -10,7 +10,7 @@ from torch import Tensor
 from fedcams.engines import Engine, Examples, Problem, engine
 
 Metric = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> a score for each example `[B]`, or their mean."""
+"""(outputs, targets) -> a score for each example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
 BATCH = 1000
 
 
@@ -29,11 +29,11 @@ def evaluate(
     for inputs, targets in zip(*(part.split(BATCH) for part in test), strict=True):
         inputs, targets = inputs.to(problem.device), targets.to(problem.device)
         outputs = predict(inputs)
-        loss = loss + _total(problem.loss(outputs, targets), len(inputs))
+        loss = loss + _total(problem.losses(outputs, targets), len(inputs))
         score = score + _total(metric(outputs, targets), len(inputs))
     return float(loss) / len(test[0]), float(score) / len(test[0])
 
 
 def _total(values: Tensor, examples: int) -> Tensor:
-    """The sum over so many examples, of which the values are one each, or the mean."""
-    return values.sum(dtype=torch.float64) if values.dim() else values.double() * examples
+    """The sum over so many examples, of which the values are one each, or the mean, or several each."""
+    return values.sum(dtype=torch.float64) if values.dim() == 1 else values.double().mean() * examples

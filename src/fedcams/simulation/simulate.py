@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ from fedcams.simulation.simulation import Simulation
 from fedcams.tasks import Augmentation, accuracy, cross_entropy
 
 
+@torch.inference_mode(False)
 def simulate(
     model: nn.Module,
     clients: Sequence[Any] | Mapping[int, Any],
@@ -62,11 +64,12 @@ def simulate(
     gives the loss of each example (or their mean, slower for clients of uneven size), `metric` a score of each.
     The model is copied; it trains where its parameters are.
     """
-    _check_counts(rounds=rounds, evaluate_every=evaluate_every)
+    rounds, evaluate_every = _whole("rounds", rounds, low=1), _whole("evaluate_every", evaluate_every, low=1)
+    seed = _whole("seed", seed)
     problem = _problem(copy.deepcopy(model), clients, loss, resolve_local(local), prepare, augment)
     layout, buffer_layout = problem.layout, problem.buffer_layout
     store = (residuals or ResidualStore.in_memory(layout, problem.device)) if feedback else None
-    chosen = resolve_sampler(f"uniform(n={cohort})" if isinstance(cohort, int) else cohort)
+    chosen = _sampler(cohort)
     down = resolve_downlink(downlink)
     replicas = ResidualStore.in_memory(layout, problem.device) if down.replicates else None
     config = Server(layout, resolve_server(server), seed, buffer_layout, down, weighting, replicas)
@@ -85,10 +88,21 @@ def simulate(
     return History(simulation, start(config, *problem.read()), rounds)
 
 
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise SpecError(f"{name}={count}; allowed: 1 or more")
+def _whole(name: str, value: Any, low: int | None = None) -> int:
+    """The integer, Python's or NumPy's."""
+    if not isinstance(value, int | np.integer):
+        raise SpecError(f"{name}={value!r}; give a whole number")
+    if low is not None and value < low:
+        raise SpecError(f"{name}={value}; allowed: {low} or more")
+    return int(value)
+
+
+def _sampler(cohort: Any) -> Sampler:
+    if isinstance(cohort, str | Sampler):
+        return resolve_sampler(cohort)
+    if not isinstance(cohort, int | np.integer):
+        raise SpecError(f"cohort={cohort!r}; give a whole number, or a sampler such as 'bernoulli(p=0.1)'")
+    return resolve_sampler(f"uniform(n={cohort})")
 
 
 def _problem(
@@ -99,6 +113,8 @@ def _problem(
     prepare: Callable[[Tensor], Tensor],
     augment: Augmentation | None,
 ) -> Problem:
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"model={model!r}; give a torch.nn.Module")
     Layout.of(model)  # refuses a model that cannot be trained, before anything else is looked at
     known = Clients(clients)
     if loss is cross_entropy:
@@ -111,7 +127,11 @@ def _outputs(model: nn.Module, prepare: Callable[[Tensor], Tensor], clients: Cli
     """The number of classes that the model tells apart."""
     x, _ = clients[next(iter(clients))]
     device = next(model.parameters()).device
-    return int(model.eval()(prepare(x[:1].to(device))).shape[1])
+    outputs = model.eval()(prepare(x[:1].to(device)))
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
+        found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        raise SpecError(f"the model gives {found} for one example; [1, classes] is needed, or a loss of your own")
+    return outputs.shape[1]
 
 
 def _examples_to_test(test: Any, clients: Mapping[int, Any]) -> Examples | None:

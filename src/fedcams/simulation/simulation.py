@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ class Simulation:
     evaluate_every: int = 1
     measure_gamma: bool = False
 
+    @torch.inference_mode(False)  # training needs gradients, whatever the caller does beside it
     def advance(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:
         """One round. Consumes the state; `phases` collects where the time goes."""
         phases = phases or Phases()
@@ -62,6 +64,7 @@ class Simulation:
             buffers = _mean_buffers(self.server.buffer_layout, update.buffers, weights)
         gamma = None if before is None else self._gamma(*before, mean, round)
         norm = float(mean.norm())
+        _check_losses(cohort, update.loss, round)
         with phases("step"):
             x, optimizer = self.server.optimizer.step(state.optimizer, state.x, mean)
             self.uplink.commit(pending)
@@ -134,6 +137,12 @@ class Simulation:
 def _mean_buffers(layout: Layout | None, rows: Tensor | None, weights: Sequence[float]) -> Tensor | None:
     """The mean of the clients' buffers, as the aggregator takes it."""
     return None if layout is None or rows is None else mean_of_rows(IDENTITY, {"values": rows}, layout, weights)
+
+
+def _check_losses(cohort: Sequence[int], losses: Tensor, round: int) -> None:
+    """As the client's half does: an update may be finite all the same."""
+    if bad := [client for client, loss in zip(cohort, losses.tolist(), strict=True) if not math.isfinite(loss)]:
+        raise UpdateError(f"round {round}, clients {bad}: the loss is not finite; lower the learning rate or clip")
 
 
 def _mean_error(pending: Pending) -> float | None:

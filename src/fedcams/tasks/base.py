@@ -112,10 +112,10 @@ def data_folder(folder: Path | None) -> Path:
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """`[..., classes]` and `[...]` -> the loss of each example."""
+    """`[n, classes, ...]` and `[n, ...]` -> the loss of each target."""
     return functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """`[..., classes]` and `[...]` -> 1.0 where the largest output is the target, else 0.0."""
-    return (outputs.argmax(-1) == targets).float()
+    """`[n, classes, ...]` and `[n, ...]` -> 1.0 where the largest output is the target, else 0.0."""
+    return (outputs.argmax(1) == targets).float()
