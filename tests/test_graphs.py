@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from fedcams.engines.graphs.engine import check_device, check_loss
 from fedcams.engines.graphs.packing import ALIGN, Packing
 from fedcams.engines.graphs.plans import Batches
 from fedcams.engines.graphs.prepared import prepared
-from fedcams.engines.graphs.program import ConvNorm, translate
+from fedcams.engines.graphs.program import ConvNorm
 from fedcams.engines.graphs.tiles import depth, power, splits, together
+from fedcams.engines.graphs.translation import translate
 from fedcams.errors import SpecError, UpdateError
 from fedcams.local import local
 from fedcams.models.resnet18 import BasicBlock
@@ -129,11 +131,47 @@ def test_batch_norm_takes_in_what_surrounds_it() -> None:
         ([nn.BatchNorm2d(3)], "a batch-norm that follows no convolution"),
         ([nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, affine=False)], "a batch-norm without weights"),
         ([nn.Flatten(), nn.Linear(12, 4).requires_grad_(False)], "parameter '1.weight' is frozen"),
+        ([nn.Conv2d(3, 3, 1), nn.GELU("tanh")], "an approximate GELU"),
+        ([nn.Conv2d(3, 3, 1), nn.ReLU(), nn.Linear(3, 3)], "a linear layer of images"),
     ],
 )
 def test_what_has_no_kernel_is_refused_by_name(layers: list[nn.Module], refused: str) -> None:
     with pytest.raises(SpecError, match=f"{refused}.*use engine=stacked"):
         translate(nn.Sequential(*layers))
+
+
+class Written(nn.Module):
+    """A convolution, and something that is written rather than made of modules."""
+
+    def __init__(self, forward: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.written = nn.Conv2d(3, 3, 1), forward
+        self.scale, self.relu = nn.Parameter(torch.ones(1)), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.written(self, self.conv(x))
+
+
+@pytest.mark.parametrize(
+    ("forward", "refused"),
+    [
+        (lambda model, x: F.gelu(x, approximate="tanh"), "an approximate GELU"),
+        (lambda model, x: x + model.relu(x), "in place of values that are used again"),
+        (lambda model, x: x + F.relu(x, inplace=True), "in place of values that are used again"),
+        (lambda model, x: x.mean((2, 3), keepdim=True), "nothing that it knows"),
+        (lambda model, x: x.mean((2, 3), True), "nothing that it knows"),
+        (lambda model, x: x * model.scale, "a tensor of its own"),
+        (lambda model, x: model.relu(input=x), "a call by keywords"),
+    ],
+)
+def test_what_it_would_get_wrong_is_refused(forward: Callable[[nn.Module, Tensor], Tensor], refused: str) -> None:
+    with pytest.raises(SpecError, match=f"{refused}.*use engine=stacked"):
+        translate(Written(forward))
+
+
+def test_an_activation_may_write_over_what_only_it_uses() -> None:
+    program = translate(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)))
+    assert [operation.post for operation in program.operations.values()] == ["relu"]
 
 
 def test_a_batch_of_one_value_is_refused_with_its_client() -> None:

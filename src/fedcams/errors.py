@@ -10,6 +10,10 @@ class FedcamsError(Exception):
 class SpecError(FedcamsError, ValueError):
     """A spec string or a hyperparameter that cannot be accepted."""
 
+    def within(self, where: str) -> SpecError:
+        """The same error, of the same class, with the place where it was found in front."""
+        return type(self)(f"{where}: {self}")
+
 
 class UnknownName(SpecError):
     """A spec string that names nothing registered: misspelt, or its module was not imported."""

@@ -79,7 +79,7 @@ class Experiment(Spec):
         try:
             return cls.from_dict(values)
         except SpecError as error:
-            raise SpecError(f"{path}: {error}") from None
+            raise error.within(str(path)) from None
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Every key with its value as TOML has it: spec strings, numbers, booleans."""

@@ -58,7 +58,7 @@ class Table:
         try:
             return Experiment.from_dict(self.values | more)
         except SpecError as error:
-            raise SpecError(f"{self.where}: {error}") from None
+            raise error.within(self.where) from None
 
 
 @dataclass(frozen=True)

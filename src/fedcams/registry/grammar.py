@@ -118,7 +118,7 @@ class _Reader:
         try:
             return parse_number(text)
         except SpecError as error:
-            raise SpecError(f"spec {self.text!r}: {error}") from None
+            raise error.within(f"spec {self.text!r}") from None
 
     def unquote(self, quoted: str) -> str:
         try:

@@ -40,7 +40,7 @@ class Spec:
         try:
             return resolve(param.spec_kind, value)
         except SpecError as error:
-            raise SpecError(f"{where}: {error}") from None
+            raise error.within(where) from None
 
     def __str__(self) -> str:
         """The canonical spec: declared order, defaults omitted, a leading nested spec without its key."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedcams.engines.base import Engine
 from fedcams.engines.graphs.prepared import prepared
-from fedcams.engines.graphs.program import translate
+from fedcams.engines.graphs.translation import translate
 from fedcams.engines.problem import Problem, Update
 from fedcams.errors import SpecError
 from fedcams.registry import integer, register, text

@@ -195,7 +195,9 @@ def gradient_weight(conv: Conv, dy: Tensor, x: Tensor, slot: Slot, precision: st
     count = tiles.splits(blocks * clients, rows, precision)
     chunk = triton.cdiv(triton.cdiv(rows, count), tile.BK) * tile.BK
     count = triton.cdiv(rows, chunk)
-    parts = None if count == 1 else torch.empty(clients, count, shape["CO"] * columns, device=x.device)
+    parts = (
+        None if count == 1 else torch.empty(clients, count, shape["CO"] * columns, device=x.device, dtype=torch.float32)
+    )
     target = slot if parts is None else Slot(parts)
     convolution.backward_weight[(blocks, clients, count)](
         x, dy, target.out, *target.arguments(), rows, chunk, x.stride(0), dy.stride(0), target.out.stride(0),
@@ -210,9 +212,8 @@ def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, slot: Slot, pr
     if tiles.rolls(conv.kernel, width, precision):
         across, block = tiles.rolling(width, channels)
         group = tiles.together(images, clients * triton.cdiv(channels, block))
-        parts = torch.empty(
-            clients, triton.cdiv(images, group), conv.kernel[0] * conv.kernel[1] * channels, device=x.device
-        )
+        count, taps = triton.cdiv(images, group), conv.kernel[0] * conv.kernel[1]
+        parts = torch.empty(clients, count, taps * channels, device=x.device, dtype=torch.float32)
         rolling.backward_weight[(parts.shape[1], triton.cdiv(channels, block), clients)](
             x, dy, parts, images, group, parts.stride(0), parts.stride(1), H=height, W=width, K=channels,
             R=conv.kernel[0], S=conv.kernel[1], BW=across, BN=block, num_warps=4,
@@ -222,7 +223,7 @@ def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, slot: Slot, pr
     count = tiles.splits(clients * triton.cdiv(channels, BN), rows, precision, programs=1056, least=BM)
     chunk = triton.cdiv(triton.cdiv(rows, count), BM) * BM
     count = triton.cdiv(rows, chunk)
-    parts = torch.empty(clients, count, taps * channels, device=x.device)
+    parts = torch.empty(clients, count, taps * channels, device=x.device, dtype=torch.float32)
     depthwise.backward_weight[(count, triton.cdiv(channels, BN), clients)](
         x, dy, parts, rows, chunk, parts.stride(0), parts.stride(1), H=height, W=width, K=channels,
         R=conv.kernel[0], S=conv.kernel[1], TAPS=tiles.power(taps, 1, 1 << 20), BM=BM, BN=BN, num_warps=4,

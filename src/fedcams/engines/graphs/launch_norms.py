@@ -19,7 +19,7 @@ def finalize(
 ) -> Tensor:  # fmt: skip
     """`[C, 4, K]`: mean, 1/std, scale, shift of a batch; the running statistics move on."""
     clients, count, _, channels = stats.parts.shape
-    moments = torch.empty(clients, 4, channels, device=stats.parts.device)
+    moments = torch.empty(clients, 4, channels, device=stats.parts.device, dtype=torch.float32)
     BN = 16
     normalization.finalize[(triton.cdiv(channels, BN), clients)](
         stats.parts, sizes, *weights, *running, moments, count, weights[0].stride(0), running[0].stride(0),
@@ -72,11 +72,11 @@ def normalize_backward(
     chunk = BM * max(1, min(8, it.rows * triton.cdiv(channels, BN) * clients // (BM * 1056)))
     chunks = triton.cdiv(it.rows, chunk)
     shared = (some(it.residual, y), some(it.residual_moments, y))
-    parts = torch.empty(clients, chunks, 3, channels, device=y.device)
+    parts = torch.empty(clients, chunks, 3, channels, device=y.device, dtype=torch.float32)
     normalization.backward_sums[(chunks, triton.cdiv(channels, BN), clients)](
         dy, it.x, y, it.moments, *shared, parts, it.rows, chunk, **flags, BM=BM, BN=BN, num_warps=4
     )
-    sums = torch.empty(clients, 3, channels, device=y.device)
+    sums = torch.empty(clients, 3, channels, device=y.device, dtype=torch.float32)
     narrow = 16
     gamma, beta, *other = gradients
     normalization.backward_finalize[(triton.cdiv(channels, narrow), clients)](
@@ -85,7 +85,9 @@ def normalize_backward(
     )  # fmt: skip
     dx, dresidual = torch.empty_like(it.x), None if it.residual is None else torch.empty_like(it.residual)
     count = triton.cdiv(it.rows, BM)
-    bias_parts = torch.empty(clients, count, channels, device=y.device) if bias is not None else None
+    bias_parts = (
+        torch.empty(clients, count, channels, device=y.device, dtype=torch.float32) if bias is not None else None
+    )
     normalization.backward_apply[(count, triton.cdiv(channels, BN), clients)](
         dy, it.x, y, it.moments, sums, *shared, dx, some(dresidual, y), some(bias_parts, y), sizes, it.rows, **flags,
         PIXELS=it.x.shape[2] * it.x.shape[3], BIAS=bias is not None, BM=BM, BN=BN, num_warps=4,

@@ -14,7 +14,7 @@ from fedcams.engines.graphs.cohort import Cohort
 from fedcams.engines.graphs.packing import Packing
 from fedcams.engines.graphs.plans import Batches
 from fedcams.engines.graphs.prediction import Predictor
-from fedcams.engines.graphs.program import translate
+from fedcams.engines.graphs.translation import translate
 from fedcams.engines.problem import Problem, Update
 from fedcams.errors import UpdateError
 
