@@ -65,7 +65,7 @@ class Packing:
             part.copy_(source)
 
     def _pairs(self, rows: Tensor, block: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Views of each tensor in both, axes alike; neighbours that keep their order go as one where they touch."""
+        """Views of each tensor in both, axes alike."""
         for name, part in self.layout.split(rows).items():
             order = self.places[name].order
             yield part.permute(0, *(axis + 1 for axis in order)), self.view(block, name)
