@@ -143,12 +143,12 @@ class Problem:
             for name, value in self._at_home.items():
                 now[name].copy_(value)
 
-    @property
+    @functools.cached_property
     def dtype(self) -> torch.dtype:
         """The precision in which the model trains."""
         return next(p.dtype for p in self.model.parameters() if p.requires_grad)
 
-    @property
+    @functools.cached_property
     def device(self) -> torch.device:
         """Where the model lives."""
         return next(self.model.parameters()).device
