@@ -383,6 +383,23 @@ def test_a_compiled_step_is_the_same() -> None:
         train("stacked(compile=true)", problem("batch-norm"))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_a_compiled_step_serves_cohorts_of_any_length() -> None:
+    """More lengths than a compiler would make a step of its own for."""
+    x, y = torch.randn(100, 12, generator=torch.Generator().manual_seed(0)), torch.arange(100) % 3
+    clients = {client: (x[: 5 * client + 5], y[: 5 * client + 5]) for client in range(20)}
+    model = nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))
+    given = Problem(model, per_example, clients, local("sgd(lr=0.1, batch=4)"))
+    start = given.read()
+    for cohort in ([first, first + 1] for first in range(0, 20, 2)):
+        ours, truth = (
+            engine(by).train(given, *start, cohort, round=1, seed=0) for by in ("stacked(compile=true)", "loop")
+        )
+        assert_close(ours, truth, 1e-5)
+    assert len(given.compiled) == 1
+
+
 # -- every registered model --------------------------------------------------------------------------------------------
 
 SMALL = {"resnet18": "resnet18(width=4)", "convmixer": "convmixer(dim=8, depth=2)", "mlp": "mlp(hidden=8)"}

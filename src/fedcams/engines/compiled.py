@@ -27,28 +27,27 @@ def compiled_step(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The new parameters `[C, d]` and directions, and the losses `[C]`; rows without weight stay as they are.
 
-    For a model without buffers. Compiled once for each shape.
+    For a model without buffers. Compiled once for each form of what comes in.
     """
     known = problem.compiled
-    inputs = (
-        (parameters, received, x, y, weight) if direction is None else (parameters, received, x, y, weight, direction)
-    )
-    shapes = (parameters.shape, x.shape)
+    batch = (part.contiguous() for part in (x, y, weight))  # whatever the number of steps they were laid out with
+    inputs = [parameters, received, *batch, *(() if direction is None else (direction,))]
+    forms = tuple((tensor.shape, tensor.stride()) for tensor in inputs)
     with torch.no_grad():
-        if shapes not in known:
-            known[shapes] = _compile(problem, *inputs)
-        loss, after, *moved = known[shapes](*inputs)
+        if forms not in known:
+            known[forms] = _compile(problem, inputs)
+        loss, after, *moved = known[forms](*inputs)
     return after, moved[0] if moved else None, loss
 
 
-def _compile(problem: Problem, *inputs: Tensor) -> Step:
+def _compile(problem: Problem, inputs: list[Tensor]) -> Step:
     """Recorded first: what is compiled then is one flat list of operations, with little to check at each call."""
     recorded = make_fx(_step(problem))(*inputs)
     shared = not any(node.op == "get_attr" for node in recorded.graph.nodes)  # frozen parameters are the model's own
     code = f"{[(t.shape, t.stride(), t.dtype, t.device) for t in inputs]}\n{recorded.code}"
     if shared and code in _OF_CODE:
         return _OF_CODE[code]
-    compiled = cast(Step, inductor.compile(recorded, list(inputs)))  # 35 µs a call less than by torch.compile
+    compiled = cast(Step, inductor.compile(recorded, [*inputs]))  # 35 µs a call less than by torch.compile
     if shared:
         _OF_CODE[code] = compiled
     return compiled

@@ -109,8 +109,8 @@ class Problem:
         return self.layout.read(self.model), None if buffers is None else buffers.read(self.model)
 
     @functools.cached_property
-    def compiled(self) -> dict[tuple[torch.Size, ...], Step]:
-        """The steps that were compiled for it, by the shapes of what they take."""
+    def compiled(self) -> dict[tuple[tuple[torch.Size, tuple[int, ...]], ...], Step]:
+        """The steps that were compiled for it, by the shapes and strides of what they take."""
         return {}
 
     @functools.cached_property
