@@ -29,8 +29,8 @@ class Graphs(Engine):
 
     Master weights are float32 whatever the precision. Cohorts of more than `clients` train in turns of equal size.
     Takes models of convolutions (dense or depthwise), batch-norm after them, linear layers, ReLU, GELU, max-pooling and
-    averages, with a loss of each example. Needs compute capability 8.0 and Triton 3.6, which torch 2.11 comes with. Sums
-    are taken in a fixed order, so runs repeat bit for bit.
+    averages, with a loss of each example. Needs compute capability 8.0 and Triton 3.6, which torch 2.11 comes with.
+    Sums are taken in a fixed order, so runs repeat bit for bit.
     """
 
     precision: str = text("bf16", choices=("bf16", "tf32", "float32"), doc="of activations and matrix products")
