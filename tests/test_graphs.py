@@ -329,12 +329,16 @@ def test_one_step_of_a_full_model_in_float32_is_exact_where_it_is_smooth(name: s
 
 @on_gpu
 def test_one_step_of_resnet18_in_float32_is_as_exact_as_that_of_the_loop() -> None:
-    """A ReLU whose input is zero up to rounding may switch, in either engine: that alone moves Δ by up to a percent."""
+    """A ReLU whose input is zero up to rounding may switch, in either engine: that alone moves Δ by up to a percent.
+
+    On a CPU the loop's step is free of that for 3 of 16 seeds: of 32 some are, in both engines, and those are exact.
+    """
     exact()
     errors: dict[str, list[float]] = {"loop": [], "graphs(precision=float32)": []}
-    for seed in range(4):
+    for seed in range(32):
         task = problem("resnet18", "sgd(lr=1, steps=1, batch=20)", (20,), torch.float32, "cuda", side=32, seed=seed)
         for by, found in errors.items():
             found.append(against_float64(task, by))
     theirs, ours = errors.values()
     assert max(ours) <= 5 * max(*theirs, 1e-3), errors
+    assert min(ours) <= 5 * max(min(theirs), 1e-5), errors
