@@ -48,8 +48,9 @@ bench: $(READY) ## Time the core, whole rounds, catching up, and what the adapte
 	$(PY) benchmarks/catchup.py $(ARGS)
 	$(PY) benchmarks/flower.py $(if $(findstring --save,$(ARGS)),--save)
 
-golden: $(READY) ## Write the golden payloads anew (only when the wire format changes on purpose)
+golden: $(READY) ## Write the golden payloads and rounds again (only when they change on purpose)
 	$(PY) tests/make_golden.py $(ARGS)
+	$(PY) tests/make_golden_rounds.py
 
 reproduction: $(READY) ## Regenerate docs/reproduction.md, its pictures and reports from the runs in results/
 	$(PY) docs/make_reproduction.py $(ARGS)

@@ -1,0 +1,39 @@
+"""Ten rounds of many small runs come out as they were recorded, number by number."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+import make_golden_rounds as golden
+from fedcams.experiment import Experiment
+
+STORED = json.loads(gzip.decompress(golden.FILE.read_bytes()))
+EXPERIMENTS = dict(golden.experiments())
+DIGITS = [name for name in EXPERIMENTS if name.startswith("digits") and name.split(", ")[-1] not in golden.OPTIONS]
+RUN = [name for name in EXPERIMENTS if name not in DIGITS] + DIGITS[::4]
+"""Quadratics are quick; of the digits, which take most of the time, every option and a quarter of the rest."""
+
+
+def test_every_run_is_stored() -> None:
+    assert set(STORED["runs"]) <= set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", [name for name in RUN if name in STORED["runs"]])
+def test_rounds_are_as_recorded(name: str) -> None:
+    """Bytes and cohorts always; other numbers to the last bit where processor and libraries are those of the record."""
+    experiment: Experiment = EXPERIMENTS[name]
+    exactly = golden.where() == STORED["environment"]
+    for now, before in zip(golden.rounds_of(experiment), STORED["runs"][name], strict=True):
+        for key, value in before.items():
+            assert key in now, f"round {before['round']} no longer has {key}"
+            assert same(now[key], value, exactly), f"round {before['round']}: {key} is {now[key]}, was {value}"
+
+
+def same(now: Any, before: Any, exactly: bool) -> bool:
+    if exactly or not isinstance(before, float):
+        return bool(now == before)
+    return bool(now == pytest.approx(before, rel=1e-5, abs=1e-5))
