@@ -86,7 +86,16 @@ def _examples(kind: str) -> list[str]:
 
 
 def rounds_of(experiment: Experiment) -> list[dict[str, Any]]:
-    """The records of a run, as they are written to its folder."""
+    """The records of a run, as they are written to its folder; on one thread, since sums depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _rounds(experiment)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _rounds(experiment: Experiment) -> list[dict[str, Any]]:
     built = build(experiment)
     state, lines = built.state, []
     for _ in range(experiment.rounds):
