@@ -15,15 +15,6 @@ from fedcams.layout import Layout
 from fedcams.wire import Payload, unpack
 
 
-def mean_of_rows(compressor: Compressor, code: Code, layout: Layout, weights: Sequence[float]) -> Tensor:
-    """What an `Aggregator` makes of a cohort's code `[C, ...]` in ascending client id, without taking it apart."""
-    total = torch.zeros(layout.d, dtype=torch.float32, device=next(iter(code.values())).device)
-    compressor.add_rows_to(total, code, layout, weights)
-    divide(total, sum(weights))
-    layout.check_finite(total, "mean of the updates")
-    return total
-
-
 class Aggregator:
     """Collects one round's updates; `mean` decodes them in ascending client id into one float32 sum and divides once.
 
@@ -61,21 +52,30 @@ class Aggregator:
         self.add_code(client_id, payload.compressor, payload.code, weight)
 
     def add_code(self, client_id: int, compressor: Compressor, code: Code, weight: float = 1.0) -> None:
-        """The same for a code of this layout that never was bytes."""
-        if client_id in self._weights:
-            raise UpdateError(f"client {client_id} is in this round already; one update a client and round")
-        if not (math.isfinite(weight) and weight > 0):
-            raise UpdateError(f"client {client_id}: weight={weight}; allowed: a finite number above 0")
-        if self.in_order and client_id < max(self._weights, default=client_id):
-            raise UpdateError(
-                f"client {client_id} came after client {max(self._weights)}; in_order=True needs ascending"
-            )
-        self._weights[client_id] = weight
+        """Take a client's code of this layout that never was bytes, tensors `[columns]`."""
+        self.add_rows([client_id], compressor, {name: tensor[None] for name, tensor in code.items()}, [weight])
+
+    def add_rows(self, ids: Sequence[int], compressor: Compressor, code: Code, weights: Sequence[float]) -> None:
+        """Take the code `[C, columns]` of several clients in ascending id; refuses all of it or adds all of it."""
+        self._check(ids, weights)
+        self._weights |= dict(zip(ids, weights, strict=True))
         if self.in_order:
             self._total = self._zeros() if self._total is None else self._total
-            self._add(self._total, compressor, code, weight)
-        else:
-            self._codes[client_id] = (compressor, code)
+            compressor.add_rows_to(self._total, self._here(code), self.layout, weights)
+            return
+        for place, client_id in enumerate(ids):
+            self._codes[client_id] = (compressor, {name: tensor[place] for name, tensor in code.items()})
+
+    def _check(self, ids: Sequence[int], weights: Sequence[float]) -> None:
+        last = max(self._weights, default=-1)
+        for client_id, weight in zip(ids, weights, strict=True):
+            if client_id in self._weights:
+                raise UpdateError(f"client {client_id} is in this round already; one update per client and round")
+            if not (math.isfinite(weight) and weight > 0):
+                raise UpdateError(f"client {client_id}: weight={weight}; allowed: a finite number above 0")
+            if self.in_order and client_id < last:
+                raise UpdateError(f"client {client_id} came after client {last}; in_order=True needs ascending ids")
+            last = client_id
 
     def mean(self, out: Tensor | None = None) -> Tensor:
         """The weighted mean `[d]`, in new memory or in `out`, which saves the price of new pages every round."""
@@ -100,5 +100,8 @@ class Aggregator:
     def _zeros(self) -> Tensor:
         return torch.zeros(self.layout.d, dtype=torch.float32, device=self.device)
 
+    def _here(self, code: Code) -> Code:
+        return {name: tensor.to(self.device) for name, tensor in code.items()}
+
     def _add(self, total: Tensor, compressor: Compressor, code: Code, weight: float) -> None:
-        compressor.add_to(total, {name: t.to(self.device) for name, t in code.items()}, self.layout, weight)
+        compressor.add_to(total, self._here(code), self.layout, weight)

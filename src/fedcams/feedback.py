@@ -1,4 +1,4 @@
-"""Error feedback: what compression loses this time is sent next time."""
+"""Error feedback: what compression loses in one round is sent in a later one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,25 @@ from torch import Tensor
 from fedcams.compress import Code, Compressor, compressor
 from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
-from fedcams.residuals import ResidualStore
+from fedcams.rows import RowStore
+
+Encoded = tuple[Code, Tensor | None, Tensor | None]
+
+
+def encode_with_feedback_(
+    codec: Compressor, layout: Layout, h: Tensor, keys: int | Sequence[int], keep: bool, measure: bool = False
+) -> Encoded:
+    """Encode rows `h [C, d]` and return the code, what it loses, and the relative errors `[C]`.
+
+    What is lost is formed in the memory of h, from exactly what the receiver decodes; None unless `keep`. The errors
+    ‖C(h)-h‖/‖h‖ are None unless `measure`, which reads h twice more.
+    """
+    code = codec.encode(h, layout, keys)
+    norms = h.norm(dim=-1) if measure else None
+    if keep or measure:
+        codec.add_to(h, code, layout, weight=-1.0)
+    errors = None if norms is None else h.norm(dim=-1) / norms.clamp(min=torch.finfo(torch.float32).tiny)
+    return code, h if keep else None, errors
 
 
 @dataclass(frozen=True)
@@ -22,88 +40,42 @@ class Pending:
     round: int
     code: Code
     residual: Tensor | None
-    """`[C, d]`, in the memory of the update it came from; None when there is nothing to keep."""
-    error: Tensor | None = None
-    """`[C]`, the relative compression error ‖C(h)-h‖/‖h‖, where it was asked for; zero for h = 0."""
+    """`[C, d]`, in the memory of the update it came from; None if there is nothing to keep."""
 
 
 class ErrorFeedback:
-    """`h = delta + e; code = C(h); e' = h - decode(code)`, where e changes only when the server accepted the update.
+    """Error feedback for a training loop of your own: `h = delta + e; code = C(h); e' = h - decode(code)`.
 
-    The residual is computed from exactly what the receiver decodes, so at any time the updates accepted so far plus
-    the residual are the sum of the client's own updates in accepted rounds. Give `store=None` and a layout to send
-    without feedback.
+    The residual e changes only when the server has accepted the update, so at any time the updates accepted so far plus
+    the residual are the sum of the client's own updates in accepted rounds.
     """
 
-    def __init__(self, codec: Compressor | str, store: ResidualStore | None, layout: Layout | None = None) -> None:
-        self.compressor = compressor(codec)
-        if store is not None and layout is not None and store.layout.id != layout.id:
-            theirs, ours = (f"{one.id.hex()} with d={one.d}" for one in (store.layout, layout))
-            raise LayoutError(
-                f"the store holds residuals of layout {theirs}, the model's is {ours}; give one made for it"
-            )
-        layout = layout if store is None else store.layout
-        if layout is None:
-            raise SpecError("store=None: give a ResidualStore, or a layout to send without error feedback")
-        self.layout = layout
-        bound = self.compressor.contraction(self.layout)
-        if store is not None and bound is None:
+    def __init__(self, codec: Compressor | str, rows: RowStore, row: str = "residual") -> None:
+        """Encode by `codec` and keep residuals as the rows of this name; refuses a compressor without a bound."""
+        self.compressor, self.rows, self.row = compressor(codec), rows, row
+        if row not in rows.layouts:
+            raise SpecError(f"row={row!r}: the store holds {', '.join(rows.layouts)}; name one of these")
+        self.layout = rows.layouts[row]
+        if self.compressor.squared_error_bound(self.layout) is None:
             raise SpecError(
-                f"{self.compressor} has no contraction, its error would grow without end under error feedback; "
-                "choose a contractive compressor or send without feedback (store=None)"
+                f"{self.compressor} has no bound on its error, which would grow without end under error feedback; "
+                "choose a contractive compressor"
             )
-        self.store = None if bound == 0.0 else store  # a lossless compressor leaves nothing behind
 
-    def prepare(
-        self, ids: Sequence[int], delta: Tensor, round: int, key: int | Sequence[int] = 0, measure: bool = False
-    ) -> Pending:
-        """Encodes the updates `delta [C, d]` of these clients. Consumes delta: h and e' are formed in its memory.
-
-        With `measure` the relative compression error is recorded too, which reads h and e' once more.
-        """
+    def prepare(self, ids: Sequence[int], delta: Tensor, round: int, key: int | Sequence[int] = 0) -> Pending:
+        """Encode the updates `delta [C, d]` of these clients. Consumes delta: h and e' are formed in its memory."""
         if delta.dim() != 2 or len(delta) != len(ids):
             raise LayoutError(f"delta has shape {tuple(delta.shape)} for {len(ids)} clients; give [{len(ids)}, d]")
         delta = delta.detach()
         if not delta.is_contiguous():
             raise LayoutError("delta is not one block of memory, and h is formed in it; give delta.contiguous()")
         if len(set(ids)) != len(ids):
-            raise UpdateError(f"ids={list(ids)}: a client stands twice; one update a client and round")
-        if self.store is not None:
-            self.store.add_to(ids, delta)
-        code = self.compressor.encode(delta, self.layout, key)
-        norms = delta.norm(dim=-1) if measure else None
-        if self.store is not None or measure:
-            self.compressor.add_to(delta, code, self.layout, weight=-1.0)
-        error = None if norms is None else delta.norm(dim=-1) / norms.clamp(min=torch.finfo(torch.float32).tiny)
-        return Pending(tuple(ids), round, code, None if self.store is None else delta, error)
+            raise UpdateError(f"ids={list(ids)}: a client appears twice; one update per client and round")
+        self.rows.add_to_(self.row, ids, delta)
+        code, residual, _ = encode_with_feedback_(self.compressor, self.layout, delta, key, keep=True)
+        return Pending(tuple(ids), round, code, residual)
 
     def commit(self, pending: Pending) -> None:
-        """The updates were accepted: their residuals replace the stored ones."""
-        if self.store is not None and pending.residual is not None:
-            self.store.commit(pending.ids, pending.residual, pending.round)
-
-    def discard(self, pending: Pending) -> None:
-        """The updates were not accepted: the stored residuals stay as they are."""
-
-
-class DurableFeedback(ErrorFeedback):
-    """The same for a client whose process may end between its reply and the server's word on it.
-
-    `hold` stores the new residual next to the old one; `commit` and `discard` choose between the two, and need of the
-    pending update only its round. The store must outlive the process and belong to this client alone, since it is its
-    snapshot that says which residual counts.
-    """
-
-    def hold(self, pending: Pending) -> None:
-        """Makes the residual last, to be committed or discarded by whatever process comes next."""
-        super().commit(pending)
-
-    def commit(self, pending: Pending) -> None:
-        """The held residual is the one to go on with."""
-        if self.store is not None:
-            self.store.snapshot(pending.round)
-
-    def discard(self, pending: Pending | None = None) -> None:
-        """The one before it is, also where a process died before it could say what it held."""
-        if self.store is not None:
-            self.store.rollback(self.store.snapshot_round or 0)
+        """The updates were accepted: store their residuals. For updates that were not, do nothing."""
+        if pending.residual is not None:
+            self.rows.commit(pending.ids, {self.row: pending.residual}, pending.round)

@@ -10,14 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from fedcams import models
-from fedcams.engines import Problem, Shards, choose
+from fedcams.engines import Problem, Shards
 from fedcams.experiment.experiment import Experiment
-from fedcams.feedback import ErrorFeedback
 from fedcams.keys import generator
 from fedcams.partition import label_histogram, take_fraction
-from fedcams.residuals import ResidualStore
-from fedcams.rounds import Server, ServerState
-from fedcams.rounds.server import start
+from fedcams.rounds import ServerState
 from fedcams.simulation import Simulation
 from fedcams.tasks import TaskData
 
@@ -33,12 +30,12 @@ class Built:
 
 
 def build(experiment: Experiment, data: Path | None = None, device: str | torch.device = "cpu") -> Built:
-    """Loads, splits and puts together; `data` is the folder of downloaded files."""
+    """Load, split and put together; `data` is the folder of downloaded files."""
     return assemble(experiment, experiment.task.load(data), device)
 
 
 def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.device = "cpu") -> Built:
-    """The same with data that are loaded already, whatever the experiment's task."""
+    """Do the same with data that are loaded already, whatever the experiment's task."""
     loaded = loaded.to(device)
     labels = loaded.train_y.cpu().numpy()
     groups = None if loaded.groups is None else loaded.groups.cpu().numpy()
@@ -46,23 +43,17 @@ def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.devic
     parts = take_fraction(parts, experiment.train_fraction)
     model = models.build(experiment.model, loaded.shape, loaded.classes, experiment.seed).to(device)
     clients = Shards(loaded.train_x, loaded.train_y, parts)
-    problem = Problem(model, loaded.loss, clients, experiment.local, loaded.prepare, loaded.augment)
-    layout, downlink = problem.layout, experiment.downlink
-    replicas = ResidualStore.in_memory(layout, device) if downlink.replicates else None
-    server = Server(
-        layout, experiment.server, experiment.seed, problem.buffer_layout, downlink, experiment.weighting, replicas
-    )
-    store = ResidualStore.in_memory(layout, device) if experiment.feedback else None
-    simulation = Simulation(
-        problem=problem,
-        server=server,
-        uplink=ErrorFeedback(experiment.uplink, store, layout),
+    simulation = Simulation.of(
+        Problem(model, loaded.loss, clients, experiment.local, loaded.prepare, loaded.augment),
+        experiment.method,
         sampler=experiment.sampler,
-        engine=choose(experiment.engine, problem, experiment.rounds, experiment.sampler.varies),
+        rounds=experiment.rounds,
+        seed=experiment.seed,
+        engine=experiment.engine,
         test=(loaded.test_x, loaded.test_y),
         metric=loaded.metric,
-        sampling_weights=clients.sizes() if experiment.sampler.weighs else None,
+        sampling_weights=clients.sizes() if experiment.sampler.needs_weights else None,
         evaluate_every=experiment.evaluate_every,
-        measure_gamma=experiment.measure_gamma,
+        probes=experiment.probes,
     )
-    return Built(simulation, start(server, *problem.read()), label_histogram(parts, labels, loaded.classes))
+    return Built(simulation, simulation.start(), label_histogram(parts, labels, loaded.classes))

@@ -6,34 +6,31 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import fedcams.compress
-import fedcams.downlink
 import fedcams.engines
 import fedcams.models
-import fedcams.optimizers
 import fedcams.partition
+import fedcams.probes
 import fedcams.sampler
 import fedcams.tasks  # noqa: F401  (what they register is what specs may name)
-from fedcams.compress import Compressor
-from fedcams.downlink import Downlink
 from fedcams.errors import SpecError
-from fedcams.local import SGD
+from fedcams.method import Method
 from fedcams.models import Model
-from fedcams.optimizers import ServerOptimizer
 from fedcams.partition import Partition
-from fedcams.registry import Number, Spec, flag, format_number, integer, nested, number, params, resolve, text
-from fedcams.registry.params import nearest
+from fedcams.probes import Probe
+from fedcams.registry import Number, integer, nested, number, params, resolve, several, text
 from fedcams.sampler import Sampler
 from fedcams.tasks import Task
 
+FIRST = ("label", "task", "model", "partition", "clients", "train_fraction", "sampler")
+"""The keys that a TOML file begins with; the method's follow, and then the rest."""
+
 
 @dataclass(frozen=True)
-class Experiment(Spec):
-    """One run: what is learnt, by whom, and how."""
+class Experiment(Method):
+    """One run: a method, and what it is tried on, by whom and for how long."""
 
     label: str = text("run", doc="its name in reports and its folder")
     task: Task = nested("task", "digits", doc="the data, the loss and the metric")
@@ -42,17 +39,11 @@ class Experiment(Spec):
     clients: int = integer(100, low=1, doc="how many clients there are")
     train_fraction: Number = number(1, low=0, high=1, open="low", doc="the part of its examples a client trains on")
     sampler: Sampler = nested("sampler", "uniform", doc="which clients take part in a round")
-    local: SGD = nested("local", "sgd(epochs=3)", doc="what a client does with the model")
-    server: ServerOptimizer = nested("server", "fedams", doc="what the server does with the mean update")
-    uplink: Compressor = nested("compressor", "identity", doc="how updates travel to the server")
-    feedback: bool = flag(True, doc="whether clients keep what compression loses and send it later")
-    downlink: Downlink = nested("downlink", "none", doc="how the model travels to the clients")
-    weighting: str = text("uniform", choices=("uniform", "examples"), doc="what counts in the mean over the cohort")
     rounds: int = integer(100, low=1, doc="how many rounds")
     seed: int = integer(1, low=0, high=2**63 - 1, doc="the source of all randomness")
     engine: str = text("auto", doc="how local training is carried out: auto, or an engine's spec")
     evaluate_every: int = integer(1, low=1, doc="rounds from one evaluation to the next")
-    measure_gamma: bool = flag(False, doc="whether to record the dissimilarity of every round")
+    probes: tuple[Probe, ...] = several("probe", "q", doc="what to measure in every round")
 
     kind = "experiment"
     name = "experiment"
@@ -62,19 +53,24 @@ class Experiment(Spec):
         if self.engine != "auto":
             object.__setattr__(self, "engine", str(resolve("engine", self.engine)))
         self.sampler.expected(self.clients)  # refuses a cohort larger than the population
+        self.check_rounds(self.rounds)
+
+    @property
+    def method(self) -> Method:
+        """The method alone."""
+        return Method(**{key: getattr(self, key) for key in params(Method)})
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
-        """The experiment that these keys describe; an unknown one is refused with the nearest."""
-        known = params(cls)
-        for key in values:
-            if key not in known:
-                raise SpecError(f"experiment has no key {key!r}{nearest(key, known)}; known: {', '.join(known)}")
-        return cls(**values)
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Make it from keys and values, also from those of version 0.1; an unknown key is refused with the nearest."""
+        values = dict(values)
+        if values.pop("measure_gamma", False) is True:  # a probe since 0.2
+            values["probes"] = " + ".join(dict.fromkeys([*str(values.get("probes", "q")).split(" + "), "gamma"]))
+        return super().from_dict(values)
 
     @classmethod
-    def read(cls, path: Path) -> Experiment:
-        """From a file that `to_toml` wrote."""
+    def read(cls, path: Path) -> Self:
+        """Read it from a file that `to_toml` wrote."""
         values = read_toml(path)
         try:
             return cls.from_dict(values)
@@ -82,11 +78,12 @@ class Experiment(Spec):
             raise error.within(str(path)) from None
 
     def to_dict(self) -> dict[str, str | int | bool]:
-        """Every key with its value as TOML has it: spec strings, numbers, booleans."""
-        return {key: _plain(getattr(self, key)) for key in params(type(self))}
+        """Return every key with its value as TOML has it: spec strings, numbers, booleans."""
+        values = super().to_dict()
+        return {key: values[key] for key in (*FIRST, *(key for key in values if key not in FIRST))}
 
     def to_toml(self) -> str:
-        """All keys, defaults included, so that the file stays true when a default changes."""
+        """Return all keys, defaults included, so that the file stays true when a default changes."""
         return "".join(f"{key} = {_toml(value)}\n" for key, value in self.to_dict().items())
 
 
@@ -100,12 +97,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: not a TOML file ({error}); save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not a TOML file ({error})") from None
-
-
-def _plain(value: Any) -> str | int | bool:
-    if isinstance(value, Fraction):
-        return format_number(value)
-    return value if isinstance(value, bool | int) else str(value)
 
 
 def _toml(value: str | int | bool) -> str:

@@ -89,6 +89,10 @@ class ArrayNames:
         made = dict(zip(names, each(names, lambda name: to_array(values[name].numpy())), strict=True))
         return ArrayRecord({name: made.pop(name) if name in made else rest[name] for name in self.order})
 
+    def trained(self, vector: Tensor) -> ArrayRecord:
+        """A vector `[d]` as the arrays that train."""
+        return ArrayRecord({name: to_array(part.numpy()) for name, part in self.layout.split(vector.cpu()).items()})
+
     def vectors(self, arrays: ArrayRecord) -> tuple[Tensor, Tensor | None]:
         """The parameters `[d]` and the buffers of an app's arrays; takes them out of the record as it goes."""
         buffers = self.buffer_layout

@@ -7,21 +7,25 @@ whatever order they came.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
 from flwr.app import Message, RecordDict
 
 from fedcams.compress.identity import IDENTITY
+from fedcams.engines import CohortUpdate
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.flower.arrays import ArrayNames
-from fedcams.flower.records import EXAMPLES, REPLY, about_of, examples_and_loss, message_parts, only_arrays
+from fedcams.flower.records import EXAMPLES, REPLY, about_of, message_parts, only_arrays, told_by_metrics
 from fedcams.flower.roster import APP_RAISED
 from fedcams.layout import Layout
-from fedcams.rounds import Refusal, Reply, Server, ServerState, answer_from_parts
-from fedcams.rounds.messages import REPLY_HOLDING
-from fedcams.wire import encode
+from fedcams.rounds.client import Client, reply_of, respond
+from fedcams.rounds.cohort import Received, streams_up
+from fedcams.rounds.messages import Refusal, Reply, answer_from_parts, reply_size
+from fedcams.rounds.server import Server, ServerState
 
 SLACK = 2
 """A reply may be so many times as long as the dense one: top-k with a ratio near one sends more than it saves."""
@@ -35,13 +39,15 @@ class Inbox:
     def __init__(self, folder: Path, names: ArrayNames, arrays_key: str, server: Server, state: ServerState) -> None:
         """Empties the folder; `state` is the server's when it opened the round."""
         self.folder, self.names, self.arrays_key, self.server, self.state = folder, names, arrays_key, server, state
-        self.limit = SLACK * (REPLY_HOLDING.overhead + dense_size(names.layout) + dense_size(names.buffer_layout))
+        self.limit = SLACK * _dense_reply(server)
         self.came: dict[int, list[int]] = {}
         """Client -> bytes of each part of its reply."""
         self.refusals: dict[int, Refusal] = {}
         """Clients that do not hold what their instruction builds on."""
         self.told_again: set[int] = set()
         """Those of them that were sent another one."""
+        self.refusal_bytes = 0
+        """Bytes of all refusals that came."""
         self.refused: dict[int, str] = {}
         self.absent: dict[int, str] = {}
         self.notes: dict[int, str] = {}
@@ -76,6 +82,8 @@ class Inbox:
         refusal = self.refusals.get(client)
         if refusal is None or client in self.told_again or refusal.round != self.state.round + 1:
             return None
+        if refusal.held == self.server.method.downlink.expected(self.state.downlink, client):
+            return None  # in step: it is its training that failed
         self.told_again.add(client)
         self._note(client, f"out of step and told again: {refusal.reason}")
         return self.refusals.pop(client)
@@ -105,23 +113,43 @@ class Inbox:
         if note := str(told.get("note", "")):
             self._note(client, note)
         if isinstance(answer, Refusal):
+            self.refusal_bytes += sum(map(len, parts))
             self.refusals[client] = dataclasses.replace(answer, reason=answer.reason[:LONGEST])
             return []
         return answer.to_parts()
 
     def _dense(self, client: int, content: RecordDict) -> list[bytes]:
-        """An app without the mod returns its whole model; the change is formed here, against what it was sent."""
-        delta, buffers = self.names.change(only_arrays(content, self.arrays_key), self.state.x)
-        examples, loss = examples_and_loss(content)
-        apart = b"" if buffers is None else encode(IDENTITY, buffers, self.names.buffer_layout)
-        held = self.server.downlink.expected(self.state.downlink, client)
-        payload = encode(IDENTITY, delta, self.names.layout)
-        return Reply(self.state.round + 1, client, payload, apart, examples, 0, loss, held).to_parts()
+        """An app without the mod returns its whole model: its side of the round is done here, without feedback."""
+        state, layout, buffer_layout = self.state, self.names.layout, self.names.buffer_layout
+        delta, buffers = self.names.change(only_arrays(content, self.arrays_key), state.x)
+        examples, steps, loss = told_by_metrics(content)
+        rate = float(self._dense_client.method.in_round(state.round + 1, self.server.rounds).local.lr)
+        trained = CohortUpdate(
+            delta[None], None if buffers is None else buffers[None], torch.tensor([loss]), [examples], [steps], rate
+        )
+        received = Received(state.x, state.buffers)
+        outgoing = respond(self._dense_client, [client], received, trained, state.round + 1, self.server.seed)
+        if outgoing.refused:
+            raise UpdateError(outgoing.refused[client])
+        held = self.server.method.downlink.expected(state.downlink, client)
+        return reply_of(outgoing, layout, buffer_layout, held).to_parts()
+
+    @functools.cached_property
+    def _dense_client(self) -> Client:
+        """The client's side for apps without the mod: nothing is lost, so nothing is kept."""
+        method = dataclasses.replace(self.server.method, uplink=IDENTITY, feedback=False, control="none")
+        return Client(method, self.names.layout, self.names.buffer_layout, rounds=self.server.rounds)
 
 
 def dense_size(layout: Layout | None) -> int:
     """About the bytes of a vector in full."""
     return 0 if layout is None else 64 + 4 * layout.d
+
+
+def _dense_reply(server: Server) -> int:
+    """About the bytes of a reply with every stream in full."""
+    streams = streams_up(server.method, server.layout, server.buffer_layout)
+    return reply_size({name: dense_size(stream.layout) for name, stream in streams.items()}, holding=True)
 
 
 def weigh(metrics: Mapping[int, RecordDict], accepted: list[int]) -> list[RecordDict]:

@@ -2,11 +2,14 @@
 
 The app sees what it always sees, `arrays` and `config`, and answers with the trained arrays; what travels are the
 core's messages. Beside `server-round` the config tells the app `client` and `seed`, from which an app that wants the
-simulator's very numbers derives its randomness.
+simulator's very numbers derives its randomness, and `local-rate`, the local learning rate of the round. A method with
+control variates gives the app the arrays `fedcams.shift` to add to each gradient.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -17,22 +20,29 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from fedcams.compress import Compressor, compressor
-from fedcams.errors import FedcamsError, SpecError
+from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.records import (
     ABOUT,
     INSTRUCTION,
     REPLY,
     REST,
+    SHIFT,
+    SHIFTED,
+    STEPS,
     about,
     about_of,
-    examples_and_loss,
+    app_metrics,
     message_parts,
     message_record,
     only_arrays,
+    told_by_metrics,
 )
-from fedcams.rounds import Instruction, Update
-from fedcams.rounds.site import Answer, Site
+from fedcams.method import Method
+from fedcams.rounds.client import ClientUpdate
+from fedcams.rounds.cohort import Received
+from fedcams.rounds.durable import Answer, DurableClient
+from fedcams.rounds.messages import PROTOCOL, Instruction, check_protocol
 from fedcams.runs.files import disk_errors, locked
 
 SITE = ("site-id", "partition-id")
@@ -65,7 +75,8 @@ class Uplink:
         try:
             site = site_of(context)
             if told["kind"] == "greeting":
-                return _reply(message, about(site=site))
+                return _reply(message, about(site=site, protocol=PROTOCOL))
+            check_protocol(told.get("protocol"), "the server")
             return self._train(message, context, app, site)
         except AppFailed as failed:
             return failed.reply
@@ -79,7 +90,7 @@ class Uplink:
         run = Training(message, context, app, names, self.arrays_key, self.config_key)
         folder = self._folder(told, site)
         with locked(folder):  # a SuperNode that was killed may have left a process behind that still trains
-            answer = self._site(folder, told, names).answer(parts, run)
+            answer = self._client(folder, told, names).answer(parts, run)
         # in one piece: every part more costs Flower's own traffic more than a kilobyte
         records = RecordDict({REPLY: message_record([answer.reply.to_bytes()]), ABOUT: _note(answer)})
         records.update(run.others)
@@ -91,9 +102,12 @@ class Uplink:
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _site(self, folder: Path, told: ConfigRecord, names: ArrayNames) -> Site:
-        codec = self.compressor or compressor(str(told["uplink"]))
-        return Site(folder, codec, names.layout, names.buffer_layout, bool(told["feedback"]), str(told["downlink"]))
+    def _client(self, folder: Path, told: ConfigRecord, names: ArrayNames) -> DurableClient:
+        method = Method.from_dict(json.loads(str(told["method"])))
+        if self.compressor is not None:
+            method = dataclasses.replace(method, uplink=self.compressor)
+        rounds = int(str(told["rounds"])) or None
+        return DurableClient(folder, method, names.layout, names.buffer_layout, rounds)
 
 
 def uplink(
@@ -128,18 +142,28 @@ class Training:
         self.others: dict[str, MetricRecord | ConfigRecord] = {}
         """What the app answered beside the arrays; empty where a reply is only repeated."""
 
-    def __call__(self, x: Tensor, buffers: Tensor | None, instruction: Instruction) -> Update:
-        """(model `[d]`, buffers, instruction) -> Update. Consumes the model: the update is formed in its memory."""
-        self.message.content = self._content(x, buffers, instruction)
+    def __call__(
+        self, received: Received, instruction: Instruction, shift: Tensor | None, rate: float
+    ) -> ClientUpdate:
+        """Have the app train. Consumes the model: the update is formed in its memory."""
+        x = received.start
+        self.message.content = self._content(received, instruction, shift, rate)
         reply = self.app(self.message, self.context)
         if reply.has_error():
             raise AppFailed(reply)
         delta, after = self.names.change(only_arrays(reply.content, self.arrays_key), x, out=x)
         self.others = {**reply.content.metric_records, **reply.content.config_records}
-        examples, loss = examples_and_loss(reply.content)
-        return Update(delta, after, examples, 0, loss)
+        examples, steps, loss = told_by_metrics(reply.content)
+        if shift is not None and (not steps or app_metrics(reply.content).get(SHIFTED) != 1):
+            raise UpdateError(
+                f"this method corrects gradients: the app must add the array record {SHIFT!r} to each of them and "
+                f"report the metrics {SHIFTED}=1 and {STEPS}"
+            )
+        return ClientUpdate(delta, after, examples, steps, loss)
 
-    def _content(self, x: Tensor, buffers: Tensor | None, instruction: Instruction) -> RecordDict:
+    def _content(
+        self, received: Received, instruction: Instruction, shift: Tensor | None, rate: float
+    ) -> RecordDict:
         content = self.message.content
         rest = content.array_records.get(REST, ArrayRecord())
         config = ConfigRecord(dict(content.config_records.get(self.config_key, {})))
@@ -148,7 +172,11 @@ class Training:
             instruction.client,
             instruction.seed,
         )
-        return RecordDict({self.arrays_key: self.names.join(x, buffers, rest), self.config_key: config})
+        config["local-rate"] = rate
+        arrays = {self.arrays_key: self.names.join(received.start, received.buffers, rest)}
+        if shift is not None:
+            arrays[SHIFT] = self.names.trained(shift)
+        return RecordDict({**arrays, self.config_key: config})
 
 
 def site_of(context: Context) -> int:

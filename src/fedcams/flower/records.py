@@ -21,8 +21,12 @@ MESSAGE = "fedcams.message"
 """The `stype` of an array that holds a part of one of our messages; Flower refuses to read it as numbers."""
 NUMPY = "numpy.ndarray"
 """The `stype` of Flower's own arrays: NumPy's file format."""
-EXAMPLES, LOSSES = "num-examples", ("train_loss", "train-loss", "loss")
+SHIFT = "fedcams.shift"
+"""The arrays that an app adds to its gradients, for methods with control variates."""
+EXAMPLES, STEPS, LOSSES = "num-examples", "num-steps", ("train_loss", "train-loss", "loss")
 """Metrics of the app that the core wants to know."""
+SHIFTED = "shift-applied"
+"""The metric, 1, by which an app says that it added the shift to its gradients."""
 
 
 def message_record(parts: Sequence[bytes], shared: dict[int, Array] | None = None) -> ArrayRecord:
@@ -100,17 +104,25 @@ def only_arrays(content: RecordDict, key: str) -> ArrayRecord:
     return next(iter(records.values()))
 
 
-def examples_and_loss(content: RecordDict) -> tuple[int, float]:
-    """What an app's metrics say of both; zero where they say nothing."""
-    metrics = {name: value for record in content.metric_records.values() for name, value in record.items()}
-    examples, loss = metrics.get(EXAMPLES, 0), next((metrics[name] for name in LOSSES if name in metrics), 0.0)
-    for name, value in {EXAMPLES: examples, "loss": loss}.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise UpdateError(f"the app's metrics say {name}={value!r}; expected a finite number")
-    if not isinstance(examples, int | float) or not 0 <= examples < 2**63:
-        raise UpdateError(f"the app's metrics say {EXAMPLES}={examples!r}; expected 0 to 2**63 - 1")
-    assert isinstance(loss, int | float)
-    return int(examples), float(loss)
+def told_by_metrics(content: RecordDict) -> tuple[int, int, float]:
+    """Return the examples, the steps and the loss that an app's metrics tell; zero for what they do not tell."""
+    metrics = app_metrics(content)
+    loss = next((metrics[name] for name in LOSSES if name in metrics), 0.0)
+    if not isinstance(loss, int | float):
+        raise UpdateError(f"the app's metrics say loss={loss!r}; expected a number")
+    return _count(metrics, EXAMPLES), _count(metrics, STEPS), float(loss)
+
+
+def app_metrics(content: RecordDict) -> dict[str, Any]:
+    """Return all metrics of an app's message."""
+    return {name: value for record in content.metric_records.values() for name, value in record.items()}
+
+
+def _count(metrics: Mapping[str, Any], name: str) -> int:
+    value = metrics.get(name, 0)
+    if not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value < 2**63:
+        raise UpdateError(f"the app's metrics say {name}={value!r}; expected a finite number from 0 to 2**63 - 1")
+    return int(value)
 
 
 def about(**values: Any) -> ConfigRecord:

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedcams.errors import UnknownVersion
 from fedcams.flower.records import ABOUT, about, about_of
+from fedcams.rounds.messages import PROTOCOL, check_protocol
 
 APP_RAISED = (0, 2)
 """Flower's codes for an app that raised, in its simulation and in a deployment; others say that somebody is gone."""
@@ -86,7 +88,7 @@ class Roster:
 
     def _greet(self, grid: Grid, nodes: list[int]) -> None:
         content = RecordDict(
-            {ABOUT: about(kind="greeting"), self.arrays_key: ArrayRecord(), self.config_key: ConfigRecord()}
+            {ABOUT: about(kind="greeting", protocol=PROTOCOL), self.arrays_key: ArrayRecord(), self.config_key: ConfigRecord()}
         )
         for node in nodes:
             message = Message(content, node, MessageType.TRAIN, ttl=self.patience)
@@ -109,6 +111,11 @@ class Roster:
         elif "refused" in told:
             self._break(node, str(told["refused"]))
         else:
+            try:
+                check_protocol(told.get("protocol"), f"node {node}")
+            except UnknownVersion as error:
+                self._break(node, str(error))
+                return
             self._bind(node, told.get("site"))
 
     def _bind(self, node: int, site: object) -> None:

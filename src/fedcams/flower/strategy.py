@@ -14,23 +14,19 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
-from fedcams.compress import Compressor, compressor
-from fedcams.downlink import Downlink
-from fedcams.downlink import downlink as resolve_downlink
 from fedcams.errors import SpecError
 from fedcams.flower.arrays import STATISTICS, ArrayNames
-from fedcams.flower.book import REPLICAS, Book
+from fedcams.flower.checkpoint import FlowerCheckpoint
+from fedcams.flower.grid_round import GridRound
 from fedcams.flower.inbox import weigh
 from fedcams.flower.mod import safe_name
-from fedcams.flower.rounds import Rounds
-from fedcams.optimizers import ServerOptimizer
-from fedcams.optimizers import server as resolve_server
-from fedcams.residuals import ResidualStore
-from fedcams.rounds import Server, ServerState
-from fedcams.rounds.server import start
+from fedcams.method import Method, method_of
+from fedcams.registry import params
+from fedcams.rounds.server import REPLICA, Server, ServerState, start
+from fedcams.rows import RowStore
+from fedcams.runs.checkpoint import REPLICAS
 from fedcams.runs.files import disk_errors, locked
 from fedcams.sampler import Sampler
-from fedcams.sampler import sampler as resolve_sampler
 
 SPARES = 64
 """Files of replicas that are kept to be written over; a round leaves as many as clients took part."""
@@ -39,69 +35,64 @@ logger = logging.getLogger("flwr.fedcams")
 
 
 class FedCAMS(FedAvg):
-    """Adaptive server optimizers, compressed updates, and rounds that survive crashes.
+    """Run a method over Flower: adaptive servers, compressed updates, and rounds that survive crashes.
 
     Args:
-        server: the server optimizer, a spec such as `fedams(lr=1.0, eps=1e-3)`.
-        uplink: how clients compress whose mod names no compressor of its own.
+        method: what to run, a `fedcams.Method`. Its fields may also be given by name and win:
+            `server="fedams(lr=1.0, eps=1e-3)"`, `uplink="topk(ratio=1/64)"` (for clients whose mod names no compressor
+            of its own), `downlink="replica(blockq(bits=2))"`, `transforms="max_norm(10)"`, `average="ema(0.97)"`, ….
         checkpoint: the folder of this run; a run that is there is continued.
         run: its name, under which clients keep their residuals.
         sampler: which clients are asked in a round; waits for as many as it needs, like `min_available`.
         clients: how many there are, numbered from 0, as in the simulator; by default whoever is connected.
         seed: the source of cohorts and of the clients' randomness.
-        weighting: `uniform`, or `examples` as the clients report them.
-        feedback: whether clients keep what compression loses and send it later.
-        downlink: how the model travels to the clients, such as `replica(blockq(bits=2))`.
         min_available: how many clients must be connected before a round begins; waits for them up to the deadline.
         min_replies: with fewer sound replies a round is skipped: no step, and nobody's update counts as sent.
-        max_norm: the L2 norm above which an update is refused.
         model: tells which arrays train and which are buffers; by default floats train, except those that `averaged`
             names.
-        averaged: patterns of the names of buffers that are averaged.
-        evaluation: options of Flower's FedAvg for evaluation on clients (`fraction_evaluate=1.0`, ...), which sends
-            them the dense model; by default there is none.
+        averaged: patterns of the names of buffers that are averaged over clients.
+        settings: fields of the method, and options of Flower's FedAvg for evaluation on clients
+            (`fraction_evaluate=1.0`, ...), which sends them the dense model; by default there is none.
     """
 
     def __init__(
         self,
-        server: ServerOptimizer | str = "fedams",
-        uplink: Compressor | str = "identity",
+        method: Method | None = None,
         *,
         checkpoint: str | os.PathLike[str],
         run: str = "run",
         sampler: Sampler | str = "full",
         clients: int | None = None,
         seed: int = 1,
-        weighting: str = "uniform",
-        feedback: bool = True,
-        downlink: Downlink | str = "none",
         min_available: int = 1,
         min_replies: int = 1,
-        max_norm: float | None = None,
         model: nn.Module | None = None,
         averaged: tuple[str, ...] = STATISTICS,
-        **evaluation: Any,
+        **settings: Any,
     ) -> None:
-        super().__init__(**{"fraction_evaluate": 0.0, **evaluation})
+        fields = {key: settings.pop(key) for key in params(Method) if key in settings}
+        super().__init__(**{"fraction_evaluate": 0.0, **settings})
         for name, count in {"min_available": min_available, "min_replies": min_replies, "clients": clients}.items():
             if count is not None and count < 1:
                 raise SpecError(f"{name}={count}; allowed: 1 or more")
-        self.optimizer, self.uplink = resolve_server(server), compressor(uplink)
+        self.method = method_of(method, fields)
         self.checkpoint, self.run_name = Path(checkpoint), safe_name(run)
-        self.sampler, self.clients, self.seed = resolve_sampler(sampler), clients, seed
-        if self.sampler.weighs:
+        self.sampler, self.clients, self.seed = Sampler.parse(sampler), clients, seed
+        if self.sampler.needs_weights:
             raise SpecError(
                 f"sampler={self.sampler}: the server does not know how many examples clients have; use uniform"
             )
         if clients is not None:
             self.sampler.expected(clients)  # refuses a cohort larger than the population
-        self.weighting, self.feedback, self.downlink = weighting, feedback, resolve_downlink(downlink)
-        self.min_available, self.min_replies, self.max_norm = min_available, min_replies, max_norm
+        self.min_available, self.min_replies = min_available, min_replies
         self.model, self.averaged = model, averaged
+        self.averaged_arrays: ArrayRecord | None = None
+        """The averaged model after `start`, if the method has one."""
 
     def summary(self) -> None:
-        """Logs what this run is."""
-        logger.info("FedCAMS: server %s, uplink %s, checkpoint %s", self.optimizer, self.uplink, self.checkpoint)
+        """Log what this run is."""
+        server, uplink = self.method.server, self.method.uplink
+        logger.info("FedCAMS: server %s, uplink %s, checkpoint %s", server, uplink, self.checkpoint)
 
     def start(
         self,
@@ -113,21 +104,27 @@ class FedCAMS(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Runs until `num_rounds` rounds are done, those before a crash included; `timeout` is a round's deadline."""
+        """Run until `num_rounds` rounds are done, those before a crash included; `timeout` is a round's deadline."""
         names = ArrayNames.of(initial_arrays, self.model, self.averaged)
+        self.method.check_rounds(num_rounds)
         with disk_errors("make", self.checkpoint):
             self.checkpoint.mkdir(parents=True, exist_ok=True)
-        with locked(self.checkpoint), contextlib.closing(self._book(self._server(names))) as book:
-            server, rest = book.server, names.rest(initial_arrays)
-            state = book.load(start(server, *names.vectors(ArrayRecord(dict(initial_arrays)))))
-            rounds = Rounds(self, server, names, rest, book, timeout, train_config or ConfigRecord())
+        with (
+            locked(self.checkpoint),
+            contextlib.closing(self._open_checkpoint(self._server(names, num_rounds))) as checkpoint,
+        ):
+            server, rest = checkpoint.server, names.rest(initial_arrays)
+            state = checkpoint.load(start(server, *names.vectors(ArrayRecord(dict(initial_arrays)))))
+            rounds = GridRound(self, server, names, rest, checkpoint, timeout, train_config or ConfigRecord())
             evaluate = _Evaluation(self, grid, names, rest, timeout, evaluate_config or ConfigRecord(), evaluate_fn)
             return self._run(grid, state, num_rounds, rounds, evaluate)
 
-    def _run(self, grid: Grid, state: ServerState, num_rounds: int, rounds: Rounds, evaluate: _Evaluation) -> Result:
+    def _run(
+        self, grid: Grid, state: ServerState, num_rounds: int, rounds: GridRound, evaluate: _Evaluation
+    ) -> Result:
         self.summary()
         if state.round:
-            logger.info("continuing %s after round %s", rounds.book.run, state.round)
+            logger.info("continuing %s after round %s", rounds.checkpoint.run, state.round)
         result = Result()
         evaluate.on_server(state, result)
         while state.round < num_rounds:
@@ -140,30 +137,24 @@ class FedCAMS(FedAvg):
             evaluate.on_clients(state, result)
             evaluate.on_server(state, result)
         result.arrays = evaluate.arrays(state)
+        self.averaged_arrays = evaluate.averaged_arrays(state)
         return result
 
-    def _server(self, names: ArrayNames) -> Server:
+    def _server(self, names: ArrayNames, rounds: int) -> Server:
+        replicas = None
+        if self.method.downlink.server_keeps_rows:
+            replicas = RowStore.on_disk({REPLICA: names.layout}, self.checkpoint / REPLICAS, SPARES)
+        population = self.clients or 0
         return Server(
-            names.layout,
-            self.optimizer,
-            self.seed,
-            names.buffer_layout,
-            self.downlink,
-            self.weighting,
-            self._replicas(names) if self.downlink.replicates else None,
-            self.max_norm,
+            self.method, names.layout, names.buffer_layout, self.seed, rounds, population, replicas, self.sampler
         )
 
-    def _replicas(self, names: ArrayNames) -> ResidualStore:
-        return ResidualStore.on_disk(names.layout, self.checkpoint / REPLICAS, SPARES)
-
-    def _book(self, server: Server) -> Book:
-        """What may not change while a run goes on: whatever a residual or a moment depends on."""
+    def _open_checkpoint(self, server: Server) -> FlowerCheckpoint:
+        """What may not change while a run goes on: whatever a row or a moment depends on."""
         layouts = [None if layout is None else layout.id.hex() for layout in (server.layout, server.buffer_layout)]
-        fixed = {"server": self.optimizer, "sampler": self.sampler, "downlink": self.downlink}
-        identity = {**{key: str(value) for key, value in fixed.items()}, "layouts": layouts}
-        plain = {"seed": self.seed, "clients": self.clients, "weighting": self.weighting, "feedback": self.feedback}
-        return Book(self.checkpoint, self.run_name, {**identity, **plain}, server)
+        identity = {**self.method.to_dict(), "sampler": str(self.sampler), "seed": self.seed, "clients": self.clients}
+        length = {"rounds": server.rounds} if self.method.depends_on_rounds else {}
+        return FlowerCheckpoint(self.checkpoint, self.run_name, {**identity, **length, "layouts": layouts}, server)
 
 
 class _Evaluation:
@@ -186,9 +177,16 @@ class _Evaluation:
         """The model as the app has it."""
         return self.names.join(state.x, state.buffers, self.rest)
 
+    def averaged_arrays(self, state: ServerState) -> ArrayRecord | None:
+        """The averaged model as the app has it; None for a method without one."""
+        return None if state.average is None else self.names.join(state.average.x, state.average.buffers, self.rest)
+
     def on_server(self, state: ServerState, result: Result) -> None:
         """By the app's function, where it gave one."""
         found = None if self.function is None else self.function(state.round, self.arrays(state))
+        if found is not None and self.function is not None and (averaged := self.averaged_arrays(state)) is not None:
+            more = self.function(state.round, averaged) or MetricRecord()
+            found = MetricRecord({**found, **{f"averaged_{name}": value for name, value in more.items()}})
         if found is not None:
             logger.info("[ROUND %s] on the server: %s", state.round, dict(found))
             result.evaluate_metrics_serverapp[state.round] = found

@@ -1,26 +1,233 @@
-"""The client's half of a round: train from the model received, answer, and keep or drop the residual later."""
+"""The client's side of a round: train from what was received, encode what to send, keep what the server accepts.
+
+All of it works on rows `[C, d]`. A simulation has one row for each client of the cohort, a site has one.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from fedcams.compress import Code
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Downlink, HeldStore, OutOfStep, downlink
-from fedcams.errors import UpdateError
-from fedcams.feedback import ErrorFeedback, Pending
+from fedcams.downlink import Held, HeldStore, OutOfStep
+from fedcams.engines import CohortUpdate
+from fedcams.errors import LayoutError, UpdateError
+from fedcams.feedback import encode_with_feedback_
 from fedcams.keys import derive
 from fedcams.layout import Layout
+from fedcams.method import BUFFERS, CONTROL, RESIDUAL, Method
+from fedcams.rounds.cohort import MODEL, UPDATE, Arrival, Outgoing, Received, some_facts, some_rows
 from fedcams.rounds.messages import Instruction, Refusal, Reply
-from fedcams.wire import decode, encode, pack
+from fedcams.rows import RowStore
+from fedcams.transforms import Facts
+from fedcams.wire import decode, pack
+
+NOT_FINITE = "the training reports the loss {}; lower the learning rate or clip"
 
 
-class Update(NamedTuple):
-    """What local training brings: the change of the parameters `[d]`, the buffers, and what it saw."""
+@dataclass(frozen=True)
+class Client:
+    """What clients need beside their data: the method, the model's layouts, and the memory of error feedback."""
+
+    method: Method
+    layout: Layout
+    buffer_layout: Layout | None = None
+    rows: RowStore | None = None
+    """The rows that `method.memory` names, of every client; in memory unless given."""
+    held: HeldStore | None = None
+    """Where a client keeps its model, for downlinks that need it."""
+    rounds: int | None = None
+    """How many rounds the run has, for schedules that depend on it."""
+
+    def __post_init__(self) -> None:
+        needed = self.method.memory(self.layout, self.buffer_layout)
+        if self.rows is None and needed:
+            object.__setattr__(self, "rows", RowStore.in_memory(needed))
+        if self.rows is not None and {n: l.id for n, l in self.rows.layouts.items()} != {
+            n: l.id for n, l in needed.items()
+        }:
+            theirs, ours = (", ".join(f"{n} with d={l.d}" for n, l in x.items()) for x in (self.rows.layouts, needed))
+            raise LayoutError(f"rows holds {theirs or 'nothing'}, and this method keeps {ours or 'nothing'}; "
+                              "give a store made for this method and model")
+
+    def keeps(self, name: str) -> bool:
+        """Whether clients keep a row of this name."""
+        return self.rows is not None and name in self.rows.layouts
+
+
+# -- on rows -----------------------------------------------------------------------------------------------------------
+
+
+def shift_of(client: Client, ids: Sequence[int], control: Tensor | None) -> Tensor | None:
+    """Return what the method's control variates add to every gradient of these clients, `[C, d]`; None for nothing."""
+    if control is None or client.rows is None:
+        return None
+    return client.method.control.shift(control, client.rows.gather(CONTROL, ids).to(control.device))
+
+
+def respond(
+    client: Client,
+    ids: Sequence[int],
+    received: Received,
+    trained: CohortUpdate,
+    round: int,
+    seed: int,
+    population: int = 0,
+    measure: bool = False,
+) -> Outgoing:
+    """Encode what these clients send after training. Consumes `trained.delta`: residuals are formed in its memory.
+
+    A client whose loss, buffers or update is not finite sends a refusal instead, and the others do not notice.
+    No row is stored before `commit`. With `measure` the relative compression errors are found too.
+    """
+    method = client.method.in_round(round, client.rounds)
+    losses = trained.loss.tolist()
+    ones = (1.0,) * len(ids)
+    facts = Facts(
+        round, seed, tuple(ids), tuple(trained.examples), tuple(trained.steps), ones, trained.rate, population
+    )
+    sending = _Sending(facts, losses, trained.delta.detach(), trained.buffers, received, {})
+    sending = sending.without(_unsound(ids, losses, trained.buffers, client.buffer_layout))
+    if not len(sending.facts.ids):
+        return sending.nothing()
+    change = _control_change(client, method, sending)
+    for transform in method.transforms:
+        transform.update_(sending.h, sending.facts, client.layout)
+    if client.rows is not None and client.keeps(RESIDUAL):
+        client.rows.add_to_(RESIDUAL, sending.facts.ids, sending.h)
+    for transform in method.transforms:
+        transform.message_(sending.h, sending.facts, client.layout)
+    sending = sending.with_change(change)
+    try:
+        return _encode(client, method, sending, measure)
+    except UpdateError:
+        bad = _not_finite(sending.facts.ids, sending.h, client.layout)
+        if not bad:
+            raise
+        sending = sending.without(bad)
+        return _encode(client, method, sending, measure) if sending.facts.ids else sending.nothing()
+
+
+def commit(client: Client, outgoing: Outgoing, accepted: Collection[int]) -> None:
+    """Keep what the server's acceptance of these clients means for their rows; the rows of others stay as they are."""
+    ids = outgoing.arrival.facts.ids
+    places = [place for place, client_id in enumerate(ids) if client_id in accepted]
+    if client.rows is not None and outgoing.rows and places:
+        rows = {name: some_rows(values, places) for name, values in outgoing.rows.items()}
+        client.rows.commit([ids[place] for place in places], rows, outgoing.arrival.facts.round)
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """The rows of the clients that send something."""
+
+    facts: Facts
+    losses: Sequence[float]
+    h: Tensor
+    """`[C, d]`: first the change of the parameters, then with the residual added."""
+    buffers: Tensor | None
+    received: Received
+    refused: Mapping[int, str]
+    change: Tensor | None = None
+    """`[C, d]`, the change of the control variates."""
+
+    def without(self, refused: Mapping[int, str]) -> _Sending:
+        """Return the rows of all but these clients."""
+        if not refused:
+            return self
+        places = [i for i, client in enumerate(self.facts.ids) if client not in refused]
+        rows = [None if part is None else part[places] for part in (self.h, self.buffers, self.change)]
+        received = Received(*(part if part is None or part.dim() == 1 else part[places] for part in self.received))
+        losses, facts = [self.losses[i] for i in places], some_facts(self.facts, places)
+        assert rows[0] is not None
+        return _Sending(facts, losses, rows[0], rows[1], received, {**self.refused, **refused}, rows[2])
+
+    def with_change(self, change: Tensor | None) -> _Sending:
+        """Return the same with a change of control variates."""
+        return _Sending(self.facts, self.losses, self.h, self.buffers, self.received, self.refused, change)
+
+    def nothing(self) -> Outgoing:
+        """Return what is sent if no client sends an update."""
+        return Outgoing(Arrival(self.facts, (), {}), {}, None, self.refused)
+
+
+def _unsound(
+    ids: Sequence[int], losses: Sequence[float], buffers: Tensor | None, layout: Layout | None
+) -> dict[int, str]:
+    """The clients whose loss or buffers are not finite, and why."""
+    found = {i: NOT_FINITE.format(loss) for i, loss in zip(ids, losses, strict=True) if not math.isfinite(loss)}
+    if buffers is not None and layout is not None and not bool(torch.isfinite(buffers).all()):
+        found = {**_not_finite(ids, buffers, layout), **found}
+    return found
+
+
+def _not_finite(ids: Sequence[int], rows: Tensor, layout: Layout) -> dict[int, str]:
+    """The clients whose rows are not finite, and what is wrong with them."""
+    found = {}
+    for client, row in zip(ids, rows, strict=True):
+        try:
+            layout.check_finite(row)
+        except UpdateError as error:
+            found[client] = str(error)
+    return found
+
+
+def _control_change(client: Client, method: Method, sending: _Sending) -> Tensor | None:
+    """`[C, d]`, by how much the clients' control variates change; None without them."""
+    control = sending.received.control
+    if control is None or client.rows is None:
+        return None
+    old = client.rows.gather(CONTROL, sending.facts.ids).to(control.device)
+    sums = torch.tensor([steps * sending.facts.rate for steps in sending.facts.steps], dtype=torch.float64)
+    return method.control.change(control, old, sending.h, sums.to(control.device))
+
+
+def _encode(client: Client, method: Method, sending: _Sending, measure: bool) -> Outgoing:
+    facts = sending.facts
+    keys = [derive(facts.seed, "uplink", facts.round, client_id) for client_id in facts.ids]
+    code, residual, errors = encode_with_feedback_(
+        method.uplink, client.layout, sending.h, keys, client.keeps(RESIDUAL), measure
+    )
+    codes, rows = {UPDATE: (method.uplink, code)}, {} if residual is None else {RESIDUAL: residual}
+    if client.buffer_layout is not None and sending.buffers is not None:
+        buffers, rest = _encode_buffers(client, method, sending)
+        codes[BUFFERS] = (method.buffers, buffers)
+        rows |= {} if rest is None else {BUFFERS: rest}
+    if sending.change is not None and client.rows is not None:
+        codec = method.control.codec
+        change = codec.encode(sending.change, client.layout, keys)
+        codes[CONTROL] = (codec, change)
+        old = client.rows.gather(CONTROL, facts.ids).to(sending.change.device)
+        rows[CONTROL] = codec.add_to(old, change, client.layout)  # by exactly what the server adds
+    return Outgoing(Arrival(facts, tuple(sending.losses), codes), rows, errors, sending.refused)
+
+
+def _encode_buffers(client: Client, method: Method, sending: _Sending) -> tuple[Code, Tensor | None]:
+    """The buffers as they are, or compressed as the difference to those received; and what the latter loses."""
+    assert client.buffer_layout is not None
+    assert sending.buffers is not None
+    assert sending.received.buffers is not None
+    if method.buffers == IDENTITY:
+        return {"values": sending.buffers}, None
+    facts, h = sending.facts, sending.buffers - sending.received.buffers
+    if client.rows is not None and client.keeps(BUFFERS):
+        client.rows.add_to_(BUFFERS, facts.ids, h)
+    keys = [derive(facts.seed, "buffers", facts.round, client_id) for client_id in facts.ids]
+    code, rest, _ = encode_with_feedback_(method.buffers, client.buffer_layout, h, keys, client.keeps(BUFFERS))
+    return code, rest
+
+
+# -- through bytes -----------------------------------------------------------------------------------------------------
+
+
+class ClientUpdate(NamedTuple):
+    """What one client's training brings: the change of the parameters `[d]`, the buffers, and what it saw."""
 
     delta: Tensor
     buffers: Tensor | None
@@ -29,66 +236,66 @@ class Update(NamedTuple):
     loss: float
 
 
-Train = Callable[[Tensor, Tensor | None, Instruction], Update]
-"""(model [d], buffers, instruction) -> Update; shuffles and augmentation are functions of the instruction's seed,
-round and client. The model's memory is its own to use."""
+Train = Callable[[Received, Instruction, "Tensor | None", float], ClientUpdate]
+"""(what was received, instruction, shift of the gradients `[d]` or None, local rate) -> ClientUpdate. Shuffles and
+augmentation are functions of the instruction's seed, round and client. The model's memory is its own to use."""
 
 
-@dataclass(frozen=True)
-class Client:
-    """What a client needs beside its data."""
+def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Reply | Refusal, Outgoing | None]:
+    """Train and encode one client's reply; no row is stored until the outgoing update is committed.
 
-    uplink: ErrorFeedback
-    buffer_layout: Layout | None = None
-    downlink: Downlink = field(default_factory=lambda: downlink("none"))
-    held: HeldStore | None = None
-    """Where it keeps its model, for a downlink by which clients keep it."""
-
-
-def reply(client: Client, instruction: Instruction, train: Train) -> tuple[Reply, Pending]:
-    """Trains and encodes; no residual is stored until the pending update is committed.
-
-    A client that keeps its model stages the one received first, so that it survives a kill from here on. It refuses by
-    OutOfStep, before any training, an instruction that builds on a model which it does not hold: `refusal` tells the
-    server.
+    A client that keeps its model stages the one received first, so that it survives a kill from here on. It refuses an
+    instruction that builds on a model which it does not hold, and also what its own training makes not finite.
     """
-    codec, layout = client.uplink.compressor, client.uplink.layout
-    x, held = client.downlink.receive(instruction.model, layout, client.held, instruction.client, instruction.sealed)
-    buffers = decode(instruction.buffers, client.buffer_layout) if client.buffer_layout else None
-    update = train(x, buffers, instruction)
-    if not math.isfinite(update.loss):  # before anything is held: no server would read the reply
-        raise UpdateError(f"the training reports the loss {update.loss}; lower the learning rate or clip")
-    key = derive(instruction.seed, "uplink", instruction.round, instruction.client)
-    pending = client.uplink.prepare([instruction.client], update.delta[None], instruction.round, key)
-    payload = pack(codec, {name: tensor[0] for name, tensor in pending.code.items()}, layout)
-    sent = b"" if update.buffers is None else encode(IDENTITY, update.buffers, client.buffer_layout)
-    about = (update.examples, update.steps, update.loss)
-    return Reply(instruction.round, instruction.client, payload, sent, *about, held), pending
-
-
-def refusal(instruction: Instruction, error: OutOfStep) -> Refusal:
-    """What to answer instead of a reply."""
-    return Refusal(instruction.round, instruction.client, error.held, str(error))
-
-
-def commit(client: Client, pending: Pending) -> None:
-    """The server accepted the update: its residual becomes the stored one."""
-    client.uplink.commit(pending)
-
-
-def discard(client: Client, pending: Pending) -> None:
-    """The server did not: the stored residual stays as it was."""
-    client.uplink.discard(pending)
-
-
-def settle(client: Client, sent: Reply, pending: Pending, instruction: Instruction) -> bool:
-    """Commits or discards by what the next instruction names as accepted; returns which."""
-    accepted = is_accepted(sent, instruction)
-    (commit if accepted else discard)(client, pending)
-    return accepted
+    who, round = instruction.client, instruction.round
+    try:
+        start, held = client.method.downlink.receive(
+            instruction.streams[MODEL], client.layout, client.held, who, instruction.sealed
+        )
+    except OutOfStep as error:
+        return Refusal(round, who, error.held, str(error)), None
+    received = Received(start, *(_decoded(instruction, *part) for part in _down(client)))
+    shift = shift_of(client, [who], received.control)
+    rate = float(client.method.in_round(round, client.rounds).local.lr)
+    update = train(received, instruction, None if shift is None else shift[0], rate)
+    cohort = CohortUpdate(
+        update.delta[None], None if update.buffers is None else update.buffers[None],
+        torch.tensor([update.loss], dtype=torch.float64), [update.examples], [update.steps], rate,
+    )  # fmt: skip
+    outgoing = respond(client, [who], received, cohort, round, instruction.seed)
+    if outgoing.refused:
+        return Refusal(round, who, held, outgoing.refused[who]), None
+    return reply_of(outgoing, client.layout, client.buffer_layout, held), outgoing
 
 
 def is_accepted(sent: Reply, instruction: Instruction) -> bool:
     """Whether the instruction names this reply as the one accepted last."""
     last = instruction.accepted
     return last is not None and (last.round, last.digest) == (sent.round, sent.digest)
+
+
+def _down(client: Client) -> list[tuple[str, Layout | None]]:
+    return [(BUFFERS, client.buffer_layout), (CONTROL, client.layout if client.method.control.active else None)]
+
+
+def _decoded(instruction: Instruction, name: str, layout: Layout | None) -> Tensor | None:
+    if layout is None:
+        return None
+    if name not in instruction.streams:
+        raise UpdateError(f"the instruction has no stream {name!r}, which this method and model need")
+    return decode(instruction.streams[name], layout)
+
+
+def reply_of(outgoing: Outgoing, layout: Layout, buffer_layout: Layout | None, held: Held | None) -> Reply:
+    """Return the message of one client's outgoing update; `held` names the model that it trained from."""
+    facts = outgoing.arrival.facts
+    streams = {
+        name: pack(
+            codec,
+            {field: tensor[0] for field, tensor in code.items()},
+            buffer_layout if name == BUFFERS and buffer_layout is not None else layout,
+        )
+        for name, (codec, code) in outgoing.arrival.codes.items()
+    }
+    about = (facts.examples[0], facts.steps[0], outgoing.arrival.losses[0])
+    return Reply(facts.round, facts.ids[0], streams, *about, held)

@@ -1,60 +1,80 @@
-"""The server's half of a round: `open` instructs the cohort, `close` turns its replies into the next model."""
+"""The server's side of a round: what it knows, what it sends, and how the arrivals of a cohort become the next model.
+
+`instruct` makes the instructions of a round as bytes, an `Intake` takes the replies in, and `conclude` makes the step.
+A simulation delivers models and takes arrivals as rows instead; everything else is the same.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedcams.aggregate import Aggregator
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Downlink, Held, OutOfStep, Turn, downlink
-from fedcams.errors import FedcamsError, LayoutError, SpecError, UpdateError
+from fedcams.downlink import Broadcast
+from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
-from fedcams.optimizers import ServerOptimizer
-from fedcams.residuals import ResidualStore
+from fedcams.method import BUFFERS, CONTROL, Method
+from fedcams.rounds.cohort import MODEL
+from fedcams.rounds.intake import Intake
 from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply
-from fedcams.wire import Payload, encode, unpack
+from fedcams.rows import RowStore
+from fedcams.sampler import Sampler
+from fedcams.transforms import Facts
+from fedcams.wire import encode
+
+REPLICA = "replica"
+"""The row that a server keeps of every client, for downlinks that need it: the model which that client holds."""
 
 
 @dataclass(frozen=True)
 class Server:
     """What does not change during a run."""
 
+    method: Method
     layout: Layout
-    optimizer: ServerOptimizer
-    seed: int = 0
     buffer_layout: Layout | None = None
-    downlink: Downlink = field(default_factory=lambda: downlink("none"))
-    weighting: str = "uniform"
-    replicas: ResidualStore | None = None
+    seed: int = 0
+    rounds: int | None = None
+    """How many rounds the run has, for schedules that depend on it."""
+    population: int = 0
+    """How many clients there are; 0 if that is not known."""
+    replicas: RowStore | None = None
     """What clients hold, for a downlink that keeps it at the server; in memory unless given."""
-    max_norm: float | None = None
-    """The L2 norm above which a decoded update is refused; checking it takes memory for one vector `[d]`."""
+    sampler: Sampler | None = None
+    """Who is asked in a round; needed where the method's weights come from it."""
 
     def __post_init__(self) -> None:
-        if self.replicas is None and self.downlink.replicates:
-            object.__setattr__(self, "replicas", ResidualStore.in_memory(self.layout))
-        if self.replicas is not None and self.replicas.layout.id != self.layout.id:
-            theirs, ours = (f"{layout.id.hex()} with d={layout.d}" for layout in (self.replicas.layout, self.layout))
-            raise LayoutError(f"replicas are rows of layout {theirs}, the model's is {ours}; give an empty store")
-        if self.weighting not in ("uniform", "examples"):
-            raise SpecError(f"weighting={self.weighting!r}; allowed: uniform or examples")
+        needed = {REPLICA: self.layout} if self.method.downlink.server_keeps_rows else {}
+        if self.replicas is None and needed:
+            object.__setattr__(self, "replicas", RowStore.in_memory(needed))
+        if self.replicas is not None and self.replicas.layouts != needed:
+            raise LayoutError(
+                f"replicas holds rows of other layouts than this model's, d={self.layout.d}; give an empty store"
+            )
         if not -(2**63) <= self.seed < 2**63:
             raise SpecError(f"seed={self.seed}; allowed: what fits into 64 bits with a sign")
-        if self.max_norm is not None and not self.max_norm > 0:
-            raise SpecError(f"max_norm={self.max_norm}; allowed: a number above 0, or None for no bound")
+        if self.method.weighting == "sampler" and self.sampler is None:
+            raise SpecError("weighting=sampler: this server does not know the sampler; give Server(sampler=...)")
+        if self.rounds is not None:
+            self.method.check_rounds(self.rounds)
 
     def weight(self, examples: int) -> float:
-        """What the update of a client with so many examples counts in the mean."""
-        return 1.0 if self.weighting == "uniform" else float(examples)
+        """Return what the update of a client with so many examples counts in the mean, before the sampler's say."""
+        return float(examples) if self.method.weighting == "examples" else 1.0
+
+
+class Averaged(NamedTuple):
+    """The running average of the server's models, which is evaluated and saved and never trained from."""
+
+    x: Tensor
+    buffers: Tensor | None
 
 
 class ServerState(NamedTuple):
-    """What does: everything needed to go on after a restart."""
+    """What changes from round to round: everything needed to go on after a restart."""
 
     round: int
     x: Tensor
@@ -62,36 +82,51 @@ class ServerState(NamedTuple):
     optimizer: Any
     downlink: Any
     accepted: Mapping[int, Accepted]
+    control: Tensor | None = None
+    average: Averaged | None = None
 
 
-class Closed(NamedTuple):
-    """How a round ended; without an accepted update there was no step and the norm is zero.
-
-    Among the refused are clients that were out of step: the next instruction brings them the dense model.
-    """
+class Concluded(NamedTuple):
+    """How a round ended; without an accepted update there was no step, and the norm is zero."""
 
     round: int
     accepted: list[int]
     refused: dict[int, str]
+    """Client -> why. Among them are clients that were out of step: the next instruction brings them the dense model."""
     delta_norm: float
+    mean: Tensor | None
+    """`[d]`, what the step was made with."""
+    facts: Facts
+    """Of the accepted clients."""
+    train_loss: float | None
+    """The mean of their losses."""
 
 
 def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerState:
-    """The state before the first round."""
+    """Return the state before the first round."""
     server.layout.check_finite(x, "model")
-    return ServerState(0, x, buffers, server.optimizer.init(x), server.downlink.init(x), {})
+    method = server.method
+    control = method.control.init(x) if method.control.active else None
+    average = Averaged(x.clone(), None if buffers is None else buffers.clone()) if method.average.active else None
+    return ServerState(0, x, buffers, method.server.init(x), method.downlink.init(x), {}, control, average)
 
 
-def open(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[dict[int, Instruction], ServerState]:
-    """The instructions of the next round, client by client in ascending id.
+def broadcast(server: Server, state: ServerState) -> Broadcast:
+    """Return what a downlink needs to send the model of this state to clients."""
+    return Broadcast(state.x, server.layout, state.round + 1, server.seed, server.replicas)
 
-    A message that is lost, in whatever direction, changes nothing: the next one builds on what the client last said.
+
+def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[dict[int, Instruction], ServerState]:
+    """Return the instructions of the next round, client by client in ascending id, and the state until it is concluded.
+
+    A message that is lost, in either direction, changes nothing: the next one builds on what the client last said.
     """
-    models, sent = server.downlink.send(state.downlink, _turn(server, state), sorted(cohort))
-    buffers = b"" if state.buffers is None else encode(IDENTITY, state.buffers, server.buffer_layout)
+    downlink = server.method.in_round(state.round + 1, server.rounds).downlink
+    models, sent = downlink.send(state.downlink, broadcast(server, state), sorted(cohort))
+    others = {name: encode(IDENTITY, vector, layout) for name, vector, layout in _beside(server, state)}
     instructions = {
         client: Instruction(
-            state.round + 1, client, server.seed, model, buffers, state.accepted.get(client), sealed=True
+            state.round + 1, client, server.seed, {MODEL: model, **others}, state.accepted.get(client), sealed=True
         )
         for client, model in models.items()
     }
@@ -99,114 +134,67 @@ def open(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[d
 
 
 def resend(server: Server, state: ServerState, refusal: Refusal) -> tuple[Instruction, ServerState]:
-    """An instruction for a client that refused the one of the round now open, built on what it says it holds."""
+    """Return an instruction for a client that refused the one of the present round, built on what it says it holds."""
     if refusal.round != state.round + 1:
         raise UpdateError(f"a refusal of round {refusal.round} in round {state.round + 1}; it came too late")
-    told = server.downlink.heard(state.downlink, _turn(server, state), {refusal.client: refusal.held}, over=False)
-    instructions, state = open(server, state._replace(downlink=told), [refusal.client])
+    told = server.method.downlink.acknowledge(
+        state.downlink, broadcast(server, state), {refusal.client: refusal.held}, closing=False
+    )
+    instructions, state = instruct(server, state._replace(downlink=told), [refusal.client])
     return instructions[refusal.client], state
 
 
-def close(
+def take_answers(
     server: Server,
     state: ServerState,
     cohort: Collection[int],
     answers: Iterable[Reply | Refusal],
     in_order: bool = False,
-) -> tuple[ServerState, Closed]:
-    """The state after the round. Consumes the old one; a bad reply is refused with its reason, the others count.
+) -> Intake:
+    """Return the intake of a round with these answers in it; a bad one is refused with its reason, the others count.
 
     Replies that come one after the other in ascending client id need the memory of one, with `in_order`.
     """
-    round = state.round + 1
-    intake = _Intake(server, state, cohort, in_order)
+    intake = Intake(server, state, cohort, in_order)
     for answer in answers:
         intake.offer(answer)
-    delta, buffers = intake.means()
-    accepted = {**state.accepted, **{client: Accepted(round, name) for client, name in intake.names.items()}}
-    told = server.downlink.heard(state.downlink, _turn(server, state), intake.words)
+    return intake
+
+
+def conclude(server: Server, state: ServerState, intake: Intake) -> tuple[ServerState, Concluded]:
+    """Return the state after the round, and how it ended. Consumes the old state."""
+    round, method = state.round + 1, intake.method
+    means = intake.means()
+    accepted = {**state.accepted, **{client: Accepted(round, name) for client, name in intake.digests.items()}}
+    told = method.downlink.acknowledge(state.downlink, broadcast(server, state), intake.acks)
     state = state._replace(round=round, accepted=accepted, downlink=told)
-    if delta is None:
-        return state, Closed(round, [], intake.refused, 0.0)
-    closed = Closed(round, sorted(intake.names), intake.refused, float(delta.norm()))
-    x, optimizer = server.optimizer.step(state.optimizer, state.x, delta)
-    return state._replace(x=x, optimizer=optimizer, buffers=state.buffers if buffers is None else buffers), closed
+    facts, loss = intake.facts(), intake.mean_loss()
+    if means is None:
+        return state, Concluded(round, [], intake.refused, 0.0, None, facts, None)
+    x, optimizer = method.server.step(state.optimizer, state.x, means.update)
+    if state.control is not None and means.control is not None:
+        method.control.step_(state.control, means.control, len(facts.ids), server.population)
+    buffers = state.buffers if means.buffers is None else means.buffers
+    state = _averaged(method, state._replace(x=x, optimizer=optimizer, buffers=buffers))
+    return state, Concluded(round, list(facts.ids), intake.refused, means.norm, means.update, facts, loss)
 
 
-def _turn(server: Server, state: ServerState) -> Turn:
-    return Turn(state.x, server.layout, state.round + 1, server.seed, server.replicas)
+def _beside(server: Server, state: ServerState) -> list[tuple[str, Tensor, Layout]]:
+    """What instructions carry beside the model."""
+    found = []
+    if state.buffers is not None and server.buffer_layout is not None:
+        found.append((BUFFERS, state.buffers, server.buffer_layout))
+    if state.control is not None:
+        found.append((CONTROL, state.control, server.layout))
+    return found
 
 
-class _Intake:
-    """The answers of one round: what is sound goes into the sums, the rest is refused with a reason."""
-
-    def __init__(self, server: Server, state: ServerState, cohort: Collection[int], in_order: bool) -> None:
-        self.server, self.state, self.round, self.cohort = server, state, state.round + 1, cohort
-        self.updates = Aggregator(server.layout, in_order=in_order)
-        self.buffers = Aggregator(server.buffer_layout, in_order=in_order) if server.buffer_layout else None
-        self.names: dict[int, bytes] = {}
-        self.words: dict[int, Held | None] = {}
-        """What clients say they hold: even a reply that is refused tells that."""
-        self.refused: dict[int, str] = {}
-
-    def offer(self, answer: Reply | Refusal) -> None:
-        try:
-            self._check(answer)
-            self._listen(answer)
-            if isinstance(answer, Refusal):
-                raise OutOfStep(answer.reason, answer.held)
-            self._add(answer)
-        except FedcamsError as error:
-            self.refused[answer.client] = f"{type(error).__name__}: {error}"
-
-    def _check(self, answer: Reply | Refusal) -> None:
-        if answer.round != self.round:
-            raise UpdateError(
-                f"an update for round {answer.round} in round {self.round}; it came too late or too early"
-            )
-        if answer.client not in self.cohort:
-            raise UpdateError(f"client {answer.client} was not asked in round {self.round}")
-
-    def _listen(self, answer: Reply | Refusal) -> None:
-        """That a client holds what it was sent last outweighs anything else it said in this round."""
-        if self.words.get(answer.client) != self._expected(answer.client):
-            self.words[answer.client] = answer.held
-
-    def _expected(self, client: int) -> Held | None:
-        return self.server.downlink.expected(self.state.downlink, client)
-
-    def _add(self, reply: Reply) -> None:
-        """Everything is checked before anything is added, so that a reply counts whole or not at all."""
-        if reply.held != (sent := self._expected(reply.client)):
-            raise UpdateError(f"client {reply.client} trained from {reply.held or 'nothing kept'}, and was sent {sent}")
-        weight = self.server.weight(reply.examples)
-        update = unpack(reply.payload, self.server.layout)
-        self._check_norm(update)
-        buffers = unpack(reply.buffers, self.server.buffer_layout) if self.buffers is not None else None
-        self.updates.add(reply.client, update, weight)
-        if self.buffers is not None and buffers is not None:
-            self.buffers.add(reply.client, buffers, weight)
-        self.names[reply.client] = reply.digest
-
-    def _check_norm(self, update: Payload) -> None:
-        bound = self.server.max_norm
-        if bound is not None and not (norm := float(update.decode().norm())) <= bound:
-            raise UpdateError(f"an update of norm {norm:.6g}; at most max_norm={bound:g} is taken")
-
-    def means(self) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
-        """Of the updates and of the buffers; None where there is none.
-
-        Updates that are finite one by one may overflow together, or when an optimizer squares them: then nobody can
-        say whose fault it is, and none counts.
-        """
-        if not self.names:
-            return None, None
-        try:
-            delta, buffers = self.updates.mean(), None if self.buffers is None else self.buffers.mean()
-            if not math.isfinite(norm := float(delta.norm())):
-                raise UpdateError(f"the mean of the updates has the norm {norm}; set max_norm to refuse such updates")
-            return delta, buffers
-        except UpdateError as error:
-            self.refused |= dict.fromkeys(self.names, f"{type(error).__name__}: {error}")
-            self.names.clear()
-            return None, None
+def _averaged(method: Method, state: ServerState) -> ServerState:
+    """The state with its average moved towards the new model, in place."""
+    if state.average is None:
+        return state
+    steps = state.optimizer.t
+    method.average.step_(state.average.x, state.x, steps)
+    if state.average.buffers is not None and state.buffers is not None:
+        method.average.step_(state.average.buffers, state.buffers, steps)
+    return state

@@ -1,16 +1,18 @@
-"""Checkpoints: where a run can go on after a kill at any moment.
+"""Checkpoints: where a run can go on after a kill at any moment. The simulator and Flower write the same ones.
 
-checkpoint/state.json           the round, what the checkpoint belongs to, small state, and the next file's digest
-checkpoint/<round>.safetensors  the model, the optimizer's vectors
-checkpoint/residuals/           a ResidualStore on disk
-checkpoint/replicas/            another one, where the downlink keeps a model of every client
+<folder>/state.json           the round, what the checkpoint belongs to, small state, the rows by round and digest, the
+                              checksum of the next file, and a digest of all this
+<folder>/<round>.safetensors  the model, the averaged model, the optimizer's vectors
+<folder>/spare.safetensors    those of the round before, no longer needed: the next ones are written over them
+<folder>/rows/                a RowStore on disk: what clients keep (in a simulation)
+<folder>/replicas/            another one: the models that clients hold, if the downlink keeps them at the server
 
-The checkpoint is what `state.json` names; a new one comes to stand beside the old one until it replaces that file:
+The checkpoint is what `state.json` names; a new one is written beside the old one until it replaces that file:
 
-1. the rows that changed go to `residuals/` and `replicas/`, where the snapshots keep the old ones
+1. the rows that changed go to `rows/` and `replicas/`, where the snapshots keep the old ones
 2. `<round>.safetensors` is written
 3. `state.json` is replaced: the one moment in which the new checkpoint takes the place of the old one
-4. the rows' snapshots move to the new round, and the old `.safetensors` is removed
+4. the snapshots of the rows move to the new round, and the old `.safetensors` is removed
 
 After a kill before 3 the rows of step 1 are newer than the snapshot and are rolled back; after a kill between 3 and 4
 they are those of the checkpoint, and the snapshot is moved then.
@@ -21,154 +23,207 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import safetensors.torch
+import safetensors
 
 from fedcams.errors import ResidualError
-from fedcams.experiment import Experiment
-from fedcams.rounds import ServerState
+from fedcams.rounds import Server, ServerState
+from fedcams.rows import Versions
 from fedcams.runs.files import disk_errors, write_file
 from fedcams.runs.folder import RunError
-from fedcams.runs.rows import SavedRows, Versions
-from fedcams.runs.state import pack, unpack
-from fedcams.simulation import Simulation
+from fedcams.runs.state import file_checksum, pack, restore, write_tensors
 
-STATE, VERSION = "state.json", 1
-RESIDUALS, REPLICAS = "residuals", "replicas"
+STATE, SPARE, ROWS, REPLICAS = "state.json", "spare.safetensors", "rows", "replicas"
+VERSION = 2
+LAST_READER = {1: "0.1.0"}
+"""Format -> the last version of fedcams that reads it."""
 
 
-class Checkpoints:
-    """The checkpoint of one run; the rows it saves and brings back are those of the simulation's stores."""
+class Rows(Protocol):
+    """Rows that follow a run from checkpoint to checkpoint: `fedcams.rows.SavedRows` or `DirectRows`."""
 
-    def __init__(self, folder: Path, experiment: Experiment, simulation: Simulation) -> None:
-        self.folder, self.experiment, self.server = folder, experiment, simulation.server
-        stores = {RESIDUALS: simulation.uplink.store, REPLICAS: self.server.replicas}
-        self._rows = {name: SavedRows(store, folder / name) for name, store in stores.items() if store is not None}
-        layouts = (self.server.layout, self.server.buffer_layout)
+    def save(self) -> Versions:
+        """Make the rows as they are now last, beside those of the last checkpoint; return what is there."""
+
+    def mark(self, round: int) -> None:
+        """Say that the checkpoint of this round is complete."""
+
+    def load(self, round: int, expected: Versions) -> None:
+        """Bring back the rows of the checkpoint of this round."""
+
+
+class Checkpoint:
+    """The checkpoint of one run, and the rows that belong to it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        server: Server,
+        identity: Mapping[str, Any],
+        rows: Mapping[str, Rows],
+        keep_spare: bool = False,
+    ) -> None:
+        """Describe the checkpoint in this folder; `identity` is what the run must agree with to go on from it.
+
+        With `keep_spare` the tensors of the round before stay, to be written over: quicker, and takes their space.
+        """
+        self.folder, self.server, self.identity, self.rows = folder, server, dict(identity), dict(rows)
+        self.keep_spare = keep_spare
+        layouts = (server.layout, server.buffer_layout)
         self._layouts = [None if layout is None else layout.id.hex() for layout in layouts]
 
-    # -- saving --------------------------------------------------------------------------------------------------
+    # -- saving ------------------------------------------------------------------------------------------------------
 
-    def save(self, state: ServerState) -> None:
-        """Makes this state the one to go on from; takes memory for three copies of its tensors."""
-        last = state.round == self.experiment.rounds
-        kept = {} if last else self._rows  # nobody goes on from the last round, and rows are most of the bytes
+    def save(self, state: ServerState, last: bool = False) -> None:
+        """Make this state the one to go on from. Nobody goes on from the last one, so that has no rows."""
+        kept = {} if last else self.rows
         with disk_errors("write", self.folder):
-            self._save_state(state, {name: rows.save() for name, rows in kept.items()})
+            self._write(state, {name: rows.save() for name, rows in kept.items()})
             for rows in kept.values():
                 rows.mark(state.round)
-            _keep_only(self.folder, f"{state.round}.safetensors", *kept)
+            self._tidy(f"{state.round}.safetensors", last, *kept)
 
-    def _save_state(self, state: ServerState, versions: dict[str, Versions]) -> None:
+    def _write(self, state: ServerState, versions: dict[str, Versions]) -> None:
         small, tensors = pack(state, self.server)
-        # copies: safetensors refuses tensors that share memory
-        data = safetensors.torch.save({name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()})
-        write_file(self.folder / f"{state.round}.safetensors", data)
+        spare = self.folder / SPARE
+        over = spare if spare.exists() and not spare.is_symlink() else None
+        checksum = write_tensors(self.folder / f"{state.round}.safetensors", tensors, over)
         values = {
             "fedcams_checkpoint": VERSION,
             "round": state.round,
-            "experiment": self.experiment.to_dict(),
+            "identity": self.identity,
             "layouts": self._layouts,
-            "tensors": _digest(data),
-            RESIDUALS: versions.get(RESIDUALS, []),
-            REPLICAS: versions.get(REPLICAS, []),
+            "tensors": checksum,
+            "rows": versions,
             "state": small,
         }
-        write_file(self.folder / STATE, json.dumps({**values, "digest": _digest(_canonical(values))}).encode())
+        write_file(self.folder / STATE, sealed(values))
 
-    # -- going on ------------------------------------------------------------------------------------------------
+    def _tidy(self, current: str, last: bool, *kept: str) -> None:
+        """Remove what the new checkpoint does not need."""
+        old = sorted(path for path in self.folder.glob("*.safetensors") if path.name not in (current, SPARE))
+        if self.keep_spare and old and not last:
+            old.pop().replace(self.folder / SPARE)
+        for path in old:
+            path.unlink()
+        for name in self.rows:
+            if name not in kept and (self.folder / name).exists():
+                shutil.rmtree(self.folder / name)
+
+    # -- going on ----------------------------------------------------------------------------------------------------
 
     def load(self, start: ServerState) -> ServerState:
-        """The state to go on from, with the store's rows brought back; `start` where no checkpoint was completed.
+        """Return the state to go on from, with its rows brought back; `start` if no checkpoint was completed.
 
         What is refused is left as it was.
         """
-        values = read_state(self.folder, self.experiment)
+        values = read_state(self.folder, self.identity)
         if values is None:
-            with disk_errors("clear", self.folder):
-                self.folder.mkdir(exist_ok=True)
-                _keep_only(self.folder)
+            self._clear()
             return start
         if values["layouts"] != self._layouts:
             found = f"layouts are {values['layouts']} there and {self._layouts} here"
-            raise RunError(f"{self.folder / STATE}: a checkpoint of another model: {found}; {_anew(self.folder)}")
+            raise RunError(f"{self.folder / STATE}: a checkpoint of another model: {found}; {_start_over(self.folder)}")
         state = self._load_state(values, start)
         self._load_rows(values)
         return state
 
+    def _clear(self) -> None:
+        """Remove what a kill before the first checkpoint left behind."""
+        with disk_errors("clear", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for path in [*self.folder.glob("*.safetensors"), *self.folder.glob("*.tmp")]:
+                path.unlink()
+            for name in self.rows:
+                if (self.folder / name).is_dir() and not (self.folder / name).is_symlink():
+                    shutil.rmtree(self.folder / name)
+
     def _load_state(self, values: dict[str, Any], start: ServerState) -> ServerState:
         path = self.folder / f"{values['round']}.safetensors"
-        with disk_errors("read", path, _anew(self.folder)):
-            data = path.read_bytes()
-        if _digest(data) != values["tensors"]:
-            raise RunError(f"{path}: damaged, its bytes are not those that were written; {_anew(self.folder)}")
+        with disk_errors("read", path, _start_over(self.folder)):
+            found = file_checksum(path)
+        if found != values["tensors"]:
+            raise RunError(
+                f"{path}: damaged, checksum {found:08x} instead of {values['tensors']:08x}; {_start_over(self.folder)}"
+            )
         try:
-            return unpack(values["round"], values["state"], safetensors.torch.load(data), self.server, start)
+            with safetensors.safe_open(path, "pt") as file:
+                return restore(values["round"], values["state"], file.keys(), file.get_tensor, self.server, start)
         except (AttributeError, KeyError, TypeError) as error:  # undamaged, so the state's fields have changed since
             raise RunError(
-                f"{path}: written by another version of fedcams ({error!r}); {_anew(self.folder)}"
+                f"{path}: written by another version of fedcams ({error!r}); {_start_over(self.folder)}"
             ) from error
 
     def _load_rows(self, values: dict[str, Any]) -> None:
-        for name, rows in self._rows.items():
+        for name, rows in self.rows.items():
             try:
-                rows.load(values["round"], values[name])
+                rows.load(values["round"], values["rows"].get(name, []))
             except ResidualError as error:
                 found = f"{self.folder / name}: damaged ({error}); a run cannot go on without one of its rows"
-                raise RunError(f"{found}: {_anew(self.folder)}") from error
+                raise RunError(f"{found}: {_start_over(self.folder)}") from error
 
 
-def is_last(folder: Path, experiment: Experiment) -> bool:
-    """Whether the last round was saved; removes what a kill right after that left behind."""
-    values = read_state(folder, experiment)
-    if values is None or values["round"] != experiment.rounds:
-        return False
-    with disk_errors("clear", folder):
-        _keep_only(folder, f"{experiment.rounds}.safetensors")
-    return True
+def saved_round(folder: Path, identity: Mapping[str, Any]) -> int | None:
+    """Return the round of the checkpoint in this folder; None if there is none. Refuses one of another run."""
+    values = read_state(folder, identity)
+    return None if values is None else int(values["round"])
 
 
-def read_state(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
-    """What `state.json` says; None where no checkpoint was completed. Refuses what is damaged or foreign."""
+def read_state(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what `state.json` says; None if no checkpoint was completed. Refuses what is damaged or foreign."""
     path = folder / STATE
-    if not path.exists():
+    values = read_sealed(path, _start_over(folder))
+    if values is None:
         return None
-    with disk_errors("read", path, _anew(folder)):
-        data = path.read_bytes()
-    try:
-        values = dict(json.loads(data))
-        whole = values.pop("digest") == _digest(_canonical(values))
-    except (ValueError, TypeError, KeyError):
-        whole = False
-    if not whole:
-        raise RunError(f"{path}: damaged, it is not what was written; {_anew(folder)}")
-    if values["fedcams_checkpoint"] != VERSION:
-        raise RunError(f"{path}: format {values['fedcams_checkpoint']}, this fedcams reads {VERSION}; {_anew(folder)}")
-    own, other = experiment.to_dict(), values["experiment"]
-    changed = [
-        f"{key} is {other[key]!r} there and {own.get(key)!r} here" for key in other if own.get(key) != other[key]
-    ]
+    if (version := values.get("fedcams_checkpoint")) != VERSION:
+        raise RunError(f"{path}: {old_format(version, VERSION)}; {_start_over(folder)}")
+    changed = differences(identity, values["identity"])
     if changed:
-        raise RunError(f"{path}: a checkpoint of another experiment: {', '.join(changed)}; {_anew(folder)}")
+        raise RunError(f"{path}: a checkpoint of another run: {changed}; {_start_over(folder)}")
     return values
 
 
-def _keep_only(folder: Path, *names: str) -> None:
-    """Removes everything besides `state.json` and these."""
-    for path in folder.iterdir():
-        if path.name not in (STATE, *names):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Return what a run there and a run here disagree on, in words; empty if nothing."""
+    keys = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
+    return ", ".join(f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here" for key in keys)
 
 
-def _anew(folder: Path) -> str:
+def old_format(found: Any, known: int) -> str:
+    """Return the sentence about a format that this version does not read."""
+    if found in LAST_READER:
+        version = LAST_READER[found]
+        return f"written by fedcams {version.rsplit('.', 1)[0]}; version {version} is the last one that reads it"
+    return f"format {found}, this fedcams reads {known}"
+
+
+def sealed(values: Mapping[str, Any]) -> bytes:
+    """Return JSON with a digest of all of it."""
+    return json.dumps({**values, "digest": _digest(values)}).encode()
+
+
+def read_sealed(path: Path, fix: str) -> dict[str, Any] | None:
+    """Return the values that `sealed` wrote; None without a file. Refuses a file whose digest does not fit."""
+    if not path.exists():
+        return None
+    with disk_errors("read", path, fix):
+        data = path.read_bytes()
+    try:
+        values = dict(json.loads(data))
+        whole = values.pop("digest") == _digest(values)
+    except (ValueError, TypeError, KeyError):
+        whole = False
+    if not whole:
+        raise RunError(f"{path}: damaged, it is not what was written; {fix}")
+    return values
+
+
+def _start_over(folder: Path) -> str:
     return f"restore it, or delete {folder} and resume to run from the first round"
 
 
-def _canonical(values: dict[str, Any]) -> bytes:
-    return json.dumps(values, sort_keys=True).encode()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()

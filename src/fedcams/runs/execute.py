@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Built, Experiment, build
 from fedcams.rounds import ServerState
-from fedcams.runs.checkpoint import Checkpoints, is_last
+from fedcams.rows import SavedRows
+from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint, saved_round
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
 from fedcams.runs.files import Lines, disk_errors, end_of, locked, write_file
 from fedcams.runs.folder import (
@@ -28,11 +30,12 @@ from fedcams.runs.folder import (
     TIMINGS,
     Run,
     RunError,
+    read_call,
     read_experiment,
     read_object,
     read_run,
 )
-from fedcams.simulation import Phases, RoundRecord
+from fedcams.simulation import Phases, RoundRecord, Simulation
 
 Watch = Callable[[RoundRecord, dict[str, Any]], None]
 """Called after every round with its record and its timing; what it raises stops the run."""
@@ -47,21 +50,19 @@ def run(
     checkpoint_every: int = 25,
     watch: Watch | None = None,
 ) -> Run:
-    """Runs an experiment in a new folder; stopped by whatever, it can be resumed there.
+    """Run an experiment in a new folder; stopped by whatever, it can be resumed there.
 
     `data` is the folder of downloaded files; a checkpoint is written every `checkpoint_every` rounds and at the end.
     """
-    folder, loop = Path(folder), _Loop(device, checkpoint_every, watch)
-    _refuse_taken(folder)
+    folder = Path(folder)
+    check_interval(checkpoint_every)
+    refuse_taken(folder)
     built = build(experiment, data, device)  # first: what cannot be built leaves no folder behind
-    with disk_errors("make", folder, "free space, or name a folder that can be written"):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with locked(folder):
-        _refuse_taken(folder)  # once more, should another process have been faster
-        write_file(folder / ENVIRONMENT, _json(environment(device, built.simulation.engine)))
-        write_file(folder / PARTITION, _json({"histogram": built.histogram.tolist()}))
-        write_file(folder / EXPERIMENT, experiment.to_toml().encode())
-        return loop.go(folder, experiment, built)
+        refuse_taken(folder)  # once more, should another process have been faster
+        write_about(folder, experiment, device, built.simulation, built.histogram.tolist())
+        return _finish(folder, experiment, built, device, checkpoint_every, watch)
 
 
 def resume(
@@ -72,54 +73,106 @@ def resume(
     checkpoint_every: int = 25,
     watch: Watch | None = None,
 ) -> Run:
-    """Goes on from the last checkpoint, or from the beginning; a finished run is returned as it is.
+    """Go on from the last checkpoint, or from the beginning; a finished run is returned as it is.
 
-    On the same machine the records become, byte for byte, those of a run that was never stopped.
+    On the same machine the records become, byte for byte, those of a run that was never stopped. A run that was started
+    from Python is refused unless it is finished: only Python has its model and data.
     """
-    folder, loop = Path(folder), _Loop(device, checkpoint_every, watch)
+    folder = Path(folder)
+    check_interval(checkpoint_every)
     experiment = read_experiment(folder)
     with locked(folder):
+        if call := read_call(folder):
+            if (found := read_run(folder)).finished:
+                return found
+            raise RunError(f"{folder}: this run was started from Python, which has its model and data; go on by {call}")
         if _is_finished(folder, experiment):
             return read_run(folder)
-        return loop.go(folder, experiment, build(experiment, data, device))
+        built = build(experiment, data, device)
+        return _finish(folder, experiment, built, device, checkpoint_every, watch)
+
+
+def _finish(
+    folder: Path, experiment: Experiment, built: Built, device: str | torch.device, every: int, watch: Watch | None
+) -> Run:
+    """Run all rounds that are left."""
+    journal = Journal(folder, built.simulation, experiment.to_dict(), experiment.rounds, device, every)
+    for step in journal.rounds(journal.load(built.state)):
+        if watch is not None:
+            watch(step.record, step.timing)
+    return read_run(folder)
+
+
+class Step(NamedTuple):
+    """One round that is over and written down."""
+
+    state: ServerState
+    record: RoundRecord
+    timing: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class _Loop:
-    """How rounds are run, as the caller wants it."""
+class Journal:
+    """Runs rounds in a folder and writes them down: records, timings and checkpoints. The caller has locked it."""
 
+    folder: Path
+    simulation: Simulation
+    identity: dict[str, Any]
+    """What the run must agree with to go on from a checkpoint."""
+    last: int
+    """The number of rounds."""
     device: str | torch.device
-    checkpoint_every: int
-    watch: Watch | None
+    checkpoint_every: int = 25
+    may_grow: bool = False
+    """Whether the run may be given more rounds later, so that the last checkpoint needs its rows."""
 
-    def __post_init__(self) -> None:
-        if self.checkpoint_every < 1:
-            raise SpecError(f"checkpoint_every={self.checkpoint_every}; allowed: 1 or more")
+    @functools.cached_property
+    def checkpoint(self) -> Checkpoint:
+        """Where the run can go on."""
+        folder, stores = self.folder / CHECKPOINT, {ROWS: self.simulation.client.rows}
+        stores[REPLICAS] = self.simulation.server.replicas
+        rows = {name: SavedRows(store, folder / name) for name, store in stores.items() if store is not None}
+        return Checkpoint(folder, self.simulation.server, self.identity, rows)
 
-    def go(self, folder: Path, experiment: Experiment, built: Built) -> Run:
-        """From the checkpoint, where there is one, to the last round."""
-        checkpoints = Checkpoints(folder / CHECKPOINT, experiment, built.simulation)
-        state = checkpoints.load(built.state)
-        _note_environment(folder / ENVIRONMENT, state.round, environment(self.device, built.simulation.engine))
+    def load(self, start: ServerState) -> ServerState:
+        """Return the state of the checkpoint with its rows, or `start` if there is none."""
+        return self.checkpoint.load(start)
+
+    def rounds(self, state: ServerState) -> Iterator[Step]:
+        """Run the rounds after the loaded state; each is written down when it is yielded.
+
+        If the caller stops early, a checkpoint of the last round is written then.
+        """
+        saved = state.round
+        _note_environment(self.folder / ENVIRONMENT, saved, environment(self.device, self.simulation.engine))
         with (
-            contextlib.closing(Lines(folder / ROUNDS, keep=state.round)) as rounds,
-            contextlib.closing(Lines(folder / TIMINGS, keep=state.round)) as timings,
+            contextlib.closing(Lines(self.folder / ROUNDS, keep=saved)) as lines,
+            contextlib.closing(Lines(self.folder / TIMINGS, keep=saved)) as timings,
         ):
-            while state.round < experiment.rounds:
-                state, record, timing = self._round(built, state)
-                rounds.append(_line(record))
-                timings.append(json.dumps(timing))
-                if state.round % self.checkpoint_every == 0 or state.round == experiment.rounds:
-                    rounds.sync()  # first: the lines of a checkpoint must be there whenever it is
-                    timings.sync()
-                    checkpoints.save(state)
-                if self.watch is not None:
-                    self.watch(record, timing)
-        return read_run(folder)
 
-    def _round(self, built: Built, state: ServerState) -> tuple[ServerState, RoundRecord, dict[str, Any]]:
+            def save() -> int:
+                lines.sync()  # first: the lines of a checkpoint must be there whenever it is
+                timings.sync()
+                self.checkpoint.save(state, last=state.round == self.last and not self.may_grow)
+                return state.round
+
+            while state.round < self.last:
+                step = self._round(state)
+                state = step.state
+                lines.append(_line(step.record))
+                timings.append(json.dumps(step.timing))
+                if state.round % self.checkpoint_every == 0 or state.round == self.last:
+                    saved = save()
+                try:
+                    yield step
+                except GeneratorExit:
+                    if saved != state.round:
+                        save()
+                    raise
+
+    def _round(self, state: ServerState) -> Step:
         phases, started = Phases(), time.perf_counter()
-        state, record = built.simulation.advance(state, phases)
+        state, record = self.simulation.advance(state, phases)
         timing = {
             "round": state.round,
             "seconds": round(time.perf_counter() - started, 6),
@@ -127,10 +180,36 @@ class _Loop:
             "peak_memory": peak_memory(),
             "peak_device_memory": peak_device_memory(self.device),
         }
-        return state, record, timing
+        return Step(state, record, timing)
 
 
-def _refuse_taken(folder: Path) -> None:
+def check_interval(checkpoint_every: int) -> None:
+    """Refuse a number of rounds between checkpoints that is none."""
+    if checkpoint_every < 1:
+        raise SpecError(f"checkpoint_every={checkpoint_every}; allowed: 1 or more")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a run."""
+    with disk_errors("make", folder, "free space, or name a folder that can be written"):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def write_about(
+    folder: Path,
+    experiment: Experiment,
+    device: str | torch.device,
+    simulation: Simulation,
+    histogram: list[list[int]],
+) -> None:
+    """Write what a new run is; the experiment last, since its presence makes the run."""
+    write_file(folder / ENVIRONMENT, to_json(environment(device, simulation.engine)))
+    write_file(folder / PARTITION, to_json({"histogram": histogram}))
+    write_file(folder / EXPERIMENT, experiment.to_toml().encode())
+
+
+def refuse_taken(folder: Path) -> None:
+    """Refuse a folder that holds a run."""
     for name in (EXPERIMENT, ROUNDS, CHECKPOINT):
         if (folder / name).exists():
             raise RunError(f"{folder} already holds a run ({name} is there); resume it, or name another folder")
@@ -140,9 +219,9 @@ def _is_finished(folder: Path, experiment: Experiment) -> bool:
     """Whether the last round was saved; the checkpoint of a finished run may have been deleted to save space."""
     if not (folder / CHECKPOINT).exists():
         return read_run(folder).finished
-    if not is_last(folder / CHECKPOINT, experiment):
+    if saved_round(folder / CHECKPOINT, experiment.to_dict()) != experiment.rounds:
         return False
-    end_of(folder / ROUNDS, experiment.rounds)  # refuses where one of the lines was lost since
+    end_of(folder / ROUNDS, experiment.rounds)  # refuses if one of the lines was lost since
     return True
 
 
@@ -153,17 +232,18 @@ def _note_environment(path: Path, round: int, now: dict[str, Any]) -> None:
     sittings: list[dict[str, Any]] = known.get("resumed", [])
     last = {key: value for key, value in (sittings[-1] if sittings else first).items() if key != "round"}
     if last != now:
-        write_file(path, _json({**first, "resumed": [*sittings, {"round": round, **now}]}))
+        write_file(path, to_json({**first, "resumed": [*sittings, {"round": round, **now}]}))
 
 
 def _line(record: RoundRecord) -> str:
     """The record's line; JSON has no infinity, and a run that came to it is of no use."""
-    bad = {key: value for key, value in vars(record).items() if isinstance(value, float) and not math.isfinite(value)}
+    bad = {key: value for key, value in record.to_dict().items() if isinstance(value, float) and not math.isfinite(value)}
     if bad:
         found = ", ".join(f"{key} is {value}" for key, value in bad.items())
         raise UpdateError(f"round {record.round}: {found}; lower the learning rates or clip")
-    return record.to_json()
+    return record.toto_json()
 
 
-def _json(values: dict[str, Any]) -> bytes:
+def to_json(values: dict[str, Any]) -> bytes:
+    """Return readable JSON."""
     return json.dumps(values, indent=1).encode() + b"\n"

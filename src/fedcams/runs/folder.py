@@ -5,6 +5,8 @@ rounds.jsonl      one RoundRecord a line, no clock in it: two runs can be compar
 timings.jsonl     one object a line: round, seconds, phases (seconds each), peak_memory, peak_device_memory (bytes)
 environment.json  versions, machine, device, commit; under "resumed" those of later sittings where they differ
 partition.json    {"histogram": [[examples of client i with label j]]}
+python.json       only of a run that was started from Python: the call, and what it must agree with to go on
+stopped.json      only of a run that was stopped early on purpose: the round and why; it counts as finished
 checkpoint/       where the run can go on; may be deleted once the run is finished
 """
 
@@ -22,6 +24,7 @@ from fedcams.simulation import RoundRecord
 
 EXPERIMENT, ROUNDS, TIMINGS = "experiment.toml", "rounds.jsonl", "timings.jsonl"
 ENVIRONMENT, PARTITION, CHECKPOINT = "environment.json", "partition.json", "checkpoint"
+PYTHON, STOPPED = "python.json", "stopped.json"
 
 
 class RunError(FedcamsError):
@@ -38,11 +41,13 @@ class Run:
     timings: list[dict[str, Any]]
     environment: dict[str, Any]
     histogram: list[list[int]]
+    stopped: int | None = None
+    """The round after which the run was stopped early on purpose."""
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are there."""
-        return len(self.records) == self.experiment.rounds
+        """Whether all rounds are there, or the run was stopped early on purpose."""
+        return len(self.records) == self.experiment.rounds or len(self.records) == self.stopped
 
 
 def is_run(path: Path) -> bool:
@@ -59,7 +64,13 @@ def read_run(path: Path) -> Run:
         _lines(path / TIMINGS),
         read_object(path / ENVIRONMENT),
         read_object(path / PARTITION).get("histogram", []),
+        read_object(path / STOPPED).get("round"),
     )
+
+
+def read_call(path: Path) -> str:
+    """Return the call that started a run from Python; empty for a run of the command line."""
+    return str(read_object(path / PYTHON).get("call", ""))
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -81,8 +92,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def _records(path: Path) -> list[RoundRecord]:
     try:
-        return [RoundRecord(**line) for line in _lines(path)]
-    except TypeError as error:
+        return [RoundRecord.from_dict(line) for line in _lines(path)]
+    except (TypeError, ValueError, AttributeError) as error:
         raise _damaged(path, error) from None
 
 

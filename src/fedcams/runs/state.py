@@ -1,52 +1,46 @@
-"""The server's state as JSON and named tensors, and back."""
+"""The server's state as JSON and named tensors, and back; and the files that hold the tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fedcams.bits.checksum import crc32_of
+from fedcams.durable import write_whole
 from fedcams.rounds import Server, ServerState
 from fedcams.rounds.messages import Accepted
 from fedcams.runs.folder import RunError
 
+KINDS = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+}
+PIECE = 2**24
+PLAIN = ("optimizer", "downlink", "control")
+"""Fields of the state that are saved as they are; the models are saved under the names of their own tensors."""
+
 
 def pack(state: ServerState, server: Server) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The small things as JSON; `model.<name>` for parameters and buffers, `optimizer.<name>`, `downlink.<name>`.
+    """Return the small things as JSON, and the tensors: `model.<name>`, `averaged.<name>`, `optimizer.<name>`, ….
 
-    The model stands under the names of its own tensors, so that it can be used without fedcams.
+    Models are stored under the names of their own tensors, so that they can be used without fedcams.
     """
-    tensors = {f"model.{name}": part for name, part in server.layout.split(state.x).items()}
-    if server.buffer_layout is not None and state.buffers is not None:
-        tensors |= {f"model.{name}": part for name, part in server.buffer_layout.split(state.buffers).items()}
-    saved = {
-        "optimizer": _pack(state.optimizer, "optimizer", tensors),
-        "downlink": _pack(state.downlink, "downlink", tensors),
-        "accepted": [[client, last.round, last.digest.hex()] for client, last in sorted(state.accepted.items())],
-    }
-    return saved, tensors
-
-
-def unpack(
-    round: int, saved: Mapping[str, Any], tensors: Mapping[str, Tensor], server: Server, like: ServerState
-) -> ServerState:
-    """The state that `pack` took apart. `like` is the state before the first round: it gives types and the device.
-
-    Tensors are copied into memory of their own: sums may depend on how it is aligned, and in a file it is otherwise.
-    """
-    device = like.x.device
-    tensors = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
-    model = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
-    return ServerState(
-        round,
-        server.layout.join(model),
-        None if server.buffer_layout is None else server.buffer_layout.join(model),
-        _unpack(saved["optimizer"], tensors, like.optimizer),
-        _unpack(saved["downlink"], tensors, like.downlink),
-        _accepted(saved),
-    )
+    tensors = _model("model", server, state.x, state.buffers)
+    if state.average is not None:
+        tensors |= _model("averaged", server, state.average.x, state.average.buffers)
+    saved = {name: _pack(getattr(state, name), name, tensors) for name in PLAIN}
+    accepted = [[client, last.round, last.digest.hex()] for client, last in sorted(state.accepted.items())]
+    return {**saved, "accepted": accepted}, tensors
 
 
 def restore(
@@ -57,23 +51,28 @@ def restore(
     server: Server,
     like: ServerState,
 ) -> ServerState:
-    """The same, tensor by tensor into the memory of `like`: takes no more than the largest tensor beside it."""
+    """Return the state that `pack` took apart, in the memory of `like`, the state before the first round.
+
+    Tensors are read one by one, so it takes no more than the largest of them beside that memory.
+    """
     _, memory = pack(like, server)
     tensors: dict[str, Tensor] = {}
     for name in names:
         found, target = read(name), memory.get(name)
         fits = target is not None and (target.shape, target.dtype) == (found.shape, found.dtype)
-        tensors[name] = target.copy_(found) if target is not None and fits else found.clone()
-    return like._replace(
-        round=round,
-        optimizer=_unpack(saved["optimizer"], tensors, like.optimizer),
-        downlink=_unpack(saved["downlink"], tensors, like.downlink),
-        accepted=_accepted(saved),
-    )
+        tensors[name] = target.copy_(found) if target is not None and fits else found.to(like.x.device, copy=True)
+    if missing := sorted(name for name in memory if name not in tensors):
+        raise KeyError(missing[0])
+    parts = {name: _unpack(saved[name], tensors, getattr(like, name)) for name in PLAIN}
+    accepted = {client: Accepted(last, bytes.fromhex(name)) for client, last, name in saved["accepted"]}
+    return like._replace(round=round, accepted=accepted, **parts)
 
 
-def _accepted(saved: Mapping[str, Any]) -> dict[int, Accepted]:
-    return {client: Accepted(last, bytes.fromhex(name)) for client, last, name in saved["accepted"]}
+def _model(prefix: str, server: Server, x: Tensor, buffers: Tensor | None) -> dict[str, Tensor]:
+    tensors = {f"{prefix}.{name}": part for name, part in server.layout.split(x).items()}
+    if server.buffer_layout is not None and buffers is not None:
+        tensors |= {f"{prefix}.{name}": part for name, part in server.buffer_layout.split(buffers).items()}
+    return tensors
 
 
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -109,3 +108,38 @@ def _fields(value: Any, name: str) -> dict[str, Any]:
         f"{name} is a {type(value).__name__}, which a checkpoint cannot hold; "
         "make state of tensors, numbers, text, mappings, named tuples and dataclasses"
     )
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], over: Path | None = None) -> int:
+    """Write a safetensors file from where the tensors lie, which the library would copy first. Return its CRC-32.
+
+    `over` as in `write_whole`.
+    """
+    header, at = {}, 0
+    for name, tensor in tensors.items():
+        end = at + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text, *map(_bytes, tensors.values())]
+    write_whole(path, *parts, over=over)
+    return crc32_of(parts)
+
+
+def file_checksum(path: Path) -> int:
+    """Return the CRC-32 of a file, in the memory of a piece of it."""
+    return crc32_of(_pieces(path))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            yield piece

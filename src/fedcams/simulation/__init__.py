@@ -1,9 +1,7 @@
-"""Whole runs in one process."""
+"""Rounds in one process, on the rows of a whole cohort."""
 
-from fedcams.simulation.history import History
 from fedcams.simulation.phases import Phases
 from fedcams.simulation.record import RoundRecord
-from fedcams.simulation.simulate import simulate
-from fedcams.simulation.simulation import Simulation
+from fedcams.simulation.rounds import Simulation
 
-__all__ = ["History", "Phases", "RoundRecord", "Simulation", "simulate"]
+__all__ = ["Phases", "RoundRecord", "Simulation"]

@@ -37,6 +37,18 @@ class Clients(Mapping[int, Examples]):
     def __len__(self) -> int:
         return len(self._ids)
 
+    def sizes(self) -> list[int] | None:
+        """Return the number of examples of each client; None if that would load clients, as a mapping may do."""
+        if not isinstance(self._source, list | tuple | dict):
+            return None
+        return [_length(self._source[client]) for client in self._ids]
+
+
+def _length(data: Any) -> int:
+    """How many examples a client has, without stacking them."""
+    pair = isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(p, Tensor | np.ndarray) for p in data)
+    return len(data[0] if pair else data)
+
 
 def as_examples(data: Any, name: str, classes: int | None = None) -> Examples:
     """A pair of tensors or arrays as it is; a map-style dataset of (input, target) stacked into one.

@@ -1,57 +1,78 @@
-"""What is known of a round afterwards: plain numbers, one line of JSON, no clock."""
+"""What is known of a round afterwards: plain named numbers, one line of JSON, no clock."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round. Byte counts are summed over the cohort; paper bits are those of one client's link."""
+    """One round. Byte counts are summed over the cohort; paper bits are those of one client's link.
+
+    Bytes count what was sent, refused or not; losses and probes cover the accepted clients. A value is None if there
+    was nothing to measure, or if an older version of fedcams wrote the record and did not know it.
+    """
 
     round: int
     cohort: list[int]
-    train_loss: float | None
-    """Mean over the cohort of the loss while training; None for an empty cohort."""
-    test_loss: float | None
+    train_loss: float | None = None
+    """Mean over the accepted clients of the loss while training; None without one."""
+    test_loss: float | None = None
     """None in rounds without an evaluation."""
-    test_accuracy: float | None
+    test_accuracy: float | None = None
     """The metric, which is the accuracy unless another one was given."""
-    wire_up: int
+    wire_up: int = 0
     """Bytes of the encoded replies, headers and buffers included."""
-    wire_down: int
+    wire_down: int = 0
     """Bytes of the encoded instructions."""
-    wire_up_buffers: int
+    wire_up_buffers: int = 0
     """The part of `wire_up` that is floating-point buffers."""
-    wire_down_buffers: int
-    paper_bits_up: int
-    paper_bits_down: int
-    q: float | None
-    """Relative compression error ‖C(h)-h‖/‖h‖, mean over the cohort."""
-    gamma: float | None
-    """Dissimilarity ‖C(mean h) - mean C(h)‖/‖mean Δ‖, where it was asked for."""
-    delta_norm: float
+    wire_down_buffers: int = 0
+    """The part of `wire_down` that is floating-point buffers."""
+    paper_bits_up: int = 0
+    paper_bits_down: int = 0
+    delta_norm: float = 0.0
     """Norm of the mean decoded update."""
     wire_down_deltas: int | None = None
-    """The part of `wire_down` that is deltas, or compressed models. These three are None in older records; what is left
-    of `wire_down` are buffers and the heads of messages."""
+    """The part of `wire_down` that is deltas, or compressed models; what these three leave are buffers, control
+    variates and the heads of messages."""
     wire_down_catchup: int | None = None
     """The part that brings clients back which missed several deltas."""
     wire_down_dense: int | None = None
     """The part that is dense models."""
     held_loss: float | None = None
-    """Test loss of the model that clients hold, where all hold one and it is not the server's."""
+    """Test loss of the model that clients hold, if all hold the same one and it is not the server's."""
     held_accuracy: float | None = None
+    averaged_loss: float | None = None
+    """Test loss of the averaged model, if the method has one."""
+    averaged_accuracy: float | None = None
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """Client -> why the server did not count it."""
+    probes: Mapping[str, float | None] = field(default_factory=dict)
+    """What the run's probes measured, by name. In JSON they are keys like all others."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values by name, those of probes among them."""
+        values = {key.name: getattr(self, key.name) for key in dataclasses.fields(self)}
+        return {**values, "refused": dict(self.refused), **values.pop("probes")}
 
     def to_json(self) -> str:
-        """One line; equal records give equal lines."""
-        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+        """Return one line; equal records give equal lines."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
+        """Make a record from named values; names that are not fields are those of probes."""
+        known = {key.name for key in dataclasses.fields(cls)} - {"probes"}
+        own = {key: value for key, value in values.items() if key in known}
+        refused = {int(client): str(reason) for client, reason in own.pop("refused", {}).items()}
+        return cls(**own, refused=refused, probes={k: v for k, v in values.items() if k not in known})
 
     @classmethod
     def from_json(cls, line: str) -> RoundRecord:
-        """The reverse of `to_json`."""
-        values: dict[str, Any] = json.loads(line)
-        return cls(**values)
+        """Make a record from the line that `to_json` wrote, in this version or in an older one."""
+        return cls.from_dict(json.loads(line))

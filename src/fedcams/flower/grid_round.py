@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -12,12 +13,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 from flwr.serverapp import Grid
 
 from fedcams.flower.arrays import ArrayNames
-from fedcams.flower.book import REPLIES, Book
+from fedcams.flower.checkpoint import REPLIES, FlowerCheckpoint
 from fedcams.flower.inbox import Inbox, dense_size
 from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, message_record, share
 from fedcams.flower.roster import PAUSE, Roster
-from fedcams.rounds import Closed, Instruction, Refusal, Reply, Server, ServerState
-from fedcams.rounds import server as half
+from fedcams.rounds import server as server_side
+from fedcams.rounds.messages import PROTOCOL, Instruction, Refusal, Reply
+from fedcams.rounds.server import Concluded, Server, ServerState
 
 if TYPE_CHECKING:
     from fedcams.flower.strategy import FedCAMS
@@ -28,7 +30,7 @@ NO_ANSWER, NOT_THERE = "no reply before the deadline", "not connected"
 logger = logging.getLogger("flwr.fedcams")
 
 
-class Rounds:
+class GridRound:
     """What stays the same from round to round."""
 
     def __init__(
@@ -37,11 +39,11 @@ class Rounds:
         server: Server,
         names: ArrayNames,
         rest: ArrayRecord,
-        book: Book,
+        checkpoint: FlowerCheckpoint,
         deadline: float,
         config: ConfigRecord,
     ) -> None:
-        self.strategy, self.server, self.names, self.rest, self.book = strategy, server, names, rest, book
+        self.strategy, self.server, self.names, self.rest, self.checkpoint = strategy, server, names, rest, checkpoint
         self.deadline, self.config = deadline, config
         self.roster = Roster(strategy.configrecord_key, strategy.arrayrecord_key, min(deadline, GREETING))
 
@@ -52,8 +54,8 @@ class Rounds:
         cohort = self._cohort(state.round + 1)
         asked = {client: node for client in cohort if (node := self.roster.node_of(client)) is not None}
         keeping = [client for client in asked if client not in self.roster.plain] if not skipped else []
-        instructions, state = half.open(self.server, state, keeping)
-        folder, key = self.book.folder / REPLIES, self.strategy.arrayrecord_key
+        instructions, state = server_side.instruct(self.server, state, keeping)
+        folder, key = self.checkpoint.folder / REPLIES, self.strategy.arrayrecord_key
         inbox = Inbox(folder, self.names, key, self.server, state)
         inbox.absent |= dict.fromkeys(cohort - asked.keys(), NOT_THERE)
         down = 0
@@ -62,15 +64,16 @@ class Rounds:
             skipped = self._too_few("sound replies", len(inbox.came), {"min_replies": self.strategy.min_replies})
         # who is out of step is heard also in a round that is skipped: the next one brings it the dense model
         answers: list[Iterable[Reply | Refusal]] = [inbox.refusals.values(), () if skipped else inbox.replies()]
-        state, closed = half.close(self.server, state, asked, itertools.chain(*answers), in_order=True)
-        line = self._line(state, closed, sorted(cohort), inbox, skipped, down)
-        self.book.save(state, line)
+        intake = server_side.take_answers(self.server, state, asked, itertools.chain(*answers), in_order=True)
+        state, concluded = server_side.conclude(self.server, state, intake)
+        line = self._line(state, concluded, sorted(cohort), inbox, skipped, down)
+        self.checkpoint.save(state, line)
         return state, line, inbox.metrics
 
     def _needed(self) -> dict[str, int]:
         """How many clients must be connected, by the option that says so."""
         strategy = self.strategy
-        population = {"sampler": strategy.sampler.least} if strategy.clients is None else {}
+        population = {"sampler": strategy.sampler.min_population} if strategy.clients is None else {}
         return {"min_available": strategy.min_available, **population}
 
     def _too_few(self, what: str, found: int, needed: Mapping[str, int]) -> str:
@@ -81,7 +84,7 @@ class Rounds:
     def _cohort(self, round: int) -> set[int]:
         strategy, known = self.strategy, set(self.roster.clients)
         population = known if strategy.clients is None else {*range(strategy.clients), *self.roster.plain}
-        if len(population) < strategy.sampler.least:
+        if len(population) < strategy.sampler.min_population:
             return set()
         return set(strategy.sampler.sample(sorted(population), round, strategy.seed))
 
@@ -109,7 +112,7 @@ class Rounds:
                     client = sent.pop(name)
                     inbox.take(client, client in self.roster.plain, message)
                     if (refusal := inbox.first_refusal(client)) is not None:
-                        instruction, state = half.resend(self.server, state, refusal)
+                        instruction, state = server_side.resend(self.server, state, refusal)
                         down += instruction.size
                         sent |= self._send(grid, {client: instruction}, asked, left)
             if sent:
@@ -153,10 +156,10 @@ class Rounds:
         strategy = self.strategy
         told = about(
             kind="instruction",
-            run=self.book.run,
-            uplink=str(strategy.uplink),
-            feedback=strategy.feedback,
-            downlink=str(strategy.downlink),
+            protocol=PROTOCOL,
+            run=self.checkpoint.run,
+            method=json.dumps(self.server.method.to_dict()),
+            rounds=self.server.rounds or 0,
             model=self.names.to_json(),
         )
         record = message_record(parts, shared)
@@ -168,21 +171,21 @@ class Rounds:
         return RecordDict({self.strategy.arrayrecord_key: arrays, self.strategy.configrecord_key: config})
 
     def _line(
-        self, state: ServerState, closed: Closed, cohort: list[int], inbox: Inbox, skipped: str, down: int
+        self, state: ServerState, concluded: Concluded, cohort: list[int], inbox: Inbox, skipped: str, down: int
     ) -> dict[str, Any]:
-        refused = {**inbox.refused, **closed.refused}
+        refused = {**inbox.refused, **concluded.refused}
         for client, reason in refused.items():
             logger.warning("round %s: client %s refused: %s", state.round, client, reason)
         return {
             "round": state.round,
             "cohort": cohort,
-            "accepted": {str(client): state.accepted[client].digest.hex() for client in closed.accepted},
+            "accepted": {str(client): state.accepted[client].digest.hex() for client in concluded.accepted},
             "refused": _sorted(refused),
             "absent": _sorted(inbox.absent),
             "notes": _sorted(inbox.notes),
             "skipped": skipped,
-            "delta_norm": closed.delta_norm,
-            "wire_up": sum(map(sum, inbox.came.values())),
+            "delta_norm": concluded.delta_norm,
+            "wire_up": sum(map(sum, inbox.came.values())) + inbox.refusal_bytes,
             "wire_down": down,
         }
 

@@ -1,0 +1,93 @@
+"""What the server must not forget: where a run stands, and what became of every update.
+
+<checkpoint>/run.json      what defines the run, the name under which clients keep its rows, and a digest of all this
+<checkpoint>/state.json, <round>.safetensors, spare.safetensors, replicas/   see `fedcams.runs.checkpoint`
+<checkpoint>/ledger.jsonl  one line per round: who was asked, whose update was accepted under which digest, who was
+                           refused and why, who did not answer; no clock in it
+<checkpoint>/replies/      replies of the round in progress
+
+A round counts when `state.json` names it: its line, tensors and replicas are on disk by then, and no instruction names
+an acceptance before. Replicas that are newer than the last round that counts are taken back.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcams.rounds import Server, ServerState
+from fedcams.rows import DirectRows
+from fedcams.runs.checkpoint import REPLICAS, STATE, Checkpoint, differences, old_format, read_sealed, sealed
+from fedcams.runs.files import Lines, disk_errors, write_file
+from fedcams.runs.folder import RunError
+
+RUN, LEDGER, REPLIES = "run.json", "ledger.jsonl", "replies"
+VERSION = 2
+RESTORE = "restore it, or give another checkpoint folder"
+
+
+class FlowerCheckpoint:
+    """The checkpoint folder of one run; the caller has locked it, see `fedcams.runs.files.locked`."""
+
+    def __init__(self, folder: Path, name: str, identity: Mapping[str, Any], server: Server) -> None:
+        """Open the run in the folder, or begin it; refuses a folder of another run or of an older version."""
+        self.folder, self.server = folder, server
+        identity = {"name": name, **identity}
+        self.run = self._identify(name, {"fedcams_flower": VERSION, **identity})
+        rows = {} if server.replicas is None else {REPLICAS: DirectRows(server.replicas)}
+        self._checkpoint = Checkpoint(folder, server, {"run": self.run, **identity}, rows, keep_spare=True)
+        self._ledger: Lines | None = None
+
+    def _identify(self, name: str, identity: Mapping[str, Any]) -> str:
+        path = self.folder / RUN
+        if not path.exists():
+            # a new run under an old name must not meet the residuals that clients still have of that one
+            run = f"{name}-{secrets.token_hex(4)}"
+            write_file(path, sealed({**identity, "run": run}))
+            return run
+        _refuse_old(path)
+        known = read_sealed(path, RESTORE) or {}
+        if found := differences(identity, {key: value for key, value in known.items() if key != "run"}):
+            raise RunError(f"{path}: another run: {found}; give its settings, or another checkpoint folder")
+        return str(known["run"])
+
+    def load(self, start: ServerState) -> ServerState:
+        """Return the state to go on from, in the memory of `start`, which it is if no round was finished."""
+        state = self._checkpoint.load(start)
+        self._ledger = Lines(self.folder / LEDGER, keep=state.round)
+        return state
+
+    def save(self, state: ServerState, line: Mapping[str, Any]) -> None:
+        """Make a round count."""
+        assert self._ledger is not None, "load comes first"
+        self._ledger.append(json.dumps(line))
+        self._ledger.sync()
+        self._checkpoint.save(state)
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        if self._ledger is not None:
+            self._ledger.close()
+
+
+def read_ledger(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's ledger that count; one cut short or not yet counted is left out."""
+    values = read_sealed(folder / STATE, RESTORE)
+    if values is None:
+        return []
+    return [json.loads(line) for line in (folder / LEDGER).read_bytes().split(b"\n")[: values["round"]]]
+
+
+def _refuse_old(path: Path) -> None:
+    """Refuse a run of version 0.1, whose file has no digest."""
+    with disk_errors("read", path):
+        data = path.read_bytes()
+    try:
+        version = dict(json.loads(data)).get("fedcams_flower", VERSION)
+    except (ValueError, TypeError):
+        return  # damaged, which reading it will say
+    if version != VERSION:
+        raise RunError(f"{path}: {old_format(version, VERSION)}; finish the run with it, or {RESTORE}")

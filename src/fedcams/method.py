@@ -1,0 +1,140 @@
+"""Method: one value that says everything about a federated algorithm."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Self
+
+import fedcams.aggregates
+import fedcams.averages
+import fedcams.compress
+import fedcams.control
+import fedcams.downlink
+import fedcams.local
+import fedcams.optimizers
+import fedcams.transforms  # noqa: F401  (what they register is what specs may name)
+from fedcams.aggregates import Aggregate
+from fedcams.averages import Average
+from fedcams.compress import Compressor
+from fedcams.control import Control
+from fedcams.downlink import Downlink
+from fedcams.errors import SpecError
+from fedcams.layout import Layout
+from fedcams.local import Local
+from fedcams.optimizers import ServerOptimizer
+from fedcams.registry import Spec, flag, format_number, nested, params, several, text
+from fedcams.registry.params import nearest
+from fedcams.transforms import Transform
+
+RESIDUAL, BUFFERS, CONTROL = "residual", "buffers", "control"
+"""The rows that a client may keep: what compression of its updates and of its buffers lost, and its control variate."""
+
+
+@dataclass(frozen=True)
+class Method(Spec):
+    """A federated algorithm: what clients do, what travels in either direction, and what the server makes of it.
+
+    Every field takes a spec string or the piece itself, and every rate or ratio in it may be a schedule:
+    `Method(server="fedams(lr=cosine(1, 0))", uplink="topk(ratio=1/64)", average="ema(0.97)")`. Parts that do not fit
+    together are refused when the method is made.
+    """
+
+    server: ServerOptimizer = nested("server", "fedams", doc="what the server does with the mean update")
+    local: Local = nested("local", "sgd(epochs=3)", doc="what a client does with the model")
+    uplink: Compressor = nested("compressor", "identity", doc="how updates travel to the server")
+    feedback: bool = flag(True, doc="whether clients keep what compression loses and send it later")
+    downlink: Downlink = nested("downlink", "none", doc="how the model travels to the clients")
+    buffers: Compressor = nested("compressor", "identity", doc="how batch-norm statistics travel to the server")
+    control: Control = nested("control", "none", doc="control variates that correct the clients' gradients")
+    transforms: tuple[Transform, ...] = several("transform", doc="what changes or refuses updates on their way")
+    aggregate: Aggregate = nested("aggregate", "mean", doc="how the server combines the updates of a cohort")
+    weighting: str = text(
+        "uniform", choices=("uniform", "examples", "sampler"), doc="what a client counts in the mean over the cohort"
+    )
+    average: Average = nested("average", "none", doc="the average of the server's models that is evaluated beside it")
+
+    kind = "method"
+    name = "method"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        first = self.in_round(1, None)
+        for field, codec in {"uplink": first.uplink, "buffers": first.buffers}.items():
+            if first.feedback and codec.squared_error_bound(Layout.flat(1)) is None:
+                raise SpecError(
+                    f"{field}={codec} has no bound on its error, which would grow without end under feedback=true; "
+                    "choose a contractive compressor, or set feedback=false"
+                )
+        first.control.check(first)
+        first.aggregate.check(first)
+        for transform in first.transforms:
+            transform.check(first)
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
+
+    def in_round(self, round: int, rounds: int | None) -> Self:
+        """Return the method with the values that its schedules have in this round of so many; itself without any."""
+        return self.at(round, rounds or round)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse a run of so many rounds if one of the schedules lasts longer."""
+        for path, schedule in self.schedules():
+            if (length := schedule.length(rounds)) > rounds:
+                raise SpecError(
+                    f"{path}={schedule} lasts {length} rounds, and the run has rounds={rounds}; "
+                    "shorten the schedule, or run longer"
+                )
+
+    @functools.cached_property
+    def depends_on_rounds(self) -> bool:
+        """Whether the length of the run changes what happens in a round."""
+        return any(schedule.depends_on_rounds for _, schedule in self.schedules())
+
+    # -- what clients keep -------------------------------------------------------------------------------------------
+
+    def memory(self, layout: Layout, buffer_layout: Layout | None) -> dict[str, Layout]:
+        """Return the rows that each client keeps between rounds, by name, for a model of these layouts."""
+        first = self.in_round(1, None)
+        rows: dict[str, Layout] = {}
+        if self.feedback and (self.schedules() or first.uplink.squared_error_bound(layout) != 0.0):
+            rows[RESIDUAL] = layout
+        if self.feedback and buffer_layout is not None and first.buffers.squared_error_bound(buffer_layout) != 0.0:
+            rows[BUFFERS] = buffer_layout
+        if self.control.active:
+            rows[CONTROL] = layout
+        return rows
+
+    # -- as plain values ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Make it from keys and values; an unknown key is refused with the nearest one."""
+        known = params(cls)
+        for key in values:
+            if key not in known:
+                raise SpecError(f"{cls.name} has no key {key!r}{nearest(key, known)}; known: {', '.join(known)}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, str | int | bool]:
+        """Return every key with its value as TOML and JSON have it: spec strings, numbers, booleans."""
+        return {key: as_plain(getattr(self, key)) for key in params(type(self))}
+
+
+def as_plain(value: Any) -> str | int | bool:
+    """Return a field's value as TOML has it."""
+    if isinstance(value, Fraction):
+        return format_number(value)
+    if isinstance(value, tuple):
+        return " + ".join(map(str, value))
+    return value if isinstance(value, bool | int) else str(value)
+
+
+def method_of(method: Method | None, settings: Mapping[str, Any]) -> Method:
+    """Return the method with some of its fields set: how `simulate` and the Flower strategy take either or both."""
+    if method is not None and not isinstance(method, Method):
+        raise SpecError(f"method={method!r} is a {type(method).__name__}; give a fedcams.Method, or its fields by name")
+    base = {} if method is None else {key: getattr(method, key) for key in params(Method)}
+    return Method.from_dict({**base, **settings})

@@ -1,0 +1,165 @@
+"""The folder of a run that was started from Python: as `fedcams run` writes it, and what the run must agree with."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcams.engines import Examples
+from fedcams.experiment import Experiment
+from fedcams.method import Method
+from fedcams.registry import params
+from fedcams.rounds import ServerState
+from fedcams.runs.checkpoint import differences
+from fedcams.runs.execute import Journal, check_interval, make_folder, refuse_taken, to_json, write_about
+from fedcams.runs.files import locked, write_file
+from fedcams.runs.folder import CHECKPOINT, EXPERIMENT, PYTHON, STOPPED, RunError, is_run, read_object, read_run
+from fedcams.simulation import RoundRecord, Simulation
+from fedcams.simulation.clients import Clients
+from fedcams.trackers import Tracker
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run in its folder."""
+
+    path: Path
+    simulation: Simulation
+    last: int
+    """The number of rounds."""
+    label: str
+    engine: str
+    checkpoint_every: int
+
+    def open(self, start: ServerState) -> tuple[ServerState, list[RoundRecord], bool]:
+        """Begin the run, or find where it stands: the state, the records, and whether it was stopped early.
+
+        Refuses a folder of another run, by the name of what differs, and leaves it as it was.
+        """
+        check_interval(self.checkpoint_every)
+        experiment = self._experiment()
+        if not is_run(self.path):
+            self._begin(experiment)
+            return start, [], False
+        with locked(self.path):
+            self._compare(read_object(self.path / PYTHON))
+            found = read_run(self.path)
+            if len(found.records) > self.last and (self.path / CHECKPOINT).exists():
+                raise RunError(
+                    f"{self.path}: rounds={self.last}, and the run there has {len(found.records)} rounds already; "
+                    "give as many or more, or another folder"
+                )
+            state = self._journal.load(start)
+            if found.experiment.rounds != self.last:
+                write_file(self.path / EXPERIMENT, experiment.to_toml().encode())
+        return state, found.records[: state.round], found.stopped == state.round
+
+    def rounds(self, state: ServerState, trackers: Sequence[Tracker]) -> Iterator[tuple[ServerState, RoundRecord]]:
+        """Run the rounds after this state and write them down; trackers follow."""
+        with locked(self.path), contextlib.ExitStack() as stack:
+            for tracker in trackers:
+                stack.callback(tracker.finish)
+                tracker.start(read_run(self.path))
+            steps = stack.enter_context(contextlib.closing(self._journal.rounds(state)))
+            for step in steps:
+                for tracker in trackers:
+                    tracker.log(step.record, step.timing)
+                yield step.state, step.record
+
+    def stop(self, round: int) -> None:
+        """Record that the run was stopped after this round on purpose: it counts as finished."""
+        write_file(self.path / STOPPED, to_json({"round": round, "why": "a callback stopped the run"}))
+
+    # -- what the run is ---------------------------------------------------------------------------------------------
+
+    @property
+    def _journal(self) -> Journal:
+        device, every = self.simulation.problem.device, self.checkpoint_every
+        return Journal(self.path, self.simulation, self._identity(), self.last, device, every, may_grow=True)
+
+    def _begin(self, experiment: Experiment) -> None:
+        make_folder(self.path)
+        with locked(self.path):
+            refuse_taken(self.path)
+            about = {"call": self._call(), "names": self._names(), "identity": self._identity()}
+            write_file(self.path / PYTHON, to_json(about))
+            write_about(self.path, experiment, self.simulation.problem.device, self.simulation, [])
+
+    def _compare(self, known: Mapping[str, Any]) -> None:
+        if not known:
+            raise RunError(f"{self.path} holds a run of `fedcams run`; resume it by that, or name another folder")
+        if found := differences(self._identity(), known["identity"]):
+            raise RunError(f"{self.path}: another run: {found}; call it as before, or name another folder")
+        if changed := differences(self._names(), known["names"]):
+            warnings.warn(f"{self.path}: going on with other functions than before: {changed}", stacklevel=6)
+
+    def _experiment(self) -> Experiment:
+        method, simulation = self.simulation.server.method, self.simulation
+        return Experiment(
+            **{key: getattr(method, key) for key in params(Method)},
+            label=self.label, task="python", model="python", partition="natural", clients=len(simulation.problem.clients),
+            sampler=simulation.sampler, rounds=self.last, seed=simulation.server.seed, engine=self.engine,
+            evaluate_every=simulation.evaluate_every, probes=simulation.probes,
+        )  # fmt: skip
+
+    def _identity(self) -> dict[str, Any]:
+        """What the run must agree with to go on: everything that decides what its rounds compute, by name."""
+        simulation, problem = self.simulation, self.simulation.problem
+        method = simulation.server.method
+        layouts = [layout and layout.id.hex() for layout in (problem.layout, problem.buffer_layout)]
+        parameters = dict(problem.model.named_parameters())
+        return {
+            **method.to_dict(),
+            **({"rounds": self.last} if method.depends_on_rounds else {}),
+            "cohort": str(simulation.sampler),
+            "seed": simulation.server.seed,
+            "model": layouts,
+            "frozen parameters": _digest({n: p for n, p in parameters.items() if not p.requires_grad}),
+            "buffers that do not travel": _digest(_buffers_at_home(problem.model, problem.buffer_layout)),
+            "clients": _digest_of_clients(problem.clients),
+            "test set": None if simulation.test is None else _digest(dict(zip("xy", simulation.test, strict=True))),
+        }
+
+    def _names(self) -> dict[str, str]:
+        """The functions that the run was given, which cannot be compared but by name."""
+        problem = self.simulation.problem
+        functions = {"loss": problem.loss, "metric": self.simulation.metric, "prepare": problem.prepare}
+        return {key: getattr(value, "__qualname__", type(value).__qualname__) for key, value in functions.items()}
+
+    def _call(self) -> str:
+        """The call that goes on with this run."""
+        method, simulation = self.simulation.server.method, self.simulation
+        given = {key: value for key, value in method.to_dict().items() if value != Method().to_dict()[key]}
+        given |= {"rounds": self.last, "cohort": str(simulation.sampler), "seed": simulation.server.seed}
+        words = ", ".join(f"{key}={value!r}" for key, value in {**given, "out": str(self.path)}.items())
+        return f"fedcams.simulate(model, clients, test, {words})"
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Sixteen hex digits that stand for names, shapes, types and values."""
+    found = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(tensors.items()):
+        values = tensor.detach().cpu().contiguous()
+        found.update(f"{name} {values.dtype} {tuple(values.shape)};".encode())
+        found.update(values.reshape(-1).view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+    return found.hexdigest()
+
+
+def _buffers_at_home(model: nn.Module, travelling: Any) -> dict[str, Tensor]:
+    names = travelling.names if travelling is not None else ()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in names}
+
+
+def _digest_of_clients(clients: Mapping[int, Examples]) -> str:
+    """Ids, and sizes unless clients are loaded when they take part: counting those would load all of them."""
+    sizes = clients.sizes() if isinstance(clients, Clients) else None
+    text = repr((list(clients), sizes))
+    return f"{len(clients)}, {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"

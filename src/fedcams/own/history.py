@@ -1,0 +1,138 @@
+"""The course of a run: records that come while it runs, and the model at the end."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fedcams.errors import SpecError
+from fedcams.extras import load
+from fedcams.own.folder import RunFolder
+from fedcams.simulation import RoundRecord, Simulation
+from fedcams.trackers import Tracker
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Callback = Callable[[RoundRecord], bool | None]
+"""Called after every round with its record; True stops the run, which then counts as finished."""
+
+
+class History:
+    """The rounds of a run. Iterate to watch them as they are simulated; `run()` simulates what is left.
+
+    Everything else tells of the rounds that ran so far.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        rounds: int,
+        callbacks: Sequence[Callback] = (),
+        folder: RunFolder | None = None,
+        trackers: Sequence[Tracker] = (),
+    ) -> None:
+        self.simulation, self.rounds, self.callbacks = simulation, rounds, tuple(callbacks)
+        self.folder, self.trackers = folder, tuple(trackers)
+        self.state = simulation.start()
+        """The server's state after the rounds so far."""
+        self.records: list[RoundRecord] = []
+        """The rounds so far."""
+        self.stopped = False
+        """Whether a callback stopped the run."""
+        if folder is not None:
+            self.state, self.records, self.stopped = folder.open(self.state)
+        self._steps: Iterator[tuple[Any, RoundRecord]] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds ran, or a callback stopped the run."""
+        return self.stopped or len(self.records) >= self.rounds
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        """Yield all rounds in order, those already simulated first."""
+        number = 0
+        while number < len(self.records) or self._advance():
+            yield self.records[number]
+            number += 1
+
+    def run(self) -> History:
+        """Simulate what is left, and return the history itself."""
+        while self._advance():
+            pass
+        return self
+
+    def close(self) -> None:
+        """Let go of the run's folder, with a checkpoint of the rounds so far; the run can go on later."""
+        if self._steps is not None:
+            close = getattr(self._steps, "close", None)
+            if close is not None:
+                close()
+            self._steps = None
+
+    def _advance(self) -> bool:
+        """Simulate one more round, if there is one."""
+        if self.finished:
+            return False
+        if self._steps is None:
+            self._steps = self._simulated() if self.folder is None else self.folder.rounds(self.state, self.trackers)
+        step = next(self._steps, None)
+        if step is None:
+            return False
+        self.state, record = step
+        self.records.append(record)
+        if any([callback(record) for callback in self.callbacks]):
+            self._stop()
+        if self.finished:
+            self.close()
+        return True
+
+    def _simulated(self) -> Iterator[tuple[Any, RoundRecord]]:
+        state = self.state
+        while state.round < self.rounds:
+            state, record = self.simulation.advance(state)
+            yield state, record
+
+    def _stop(self) -> None:
+        self.stopped = True
+        if self.folder is not None and len(self.records) < self.rounds:
+            self.folder.stop(len(self.records))
+
+    # -- what came of it ---------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """A copy of the model after the rounds so far, in evaluation mode."""
+        return self._model(self.state.x, self.state.buffers)
+
+    @property
+    def averaged_model(self) -> nn.Module:
+        """A copy of the averaged model after the rounds so far; refused for a method without an average."""
+        if self.state.average is None:
+            raise SpecError("this method has no average; give average='ema(0.97)' to simulate")
+        return self._model(self.state.average.x, self.state.average.buffers)
+
+    def _model(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
+        return copy.deepcopy(self.simulation.problem.load(x, buffers)).eval()
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a table with one row per round so far; needs pandas."""
+        frames = load("pandas", what="History.to_frame", extra="frame")
+        frame: pd.DataFrame = frames.DataFrame([record.to_dict() for record in self.records])
+        return frame.set_index("round")
+
+    def report(self) -> Path:
+        """Write the report of the run's folder and return its page; needs `out=` and matplotlib."""
+        if self.folder is None:
+            raise SpecError("a report is written from a run's folder; give out=... to simulate")
+        from fedcams.report import write_report
+
+        return write_report([self.folder.path], self.folder.path / "report")
+
+    def __repr__(self) -> str:
+        last = self.records[-1].test_accuracy if self.records else None
+        return f"History({len(self.records)} of {self.rounds} rounds, test accuracy {last})"

@@ -1,0 +1,168 @@
+"""`simulate`: a federation of your own model and data in one call."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedcams.engines import Engine, Examples, Loss, Problem
+from fedcams.errors import SpecError
+from fedcams.layout import Layout
+from fedcams.local import Local
+from fedcams.method import Method, method_of
+from fedcams.own.folder import RunFolder
+from fedcams.own.history import Callback, History
+from fedcams.probes import Probe
+from fedcams.registry import resolve_several
+from fedcams.rows import RowStore
+from fedcams.sampler import Sampler
+from fedcams.simulation import Simulation
+from fedcams.simulation.clients import Clients, as_examples
+from fedcams.simulation.evaluate import Metric
+from fedcams.tasks import Augmentation, accuracy, cross_entropy
+from fedcams.trackers import Tracker
+
+
+@torch.inference_mode(False)
+def simulate(
+    model: nn.Module,
+    clients: Sequence[Any] | Mapping[int, Any],
+    test: Any = None,
+    *,
+    method: Method | None = None,
+    rounds: int = 100,
+    cohort: int | str | Sampler = 10,
+    seed: int = 0,
+    loss: Loss = cross_entropy,
+    metric: Metric = accuracy,
+    engine: str | Engine = "auto",
+    prepare: Callable[[Tensor], Tensor] = lambda x: x,
+    augment: Augmentation | None = None,
+    evaluate_every: int = 1,
+    probes: str | Sequence[str | Probe] = "q",
+    rows: RowStore | None = None,
+    out: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 25,
+    callbacks: Sequence[Callback] = (),
+    trackers: Sequence[Tracker] = (),
+    label: str = "run",
+    **settings: Any,
+) -> History:
+    """Simulate a federation; rounds run while the returned history is iterated, or by `history.run()`.
+
+    Arguments:
+        model: a torch module; it is copied, and trains where its parameters are.
+        clients: a list of `(x, y)` tensors or of map-style datasets, or a mapping id -> dataset, loaded when a client
+            takes part.
+        test: one more of these, to evaluate on.
+        method: what to run, a `fedcams.Method`. Its fields may also be given by name and win:
+            `server="fedams(lr=0.1)"`, `uplink="topk(ratio=1/64)"`, `downlink=`, `local=`, `average="ema(0.97)"`, ….
+        rounds: how many rounds.
+        cohort: a number of clients, or a sampler such as `bernoulli(p=0.1)`.
+        seed: the source of all randomness.
+        loss: the loss of each example (or their mean, slower for clients of uneven size).
+        metric: a score of each example.
+        engine: how local training is carried out; `auto` picks the fastest that can.
+        prepare: turns raw inputs into what the model takes.
+        augment: random changes of the training inputs.
+        evaluate_every: rounds from one evaluation to the next.
+        probes: what to measure in every round, such as `q + gamma`.
+        rows: where clients keep their residuals; in memory unless given.
+        out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues a
+            run that is there; a finished one is returned. Refused, by name: another method, model, data or seed.
+        checkpoint_every: rounds from one checkpoint to the next, with `out`.
+        callbacks: called after every round with its record; one that returns True stops the run.
+        trackers: `fedcams.trackers` that follow the run, with `out`.
+        label: the name of the run in reports, with `out`.
+    """
+    rounds, evaluate_every = _whole("rounds", rounds, low=1), _whole("evaluate_every", evaluate_every, low=1)
+    seed, chosen = _whole("seed", seed), method_of(method, settings)
+    if (trackers or label != "run") and out is None:
+        raise SpecError("trackers and label need a folder to follow; give out=...")
+    problem = _problem(copy.deepcopy(model), clients, loss, chosen.local, prepare, augment)
+    sampler = _sampler(cohort)
+    simulation = Simulation.of(
+        problem,
+        chosen,
+        sampler=sampler,
+        rounds=rounds,
+        seed=seed,
+        engine=engine,
+        test=_examples_to_test(test, problem.clients),
+        metric=metric,
+        sampling_weights=_sampling_weights(sampler, problem),
+        evaluate_every=evaluate_every,
+        probes=resolve_several(Probe, probes),
+        rows=rows,
+    )
+    if out is None:
+        return History(simulation, rounds, callbacks)
+    folder = RunFolder(Path(out), simulation, rounds, label, str(engine), checkpoint_every)
+    return History(simulation, rounds, callbacks, folder, trackers)
+
+
+def _whole(name: str, value: Any, low: int | None = None) -> int:
+    """The integer, Python's or NumPy's."""
+    if not isinstance(value, int | np.integer):
+        raise SpecError(f"{name}={value!r}; give a whole number")
+    if low is not None and value < low:
+        raise SpecError(f"{name}={value}; allowed: {low} or more")
+    return int(value)
+
+
+def _sampler(cohort: Any) -> Sampler:
+    if isinstance(cohort, str | Sampler):
+        return Sampler.parse(cohort)
+    if not isinstance(cohort, int | np.integer):
+        raise SpecError(f"cohort={cohort!r}; give a whole number, or a sampler such as 'bernoulli(p=0.1)'")
+    return Sampler.parse(f"uniform(n={cohort})")
+
+
+def _problem(
+    model: nn.Module,
+    clients: Sequence[Any] | Mapping[int, Any],
+    loss: Loss,
+    local: Local,
+    prepare: Callable[[Tensor], Tensor],
+    augment: Augmentation | None,
+) -> Problem:
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"model={model!r}; give a torch.nn.Module")
+    Layout.of(model)  # refuses a model that cannot be trained, before anything else is looked at
+    known = Clients(clients)
+    if loss is cross_entropy:
+        known = Clients(clients, classes=_outputs(model, prepare, known))
+    return Problem(model, loss, known, local, prepare, augment)
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, prepare: Callable[[Tensor], Tensor], clients: Clients) -> int:
+    """The number of classes that the model tells apart."""
+    x, _ = clients[next(iter(clients))]
+    device = next(model.parameters()).device
+    outputs = model.eval()(prepare(x[:1].to(device)))
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
+        found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        raise SpecError(f"the model gives {found} for one example; [1, classes] is needed, or a loss of your own")
+    return outputs.shape[1]
+
+
+def _examples_to_test(test: Any, clients: Mapping[int, Any]) -> Examples | None:
+    """Checked like those to train on."""
+    if test is None:
+        return None
+    return as_examples(test, "test", clients.classes if isinstance(clients, Clients) else None)
+
+
+def _sampling_weights(sampler: Sampler, problem: Problem) -> list[float] | None:
+    """The numbers of examples, if the sampler asks for them: looks at every client once."""
+    if not sampler.needs_weights:
+        return None
+    return [float(len(x)) for x, _ in problem.clients.values()]

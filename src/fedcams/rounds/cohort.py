@@ -1,0 +1,101 @@
+"""What passes between the two sides of a round, as rows: one for each client.
+
+A simulation carries these values as they are and counts the bytes that they would take. A site has one row, and
+`fedcams.rounds.messages` carries it as bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcams.compress import Code, Compressor
+from fedcams.layout import Layout
+from fedcams.method import BUFFERS, CONTROL, Method
+from fedcams.transforms import Facts
+
+UPDATE, MODEL = "update", "model"
+"""The streams that every message has: the update on its way up, the model on its way down."""
+
+
+class Stream(NamedTuple):
+    """Something that travels to the server in every round."""
+
+    name: str
+    layout: Layout
+    codec: Compressor
+
+
+def streams_up(method: Method, layout: Layout, buffer_layout: Layout | None) -> dict[str, Stream]:
+    """Return what clients send in a round, by name, for a model of these layouts."""
+    found = {UPDATE: Stream(UPDATE, layout, method.uplink)}
+    if buffer_layout is not None:
+        found[BUFFERS] = Stream(BUFFERS, buffer_layout, method.buffers)
+    if method.control.active:
+        found[CONTROL] = Stream(CONTROL, layout, method.control.codec)
+    return found
+
+
+class Received(NamedTuple):
+    """What the clients of a cohort start a round with."""
+
+    start: Tensor
+    """The model: `[d]` if all hold the same, else `[C, d]`."""
+    buffers: Tensor | None
+    """The buffers `[b]` or `[C, b]`; None if the model has none."""
+    control: Tensor | None = None
+    """The server's control variate `[d]`; None without one."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The encoded messages of some clients, in ascending id."""
+
+    facts: Facts
+    losses: tuple[float, ...]
+    codes: Mapping[str, tuple[Compressor, Code]]
+    """Stream -> its compressor and its code, tensors `[C, columns]`."""
+
+    def __len__(self) -> int:
+        return len(self.facts.ids)
+
+    def only(self, places: Sequence[int]) -> Arrival:
+        """Return the messages at these places."""
+        if len(places) == len(self):
+            return self
+        codes = {name: (codec, code_rows(code, places)) for name, (codec, code) in self.codes.items()}
+        return Arrival(some_facts(self.facts, places), tuple(self.losses[i] for i in places), codes)
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What the clients of a cohort send, and what each of them keeps if the server accepts it."""
+
+    arrival: Arrival
+    rows: Mapping[str, Tensor]
+    """Name of the client's row -> its value `[C, d]` once the update is accepted."""
+    errors: Tensor | None
+    """`[C]`, the relative compression error ‖C(h)-h‖/‖h‖, if measured; zero for h = 0."""
+    refused: Mapping[int, str]
+    """Clients whose training gave something that is not finite, and why: they send a refusal instead."""
+
+
+def some_facts(facts: Facts, places: Sequence[int]) -> Facts:
+    """Return the facts of the clients at these places."""
+    lists = ("ids", "examples", "steps", "weights")
+    return dataclasses.replace(facts, **{key: tuple(getattr(facts, key)[i] for i in places) for key in lists})
+
+
+def code_rows(code: Code, places: Sequence[int]) -> dict[str, Tensor]:
+    """Return the rows of a code at these places."""
+    return {name: some_rows(tensor, places) for name, tensor in code.items()}
+
+
+def some_rows(rows: Tensor, places: Sequence[int]) -> Tensor:
+    """Return the rows `[C, ...]` at these places; all of them are not copied."""
+    return rows if len(places) == len(rows) else rows[torch.tensor(places, dtype=torch.long, device=rows.device)]

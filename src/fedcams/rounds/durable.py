@@ -1,0 +1,166 @@
+"""A client on a machine of its own: its side of the rounds, whatever dies in between.
+
+<folder>/rows/          a RowStore: the rows that count, and while a reply waits those that may replace them
+<folder>/pending.reply  the reply that waits for the server's word, and what it answers; counts with its rows only
+<folder>/held/          a HeldStore: the model that the client keeps, for downlinks that need it
+
+A reply is given out only when rows and reply are on disk. The next instruction says which of the client's updates the
+server accepted last: if it is the one that waits, its rows count from then on, otherwise they are dropped. An
+instruction that was answered already is answered with the same bytes, so it does not matter how often messages come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedcams.bits.parallel import in_background
+from fedcams.downlink import HeldStore
+from fedcams.durable import os_errors, write_whole
+from fedcams.errors import ResidualError, WireError
+from fedcams.layout import Layout
+from fedcams.method import Method
+from fedcams.rounds.client import Client, ClientUpdate, Train, answer, is_accepted
+from fedcams.rounds.cohort import Outgoing, Received
+from fedcams.rounds.messages import Instruction, Refusal, Reply
+from fedcams.rows import RowStore
+from fedcams.wire.frames import Frame
+
+PENDING, ROWS, MODELS = "pending.reply", "rows", "held"
+OLD_ROWS = "residuals"
+WAITING = Frame(b"FCMP", "Q4s", blobs=1)  # round and checksum of the instruction, the reply
+
+
+class Answer(NamedTuple):
+    """What the client answers."""
+
+    reply: Reply | Refusal
+    """A refusal if the instruction builds on a model that the client does not hold, or if its training failed."""
+    again: bool
+    """Whether it was given before and is only repeated."""
+    note: str
+    """What the server should know beside it; empty if all is well."""
+
+
+class DurableClient:
+    """One client of one run and the folder that holds its state; one process at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        method: Method,
+        layout: Layout,
+        buffer_layout: Layout | None = None,
+        rounds: int | None = None,
+    ) -> None:
+        """Open the folder, or make it; refuses one of another model or method, or of an older version."""
+        if (folder / OLD_ROWS).exists():
+            raise ResidualError(
+                f"{folder}: written by fedcams 0.1; version 0.1.0 is the last one that reads it; finish the run with "
+                "it, or start a run of another name, whose rows start at zero"
+            )
+        memory = method.memory(layout, buffer_layout)
+        rows = RowStore.on_disk(memory, folder / ROWS, spares=1) if memory else None
+        held = HeldStore.on_disk(layout, folder / MODELS) if method.downlink.client_keeps_model else None
+        self.folder, self.rows = folder, rows
+        self.client = Client(method, layout, buffer_layout, rows, held, rounds)
+
+    def answer(self, instruction: Sequence[bytes], train: Train) -> Answer:
+        """Settle what waits, train, and make the reply last before giving it out.
+
+        `instruction` is the message in parts, as `Instruction.to_parts` gives them.
+        """
+        asked = Instruction.from_parts(instruction)
+        # beside the round its checksum: a server that started over may ask for the same round in another way
+        name, waiting = (asked.round, bytes(instruction[-1][-4:])), self._waiting()
+        if waiting is not None and waiting[0] == name:
+            return Answer(waiting[1], again=True, note="")
+        sent = None if waiting is None else waiting[1]
+        note = self._compare(sent, asked)
+        settled = in_background(lambda: self._settle(sent, asked))  # while the app trains: the disk takes its time
+        try:
+            reply, outgoing = answer(self._settled_first(settled), asked, _after(settled, train))
+        finally:
+            settled.result()
+        if isinstance(reply, Reply) and outgoing is not None:
+            self._hold(name, reply, outgoing)
+        return Answer(reply, again=False, note=note)
+
+    def _settled_first(self, settled: Future[None]) -> Client:
+        """The client; a method with control variates reads its row before it trains, so that must be settled by then."""
+        if self.client.method.control.active:
+            settled.result()
+        return self.client
+
+    # -- what the server said of the last reply ----------------------------------------------------------------------
+
+    def _settle(self, sent: Reply | None, instruction: Instruction) -> None:
+        if self.rows is not None:
+            if sent is not None and is_accepted(sent, instruction):
+                self.rows.snapshot(sent.round)
+            else:  # also where a process died between rows and reply
+                self.rows.rollback(self.rows.snapshot_round or 0)
+        with os_errors(ResidualError, "remove", self.folder / PENDING):
+            (self.folder / PENDING).unlink(missing_ok=True)
+
+    def _compare(self, sent: Reply | None, instruction: Instruction) -> str:
+        """Whether server and client agree on the last accepted round, once this is settled; ours can only be older."""
+        if self.rows is None:
+            return ""
+        last = 0 if instruction.accepted is None else instruction.accepted.round
+        accepted = sent is not None and is_accepted(sent, instruction)
+        ours = sent.round if sent is not None and accepted else self.rows.snapshot_round or 0
+        if ours > last:
+            raise ResidualError(
+                f"{self.folder}: the server accepted round {last} last, this residual is of round {ours}: the server "
+                "was set back to an older checkpoint; go on under another run name, whose residuals start at zero"
+            )
+        if ours < last:
+            return f"the residual of round {last} is lost, going on from that of round {ours}"
+        return ""
+
+    # -- what waits --------------------------------------------------------------------------------------------------
+
+    def _hold(self, name: tuple[int, bytes], reply: Reply, outgoing: Outgoing) -> None:
+        """Rows and reply go to the disk at once: the one without the other is as if it had never been."""
+        if self.rows is None:
+            return
+        rows = self.rows
+        written = in_background(lambda: self._write(name, reply))
+        try:
+            rows.commit([reply.client], outgoing.rows, reply.round)
+        finally:
+            written.result()
+
+    def _write(self, name: tuple[int, bytes], reply: Reply) -> None:
+        path = self.folder / PENDING
+        with os_errors(ResidualError, "write", path):
+            write_whole(path, *WAITING.parts(name, reply.to_bytes()))
+
+    def _waiting(self) -> tuple[tuple[int, bytes], Reply] | None:
+        """The reply on disk, and what it answers; only if its rows are there too."""
+        path = self.folder / PENDING
+        if self.rows is None or not path.exists():
+            return None
+        try:
+            with os_errors(ResidualError, "read", path):
+                head, (data,) = WAITING.unpack(path.read_bytes())
+            reply = Reply.from_bytes(data)
+        except WireError as error:
+            raise ResidualError(f"{path}: damaged ({error}); delete it: the update in it counts as lost") from error
+        return ((head[0], head[1]), reply) if self.rows.round_of(reply.client) == reply.round else None
+
+
+def _after(settled: Future[None], train: Train) -> Train:
+    """Training whose update meets rows that are settled."""
+
+    def trained(received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
+        update = train(received, instruction, shift, rate)
+        settled.result()
+        return update
+
+    return trained

@@ -1,0 +1,226 @@
+"""The arrivals of one round: what is sound goes into the sums, the rest is refused with a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcams.aggregate import Aggregator
+from fedcams.compress import Code, Compressor
+from fedcams.compress.identity import IDENTITY
+from fedcams.downlink import Held, OutOfStep
+from fedcams.errors import FedcamsError, UpdateError
+from fedcams.method import BUFFERS, CONTROL
+from fedcams.rounds.cohort import UPDATE, Arrival, some_facts, streams_up
+from fedcams.rounds.messages import Refusal, Reply
+from fedcams.transforms import Facts
+from fedcams.wire import unpack
+
+if TYPE_CHECKING:
+    from fedcams.rounds.server import Server, ServerState
+
+
+class Means(NamedTuple):
+    """What a cohort's arrivals come to."""
+
+    update: Tensor
+    """`[d]`, after the transforms of the mean."""
+    norm: float
+    buffers: Tensor | None
+    """`[b]`, the new buffers; None if the model has none."""
+    control: Tensor | None
+    """`[d]`, the mean change of control variates; None without them."""
+
+
+class Intake:
+    """Takes the arrivals of one round, as rows (`take`) or as messages (`offer`), and combines them (`means`).
+
+    Arrivals may be taken one by one, in batches or all at once: the means are the same, bit for bit. With `in_order`
+    they must come in ascending client id and are added at once, so that memory does not grow with their number.
+    """
+
+    def __init__(self, server: Server, state: ServerState, cohort: Collection[int], in_order: bool = False) -> None:
+        """Begin the intake of the round after `state`, in which the clients of the cohort were asked."""
+        self.server, self.state, self.round, self.cohort = server, state, state.round + 1, cohort
+        self.method = server.method.in_round(self.round, server.rounds)
+        self.streams = streams_up(self.method, server.layout, server.buffer_layout)
+        self.sums = {name: Aggregator(stream.layout, state.x.device, in_order) for name, stream in self.streams.items()}
+        self.digests: dict[int, bytes] = {}
+        """Accepted clients whose reply came as bytes -> the name of that reply."""
+        self.acks: dict[int, Held | None] = {}
+        """What clients say they hold: even a reply that is refused tells that."""
+        self.refused: dict[int, str] = {}
+        self._accepted: dict[int, tuple[Facts, float]] = {}
+        self._rows: dict[int, Tensor] = {}
+
+    # -- as messages -------------------------------------------------------------------------------------------------
+
+    def offer(self, answer: Reply | Refusal) -> None:
+        """Take a client's message, or refuse it and keep the reason."""
+        try:
+            self._check(answer)
+            self._listen(answer)
+            if isinstance(answer, Refusal):
+                raise UpdateError(answer.reason) if self._in_step(answer) else OutOfStep(answer.reason, answer.held)
+            if not self._in_step(answer):
+                sent = self._expected(answer.client)
+                raise UpdateError(
+                    f"client {answer.client} trained from {answer.held or 'nothing kept'}, and was sent {sent}"
+                )
+            self.take(self._arrival(answer))
+            if answer.client in self._accepted:
+                self.digests[answer.client] = answer.digest
+        except FedcamsError as error:
+            self.refused[answer.client] = _reason(error)
+
+    def _check(self, answer: Reply | Refusal) -> None:
+        if answer.round != self.round:
+            raise UpdateError(
+                f"an update for round {answer.round} in round {self.round}; it came too late or too early"
+            )
+        if answer.client not in self.cohort:
+            raise UpdateError(f"client {answer.client} was not asked in round {self.round}")
+
+    def _listen(self, answer: Reply | Refusal) -> None:
+        """That a client holds what it was sent last outweighs anything else it said in this round."""
+        if self.acks.get(answer.client) != self._expected(answer.client):
+            self.acks[answer.client] = answer.held
+
+    def _in_step(self, answer: Reply | Refusal) -> bool:
+        return answer.held == self._expected(answer.client)
+
+    def _expected(self, client: int) -> Held | None:
+        return self.method.downlink.expected(self.state.downlink, client)
+
+    def _arrival(self, reply: Reply) -> Arrival:
+        """One client's message as a row."""
+        if reply.streams.keys() != self.streams.keys():
+            found, needed = (", ".join(sorted(names)) for names in (reply.streams, self.streams))
+            raise UpdateError(f"client {reply.client} sends {found}; this method and model need {needed}")
+        codes: dict[str, tuple[Compressor, Code]] = {}
+        for name, stream in self.streams.items():
+            payload = unpack(reply.streams[name], stream.layout)
+            if name != UPDATE and payload.compressor != stream.codec:
+                raise UpdateError(f"client {reply.client} sends {name} by {payload.compressor}, not {stream.codec}")
+            codes[name] = (payload.compressor, {field: tensor[None] for field, tensor in payload.code.items()})
+        facts = Facts(
+            self.round, self.server.seed, (reply.client,), (reply.examples,), (reply.steps,), (1.0,),
+            float(self.method.local.lr), self.server.population,
+        )  # fmt: skip
+        return Arrival(facts, (reply.loss,), codes)
+
+    # -- as rows -----------------------------------------------------------------------------------------------------
+
+    def take(self, arrival: Arrival) -> None:
+        """Take the rows of some clients; what a guard refuses is left out with its reason.
+
+        Everything is checked before anything is added, so that a client counts whole or not at all.
+        """
+        arrival = self._weighed(arrival)
+        arrival = arrival.only(self._sound(arrival))
+        if not len(arrival):
+            return
+        codec, code = arrival.codes[UPDATE]
+        if any("arrival" in transform.points for transform in self.method.transforms):
+            rows = codec.decode(code, self.server.layout)
+            for transform in self.method.transforms:
+                transform.arrival_(rows, arrival.facts, self.server.layout)
+            codec, code = IDENTITY, IDENTITY.encode(rows, self.server.layout)
+        self._add(arrival, codec, code)
+        for place, client in enumerate(arrival.facts.ids):
+            self._accepted[client] = some_facts(arrival.facts, [place]), arrival.losses[place]
+
+    def _weighed(self, arrival: Arrival) -> Arrival:
+        """The arrival with the weights that its clients have in the mean."""
+        weights = tuple(self.server.weight(examples) for examples in arrival.facts.examples)
+        if self.method.weighting == "sampler" and self.server.sampler is not None:
+            weights = tuple(self.server.sampler.weight(client, self.round) for client in arrival.facts.ids)
+        return dataclasses.replace(arrival, facts=dataclasses.replace(arrival.facts, weights=weights))
+
+    def _sound(self, arrival: Arrival) -> list[int]:
+        """The places of the rows that nothing speaks against; the others are refused."""
+        guards = [transform for transform in self.method.transforms if "guard" in transform.points]
+        codec, code = arrival.codes[UPDATE] if len(arrival) else (IDENTITY, {})
+        norms = codec.norms(code, self.server.layout).tolist() if guards else []
+        good = []
+        for place, client in enumerate(arrival.facts.ids):
+            one = some_facts(arrival.facts, [place])
+            reason = next((found for guard in guards if (found := guard.refuses(norms[place], one))), "")
+            if client in self._accepted:
+                raise UpdateError(f"client {client} is in this round already; one update per client and round")
+            if not (math.isfinite(one.weights[0]) and one.weights[0] > 0):
+                reason = f"client {client}: weight={one.weights[0]}; allowed: a finite number above 0"
+            if reason:
+                self.refused[client] = f"UpdateError: {reason}"
+            else:
+                good.append(place)
+        return good
+
+    def _add(self, arrival: Arrival, codec: Compressor, code: Code) -> None:
+        ids, weights = arrival.facts.ids, arrival.facts.weights
+        if self.method.aggregate.streaming:
+            self.sums[UPDATE].add_rows(ids, codec, code, weights)
+        else:
+            self._rows |= dict(zip(ids, codec.decode(code, self.server.layout), strict=True))
+        for name in (BUFFERS, CONTROL):
+            if name in self.streams:  # every client's control variate counts the same in their mean
+                self.sums[name].add_rows(ids, *arrival.codes[name], weights if name == BUFFERS else (1.0,) * len(ids))
+
+    # -- what they come to -------------------------------------------------------------------------------------------
+
+    def facts(self) -> Facts:
+        """Return the facts of the accepted clients, in ascending id."""
+        found = [self._accepted[client][0] for client in sorted(self._accepted)]
+        lists = {key: tuple(getattr(f, key)[0] for f in found) for key in ("ids", "examples", "steps", "weights")}
+        rate, population = float(self.method.local.lr), self.server.population
+        return Facts(self.round, self.server.seed, rate=rate, population=population, **lists)
+
+    def mean_loss(self) -> float | None:
+        """Return the mean of the accepted clients' losses; None without one."""
+        losses = [self._accepted[client][1] for client in sorted(self._accepted)]
+        return float(torch.tensor(losses, dtype=torch.float64).mean()) if losses else None
+
+    def means(self) -> Means | None:
+        """Return the means of what was accepted; None without an accepted update.
+
+        Updates that are finite one by one may overflow together, or when an optimizer squares them. Then nobody can
+        tell whose fault it is, and none of them counts.
+        """
+        if not self._accepted:
+            return None
+        try:
+            return self._means()
+        except UpdateError as error:
+            self.refused |= dict.fromkeys(self._accepted, _reason(error))
+            self._accepted.clear()
+            self.digests.clear()
+            return None
+
+    def _means(self) -> Means:
+        facts = self.facts()
+        update = self._combined(facts)
+        for transform in self.method.transforms:
+            transform.mean_(update, facts, self.server.layout)
+        if not math.isfinite(norm := float(update.norm())):
+            raise UpdateError(f"the mean of the updates has the norm {norm}; refuse such updates with max_norm")
+        buffers = self.sums[BUFFERS].mean() if BUFFERS in self.sums else None
+        if buffers is not None and self.method.buffers != IDENTITY and self.state.buffers is not None:
+            buffers = self.state.buffers + buffers
+        return Means(update, norm, buffers, self.sums[CONTROL].mean() if CONTROL in self.sums else None)
+
+    def _combined(self, facts: Facts) -> Tensor:
+        if self.method.aggregate.streaming:
+            return self.sums[UPDATE].mean()
+        rows = torch.stack([self._rows[client] for client in facts.ids])
+        combined = self.method.aggregate.combine(rows, facts.weights)
+        self.server.layout.check_finite(combined, "mean of the updates")
+        return combined
+
+
+def _reason(error: FedcamsError) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,182 @@
+"""A simulated round: both sides in one process on the rows of the whole cohort, with bytes counted instead of sent."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose
+from fedcams.method import RESIDUAL, Method
+from fedcams.probes import Leftovers, Probe
+from fedcams.rounds import client as client_side
+from fedcams.rounds import server as server_side
+from fedcams.rounds.client import Client
+from fedcams.rounds.cohort import UPDATE, Outgoing, Received, code_rows
+from fedcams.rounds.intake import Intake
+from fedcams.rounds.server import REPLICA, Concluded, Server, ServerState
+from fedcams.rows import RowStore
+from fedcams.sampler import Sampler
+from fedcams.simulation.counting import count_bytes
+from fedcams.simulation.evaluate import Metric, evaluate
+from fedcams.simulation.phases import Phases
+from fedcams.simulation.record import RoundRecord
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Everything that defines a run; what `advance` does depends on it and on the state alone."""
+
+    problem: Problem
+    server: Server
+    client: Client
+    sampler: Sampler
+    engine: Engine
+    test: Examples | None
+    metric: Metric
+    sampling_weights: Sequence[float] | None = None
+    evaluate_every: int = 1
+    probes: tuple[Probe, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        method: Method,
+        *,
+        sampler: Sampler,
+        rounds: int,
+        seed: int,
+        engine: str | Engine,
+        test: Examples | None,
+        metric: Metric,
+        sampling_weights: Sequence[float] | None = None,
+        evaluate_every: int = 1,
+        probes: tuple[Probe, ...] = (),
+        rows: RowStore | None = None,
+    ) -> Simulation:
+        """Put the two sides of a run together; `rows` is where clients keep theirs, in memory unless given."""
+        layout, buffer_layout, device = problem.layout, problem.buffer_layout, problem.device
+        memory = method.memory(layout, buffer_layout)
+        rows = rows or (RowStore.in_memory(memory, device) if memory else None)
+        replicas = RowStore.in_memory({REPLICA: layout}, device) if method.downlink.server_keeps_rows else None
+        population = len(problem.clients)
+        server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler)
+        client = Client(method, layout, buffer_layout, rows, None, rounds)
+        chosen = choose(engine, problem, rounds, sampler.size_varies)
+        return cls(
+            problem, server, client, sampler, chosen, test, metric, sampling_weights, evaluate_every, probes
+        )
+
+    def start(self) -> ServerState:
+        """Return the state before the first round, from the parameters and buffers that the model has now."""
+        return server_side.start(self.server, *self.problem.read())
+
+    @torch.inference_mode(False)  # training needs gradients, whatever the caller does beside it
+    def advance(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:
+        """Run one round. Consumes the state; `phases` collects where the time goes."""
+        phases = phases or Phases()
+        round = state.round + 1
+        cohort = self.sampler.sample(self._population, round, self.server.seed, self.sampling_weights)
+        if not cohort:
+            state = state._replace(round=round)
+            return state, RoundRecord(round, [], wire_down_deltas=0, wire_down_catchup=0, wire_down_dense=0,
+                                      probes=self._unmeasured, **self._evaluate(state))  # fmt: skip
+        method = self.server.method.in_round(round, self.server.rounds)
+        with phases("broadcast"):
+            delivery = method.downlink.deliver(state.downlink, server_side.broadcast(self.server, state), cohort)
+            received = Received(delivery.start, state.buffers, state.control)
+        with phases("train"):
+            trained = self._train(method, received, cohort, round)
+        delta = trained.delta.clone() if self._needs("mean_h") else None
+        with phases("encode"):
+            outgoing = client_side.respond(
+                self.client, cohort, received, trained, round, self.server.seed, len(self._population), measure=True
+            )
+        with phases("aggregate"):
+            intake = Intake(self.server, state._replace(downlink=delivery.state), cohort, in_order=True)
+            intake.refused |= {client: f"UpdateError: {why}" for client, why in outgoing.refused.items()}
+            if len(outgoing.arrival):
+                intake.take(outgoing.arrival)
+        with phases("step"):
+            state, concluded = server_side.conclude(self.server, intake.state, intake)
+            measured = self._measure(method, cohort, outgoing, delta, concluded)
+            client_side.commit(self.client, outgoing, concluded.accepted)
+        with phases("record"):
+            counts = count_bytes(self.server, method, len(cohort), outgoing, delivery)
+        with phases("evaluate"):
+            scores = self._evaluate(state)
+        return state, RoundRecord(
+            round, cohort, concluded.train_loss, delta_norm=concluded.delta_norm, refused=concluded.refused,
+            probes=measured, **counts, **scores,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def _population(self) -> list[int]:
+        return list(self.problem.clients)
+
+    def _train(self, method: Method, received: Received, cohort: Sequence[int], round: int) -> CohortUpdate:
+        shift = client_side.shift_of(self.client, cohort, received.control)
+        return self.engine.train(
+            self.problem, received.start, received.buffers, cohort, round, self.server.seed,
+            rate=float(method.local.lr), shift=shift,
+        )  # fmt: skip
+
+    # -- what probes measure -----------------------------------------------------------------------------------------
+
+    def _needs(self, what: str) -> bool:
+        return any(what in probe.needs for probe in self.probes)
+
+    @functools.cached_property
+    def _unmeasured(self) -> dict[str, float | None]:
+        return {name: None for probe in self.probes for name in probe.names}
+
+    def _measure(
+        self, method: Method, cohort: Sequence[int], outgoing: Outgoing, delta: Tensor | None, concluded: Concluded
+    ) -> Mapping[str, float | None]:
+        """What the probes find in this round; None where no update was accepted."""
+        if concluded.mean is None or not self.probes:
+            return self._unmeasured
+        ids, facts = outgoing.arrival.facts.ids, concluded.facts
+        places = [ids.index(client) for client in facts.ids]
+        codec, code = outgoing.arrival.codes[UPDATE]
+        layout = self.server.layout
+        mean_h, norm = None, None
+        if delta is not None:
+            mean_h, norm = self._mean_before(delta[[cohort.index(client) for client in facts.ids]], concluded)
+        left = Leftovers(
+            method=method, layout=layout, facts=facts, mean=concluded.mean, mean_h=mean_h, mean_delta_norm=norm,
+            error=None if outgoing.errors is None else outgoing.errors[places],
+            decoded=lambda: codec.decode(code_rows(code, places), layout), round=facts.round, seed=facts.seed,
+        )  # fmt: skip
+        return {name: value for probe in self.probes for name, value in probe.measure(left).items()}
+
+    def _mean_before(self, delta: Tensor, concluded: Concluded) -> tuple[Tensor, float]:
+        """The mean of what these clients compressed, and the norm of their mean update; before rows are committed."""
+        weights = concluded.facts.weights
+        parts = torch.tensor(weights, dtype=delta.dtype, device=delta.device) / sum(weights)
+        mean = parts @ delta
+        residual: Tensor | float = 0.0
+        if self.client.rows is not None and self.client.keeps(RESIDUAL):
+            residual = parts @ self.client.rows.gather(RESIDUAL, concluded.facts.ids).to(delta.device)
+        return mean + residual, float(mean.norm())
+
+    # -- the record --------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, state: ServerState) -> dict[str, float | None]:
+        """Loss and metric of the server's model, of the one that clients hold, and of the average."""
+        if self.test is None or state.round % self.evaluate_every:
+            return {}
+        common = self.server.method.downlink.common(state.downlink)
+        models = {"test": (state.x, state.buffers), "held": (common, state.buffers)}
+        if state.average is not None:
+            models["averaged"] = (state.average.x, state.average.buffers)
+        found: dict[str, float | None] = {}
+        for name, (x, buffers) in models.items():
+            if x is not None:
+                scores = evaluate(self.problem, x, buffers, self.test, self.metric, self.engine)
+                found |= {f"{name}_loss": scores[0], f"{name}_accuracy": scores[1]}
+        return found
