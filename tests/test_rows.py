@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from fedcams.errors import LayoutError, ResidualError
 from fedcams.layout import Layout
 from fedcams.rows import RowStore
+from fedcams.rows.disk import DiskRows
 from fedcams.rows.memory import MemoryRows
 from named_rows import LAYOUTS, MEMORY_DISK, NBYTES, Content, D, content, files, rows
 
@@ -311,8 +312,10 @@ class DiskWalk(MemoryWalk):
         self.agree()
 
     def agree(self) -> None:
-        """As many files as versions."""
+        """As many files as versions, and digests of no others."""
         super().agree()
+        assert isinstance(self.store, DiskRows)
+        assert len(self.store._digests) <= self.store.nbytes // NBYTES
         kept = [name for name in files(self.folder) if not name.endswith(".spare")]
         assert len(kept) == 1 + self.store.nbytes // NBYTES
         assert len(files(self.folder)) - len(kept) <= self.spares

@@ -67,8 +67,9 @@ class DiskRows(RowStore):
             self.folder.mkdir(parents=True, exist_ok=True)
             with os.scandir(self.folder) as entries:
                 links = {entry.name: entry.is_symlink() for entry in entries}
-        for name in (name for name, is_link in links.items() if is_link):
-            raise ResidualError(_link(self.folder / name))
+        link = next((name for name, is_link in links.items() if is_link), None)
+        if link is not None:
+            raise ResidualError(_link(self.folder / link))
         if any(name.endswith((".row", ".row.tmp", ".row.spare")) for name in links):
             raise ResidualError(_written_by_0_1(self.folder))
         return list(links)
