@@ -25,7 +25,7 @@ LEVELS: list[set[str]] = [
     {"version", "errors", "extras", "registry", "durable"},
     {"layout", "bits", "keys"},
     {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"},
-    {"wire", "feedback", "residuals", "downlink", "aggregate", "engines"},
+    {"wire", "feedback", "residuals", "rows", "downlink", "aggregate", "engines"},
     {"rounds"},
     {"simulation"},
     {"experiment"},

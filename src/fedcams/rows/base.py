@@ -1,0 +1,263 @@
+"""RowStore: named float32 rows `[d]` for each client seen so far, with snapshot and rollback."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from fedcams.errors import LayoutError, ResidualError
+from fedcams.layout import Layout
+from fedcams.registry.params import nearest
+
+if TYPE_CHECKING:
+    from fedcams.rows.disk import DiskRows
+
+Versions = list[list[Any]]
+"""`[client, round, digest]` of each client in ascending id, as plain JSON; the digest is hex, or None in memory."""
+
+_NAME = re.compile(r"[a-z0-9_.-]{1,32}")
+
+
+class RowStore(ABC):
+    """Named rows `[d]` by client id, such as `residual` and `control`; an unseen client is zeros and costs nothing.
+
+    All rows of a client carry the round of their commit, so (client, round) names one version of them. This class
+    decides which versions live: the newest of each client and, for clients that changed since the snapshot, the one
+    that the snapshot needs. A subclass only stores, reads and drops versions.
+
+    To survive a kill at any moment: write the checkpoint of round t first, then call `snapshot(t)`, then go on. A run
+    that finds its checkpoint at t calls `rollback(t)`, or `snapshot(t)` if the kill fell between the two, in which
+    case `snapshot_round` is still older.
+    """
+
+    def __init__(self, layouts: Mapping[str, Layout], device: torch.device) -> None:
+        """Makes an empty store of rows with these names and layouts; `gather` puts them on `device`."""
+        self.layouts = _checked_layouts(layouts)
+        self.device = device
+        self._rounds: dict[int, int] = {}  # client -> round of its rows
+        self._aside: dict[int, int] = {}  # client -> round of the rows that only the snapshot still needs
+        self._snapshot = -1  # -1: none taken, so that one comparison says whether a round is after the snapshot
+
+    @staticmethod
+    def in_memory(layouts: Mapping[str, Layout], device: str | torch.device = "cpu") -> RowStore:
+        """Returns an empty store in host or device memory, whose rows end with the process.
+
+        `layouts` gives the layout of each named row; names are 1 to 32 characters of a-z, 0-9, `_`, `.` and `-`.
+        """
+        from fedcams.rows.memory import MemoryRows
+
+        return MemoryRows(layouts, torch.device(device))
+
+    @staticmethod
+    def on_disk(layouts: Mapping[str, Layout], folder: str | os.PathLike[str], spares: int = 0) -> DiskRows:
+        """Opens the store in a folder, or makes both; its rows outlive the process.
+
+        `layouts` is as for `in_memory`. `spares` is how many files that are no longer needed stay, so that the next
+        rows are written over them: that is faster and takes their space on disk. Refused: a folder of other names or
+        layouts, one written by fedcams 0.1, one with symbolic links, and whatever the system does not allow.
+        """
+        from fedcams.rows.disk import DiskRows
+
+        return DiskRows(layouts, folder, spares)
+
+    # -- what it holds -------------------------------------------------------------------------------------------
+
+    def ids(self) -> list[int]:
+        """Returns the clients seen so far, ascending."""
+        return sorted(self._rounds)
+
+    def round_of(self, client: SupportsIndex) -> int | None:
+        """Returns the round of the client's rows; None for an unseen client."""
+        return self._rounds.get(_count("client", client))
+
+    def digest_of(self, client: SupportsIndex) -> str | None:
+        """Returns the digest (32 hex digits) of the client's rows on disk; None in memory or for an unseen client.
+
+        It covers client, round, names, layouts and values. It is known from writing the rows or from the header of
+        their file: the values are not read again.
+        """
+        client = _count("client", client)
+        return self._digest(client, self._rounds[client]) if client in self._rounds else None
+
+    def versions(self) -> Versions:
+        """Returns `[client, round, digest]` of each client in ascending id: what a checkpoint says of its rows."""
+        return self._described(self._rounds)
+
+    def _described(self, rounds: Mapping[int, int]) -> Versions:
+        return [[client, round, self._digest(client, round)] for client, round in sorted(rounds.items())]
+
+    @property
+    def snapshot_round(self) -> int | None:
+        """The round that `rollback` can return to; None if no snapshot was taken."""
+        return None if self._snapshot < 0 else self._snapshot
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows in memory or on disk, including those kept for the snapshot."""
+        d = sum(layout.d for layout in self.layouts.values())
+        return 4 * d * (len(self._rounds) + len(self._aside))
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def gather(self, name: str, ids: Iterable[SupportsIndex]) -> Tensor:
+        """Returns a new `[C, d]` with the rows of this name of these clients; zeros for unseen clients."""
+        layout, clients = self._layout(name), _clients(ids)
+        rows = torch.zeros(len(clients), layout.d, dtype=torch.float32, device=self.device)
+        for client, row in zip(clients, rows, strict=True):
+            if client in self._rounds:
+                self._copy_row_(name, client, self._rounds[client], row)
+        return rows
+
+    def add_to_(self, name: str, ids: Iterable[SupportsIndex], rows: Tensor) -> None:
+        """Adds the stored rows of this name into `rows [C, d]` in place: `h = delta + e` without a second `[C, d]`.
+
+        If the disk fails, some rows are already added: discard `rows` then.
+        """
+        layout, clients = self._layout(name), _clients(ids)
+        _check_rows(name, layout, clients, rows)
+        for client, row in zip(clients, rows.detach(), strict=True):
+            if client in self._rounds:
+                self._add_row_(name, client, self._rounds[client], row)
+
+    def commit(self, ids: Iterable[SupportsIndex], rows: Mapping[str, Tensor], round: SupportsIndex) -> None:
+        """Stores a copy of `rows`, name -> `[C, d]`, as the rows of these clients as of this round.
+
+        Every name is needed: all rows of a client change together or not at all. All arguments are checked before
+        anything is stored. Clients are stored one by one in ascending id, so an error from the disk leaves those
+        before it new and the others as they were.
+        """
+        clients, round = _clients(ids), _count("round", round)
+        if rows.keys() != self.layouts.keys():
+            raise ResidualError(f"rows: got the names {sorted(rows)}; give all of {list(self.layouts)} and no other")
+        for name, layout in self.layouts.items():
+            _check_rows(name, layout, clients, rows[name])
+        self._check_versions(clients, round)
+        for i, client in sorted(enumerate(clients), key=operator.itemgetter(1)):
+            self._commit_client(client, {name: rows[name].detach()[i] for name in self.layouts}, round)
+
+    def _commit_client(self, client: int, rows: Mapping[str, Tensor], round: int) -> None:
+        old = self._rounds.get(client)
+        if old is None or old > self._snapshot:
+            self._put(client, round, rows, freed=old)
+        else:
+            self._put(client, round, rows, freed=None)
+            self._aside[client] = old
+        self._rounds[client] = round
+
+    def _layout(self, name: str) -> Layout:
+        if name not in self.layouts:
+            raise ResidualError(
+                f"name={name!r}: no such row{nearest(name, self.layouts)}; give one of {[*self.layouts]}"
+            )
+        return self.layouts[name]
+
+    def _check_versions(self, clients: list[int], round: int) -> None:
+        if len(set(clients)) != len(clients):
+            twice = next(client for client in clients if clients.count(client) > 1)
+            raise ResidualError(f"ids: client {twice} appears twice in one commit; give each client once")
+        for client in clients:
+            # rows that are not newer than the snapshot could not be told from those that the snapshot holds
+            newest = max(self._rounds.get(client, -1), self._snapshot)
+            if round <= newest:
+                raise ResidualError(
+                    f"round={round}: client {client} is already at round {newest}, by its rows or the snapshot; "
+                    "commit a later round"
+                )
+
+    # -- going back ----------------------------------------------------------------------------------------------
+
+    def snapshot(self, t: SupportsIndex) -> None:
+        """Marks the rows as they are now as those of round t; replaces the previous snapshot and copies nothing.
+
+        Refused: t below the round of any row or below the previous snapshot.
+        """
+        t = _count("t", t)
+        late = max(self._rounds, key=self._rounds.__getitem__, default=None)
+        if late is not None and self._rounds[late] > t:
+            raise ResidualError(f"t={t}: client {late} has rows of round {self._rounds[late]}; give that or a later t")
+        if t < self._snapshot:
+            raise ResidualError(f"t={t}: there is a newer snapshot, of round {self._snapshot}; give that or a later t")
+        self._mark(t)
+        aside, self._snapshot, self._aside = self._aside, t, {}
+        self._drop(aside.items())
+
+    def rollback(self, t: SupportsIndex) -> None:
+        """Returns every row to what it was at `snapshot(t)`, which stays; with no snapshot, t = 0 empties the store.
+
+        Refused: any t but that of the snapshot.
+        """
+        t = _count("t", t)
+        if t != max(self._snapshot, 0):
+            held = "no snapshot was taken" if self._snapshot < 0 else f"the snapshot is of round {self._snapshot}"
+            raise ResidualError(f"t={t}: {held}; roll back to round {max(self._snapshot, 0)}, or use an empty store")
+        self._drop([version for version in self._rounds.items() if version[1] > self._snapshot])
+        self._rounds, self._aside = self._at_snapshot(), {}
+
+    def _at_snapshot(self) -> dict[int, int]:
+        """Client -> round of its rows, as `rollback` leaves them."""
+        return {client: round for client, round in self._rounds.items() if round <= self._snapshot} | self._aside
+
+    # -- what a subclass provides --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _copy_row_(self, name: str, client: int, round: int, row: Tensor) -> None:
+        """Copies the named row of this version into `row [d]`, which is on `self.device`."""
+
+    @abstractmethod
+    def _add_row_(self, name: str, client: int, round: int, row: Tensor) -> None:
+        """Adds the named row of this version into `row [d]`, which may be on any device."""
+
+    @abstractmethod
+    def _digest(self, client: int, round: int) -> str | None:
+        """Returns the digest of this version, if it has one."""
+
+    @abstractmethod
+    def _put(self, client: int, round: int, rows: Mapping[str, Tensor], freed: int | None) -> None:
+        """Stores copies of `rows`, name -> `[d]`, as a new version; that of round `freed` is no longer needed."""
+
+    @abstractmethod
+    def _drop(self, versions: Iterable[tuple[int, int]]) -> None:
+        """Forgets these versions, (client, round)."""
+
+    @abstractmethod
+    def _mark(self, t: int) -> None:
+        """Records durably, if rows outlive the process, that the snapshot is now of round t."""
+
+
+def _checked_layouts(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Returns the layouts in ascending order of their names."""
+    if not layouts:
+        raise ResidualError("layouts={}: a store needs at least one named row; give {name: layout}")
+    for name in layouts:
+        if not _NAME.fullmatch(name):
+            raise ResidualError(f"layouts: {name!r} cannot name a row; use 1 to 32 characters of a-z, 0-9, _, . and -")
+    return dict(sorted(layouts.items()))
+
+
+def _check_rows(name: str, layout: Layout, clients: list[int], rows: Tensor) -> None:
+    shape = (len(clients), layout.d)
+    if rows.dtype != torch.float32 or tuple(rows.shape) != shape:
+        found = f"{rows.dtype} {tuple(rows.shape)}"
+        raise LayoutError(f"rows of {name!r}: got {found}; give torch.float32 {shape}, one row per id")
+
+
+def _clients(ids: Iterable[SupportsIndex]) -> list[int]:
+    return [_count("client", client) for client in ids]
+
+
+def _count(name: str, value: SupportsIndex) -> int:
+    """Returns a client id or a round as an int; it must fit into eight bytes (Flower's node ids need all 64 bits)."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**64:
+        raise ResidualError(f"{name}={value!r}: give an integer from 0 to 2**64 - 1")
+    return number

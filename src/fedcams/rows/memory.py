@@ -1,0 +1,57 @@
+"""Named rows in host or device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedcams.bits.vectors import add
+from fedcams.layout import Layout
+from fedcams.rows.base import RowStore
+
+
+@final
+class MemoryRows(RowStore):
+    """One tensor `[d]` for each name and version, allocated on first use; made by `RowStore.in_memory`.
+
+    A commit overwrites the rows it replaces. Only rows that the snapshot needs are left alone and new ones allocated
+    (copy on write), so a snapshot costs memory for the clients that changed after it and no more.
+    """
+
+    def __init__(self, layouts: Mapping[str, Layout], device: torch.device) -> None:
+        super().__init__(layouts, device)
+        self._rows: dict[tuple[int, int], dict[str, Tensor]] = {}
+
+    def _copy_row_(self, name: str, client: int, round: int, row: Tensor) -> None:
+        row.copy_(self._rows[client, round][name])
+
+    def _add_row_(self, name: str, client: int, round: int, row: Tensor) -> None:
+        add(row, self._rows[client, round][name].to(row.device))
+
+    def _digest(self, client: int, round: int) -> None:
+        """Nothing to compare with: rows in memory cannot be swapped for those of another run."""
+
+    def _put(self, client: int, round: int, rows: Mapping[str, Tensor], freed: int | None) -> None:
+        targets = self._allocate() if freed is None else self._rows[client, freed]
+        for name, target in targets.items():
+            target.copy_(rows[name])
+        self._rows[client, round] = targets
+        if freed is not None:
+            del self._rows[client, freed]
+
+    def _allocate(self) -> dict[str, Tensor]:
+        with torch.inference_mode(False):  # a tensor made in inference mode could not be overwritten outside of it
+            return {
+                name: torch.empty(layout.d, dtype=torch.float32, device=self.device)
+                for name, layout in self.layouts.items()
+            }
+
+    def _drop(self, versions: Iterable[tuple[int, int]]) -> None:
+        for version in versions:
+            del self._rows[version]
+
+    def _mark(self, t: int) -> None:
+        """Nothing outlives the process."""
