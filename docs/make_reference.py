@@ -27,6 +27,10 @@ KINDS = {
     "sampler": ("Samplers", "Which clients take part in a round."),
     "partition": ("Partitions", "How a training set is split over clients."),
     "task": ("Tasks", "Data, loss and metric."),
+    "schedule": (
+        "Schedules",
+        "Numbers that follow the round, in place of a number of another piece: `fedams(lr=cosine(start=1, end=0))`.",
+    ),
     "model": ("Models", "Networks, made from the shape of an example and the number of classes."),
 }
 D = 1_000_000

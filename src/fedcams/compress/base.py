@@ -6,16 +6,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+import fedcams.schedules  # noqa: F401  (numbers may follow them)
 from fedcams.bits.signs import packed_size
 from fedcams.bits.vectors import abs_sum
 from fedcams.errors import LayoutError, SpecError
 from fedcams.layout import Layout
-from fedcams.registry import Spec, resolve
+from fedcams.registry import Spec
 
 FieldKind = Literal["f32", "bf16", "uint", "sign", "packed", "index"]
 
@@ -71,6 +72,7 @@ class Compressor(Spec, ABC):
     """
 
     kind = "compressor"
+    schedulable = True
     reference: ClassVar[str] = ""
     """Where it was published."""
     in_expectation: ClassVar[bool] = False
@@ -158,4 +160,4 @@ def _all_finite(code: Code) -> bool:
 
 def compressor(spec: str | Compressor) -> Compressor:
     """The compressor that a spec string such as `topk(ratio=1/64)` spells."""
-    return cast(Compressor, resolve("compressor", spec))
+    return Compressor.parse(spec)

@@ -17,6 +17,7 @@ import fedcams.models
 import fedcams.optimizers
 import fedcams.partition
 import fedcams.sampler
+import fedcams.schedules
 import fedcams.tasks  # noqa: F401  (what they register is what specs may name)
 from fedcams.compress import Compressor
 from fedcams.downlink import Downlink
