@@ -88,7 +88,7 @@ def _examples(kind: str, cls: type[Spec]) -> Iterator[str]:
 def _compressor_row(piece: Compressor) -> str:
     layout = Layout.flat(D)
     fields = ", ".join(f"{f.count:,} {f.kind}{f.bits or ''} `{name}`" for name, f in piece.fields(layout).items())
-    bound = piece.contraction(layout)
+    bound = piece.squared_error_bound(layout)
     claim = "unbiased" if bound is None else f"{bound:.6g}" + (" in expectation" if piece.in_expectation else "")
     return f"| `{piece}` | {fields} | {claim} | {piece.paper_bits(layout):,} |"
 

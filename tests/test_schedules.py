@@ -122,7 +122,8 @@ def test_pieces_take_schedules() -> None:
     codec = Compressor.parse("topk(ratio=linear(1/16, 1/4))")
     assert str(codec.at(1, 12)) == "topk(ratio=1/16)"
     assert str(codec.at(5, 12)) == "topk(ratio=1/8)"
-    assert Compressor.parse("topk(ratio=cosine(1, 0))").at(500, 500).contraction(Layout.flat(10)) == pytest.approx(0.9)
+    last = Compressor.parse("topk(ratio=cosine(1, 0))").at(500, 500)
+    assert last.squared_error_bound(Layout.flat(10)) == pytest.approx(0.9)
     link = resolve("downlink", "replica(topk(ratio=linear(1/32, 1/8)))")
     assert str(link.at(3, 3)) == "replica(topk(ratio=3/32))"
     assert [place for place, _ in link.schedules()] == ["codec.ratio"]

@@ -46,7 +46,7 @@ class ErrorFeedback:
         if layout is None:
             raise SpecError("store=None: give a ResidualStore, or a layout to send without error feedback")
         self.layout = layout
-        bound = self.compressor.contraction(self.layout)
+        bound = self.compressor.squared_error_bound(self.layout)
         if store is not None and bound is None:
             raise SpecError(
                 f"{self.compressor} has no contraction, its error would grow without end under error feedback; "
