@@ -27,6 +27,10 @@ KINDS = {
     "sampler": ("Samplers", "Which clients take part in a round."),
     "partition": ("Partitions", "How a training set is split over clients."),
     "task": ("Tasks", "Data, loss and metric."),
+    "schedule": (
+        "Schedules",
+        "Numbers that follow the round, in place of a number of another piece: `fedams(lr=cosine(start=1, end=0))`.",
+    ),
     "model": ("Models", "Networks, made from the shape of an example and the number of classes."),
 }
 D = 1_000_000
@@ -84,7 +88,7 @@ def _examples(kind: str, cls: type[Spec]) -> Iterator[str]:
 def _compressor_row(piece: Compressor) -> str:
     layout = Layout.flat(D)
     fields = ", ".join(f"{f.count:,} {f.kind}{f.bits or ''} `{name}`" for name, f in piece.fields(layout).items())
-    bound = piece.contraction(layout)
+    bound = piece.squared_error_bound(layout)
     claim = "unbiased" if bound is None else f"{bound:.6g}" + (" in expectation" if piece.in_expectation else "")
     return f"| `{piece}` | {fields} | {claim} | {piece.paper_bits(layout):,} |"
 

@@ -31,7 +31,7 @@ class BlockMax(Compressor):
     def fields(self, layout: Layout) -> dict[str, Field]:
         return {"position": Field("index", self._blocks(layout)), "value": Field("f32", self._blocks(layout))}
 
-    def contraction(self, layout: Layout) -> float:
+    def squared_error_bound(self, layout: Layout) -> float:
         return 1 - 1 / min(self.block, layout.d)
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:

@@ -374,3 +374,29 @@ def test_kernels_run_after_a_fork() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORK, os.path.dirname(__file__)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("d", [1, 7, 4097, 200_003])
+def test_norms_and_inner_products_of_rows(d: int) -> None:
+    draw = torch.Generator().manual_seed(d)
+    rows, other = torch.randn(5, d, generator=draw), torch.randn(d, generator=draw)
+    rows[3] *= 1e38 / rows[3].abs().max()
+    norms, dots = vectors.row_norms(rows), vectors.row_dots(rows, other)
+    for row, norm, dot in zip(rows.double(), norms.tolist(), dots.tolist(), strict=True):
+        assert norm == pytest.approx(math.sqrt(math.fsum((row * row).tolist())), rel=1e-13)
+        exact = math.fsum((row * other.double()).tolist())
+        assert dot == pytest.approx(exact, rel=1e-13, abs=1e-13 * norm * float(other.norm()))
+    assert torch.equal(norms[1:4], vectors.row_norms(rows[1:4])), "in another cohort"
+    assert torch.equal(norms, torch.cat([vectors.row_norms(row[None].clone()) for row in rows]))
+    assert torch.equal(norms, vectors.row_norms(torch.randn(d, 9, generator=draw).T[:5].copy_(rows))), "not contiguous"
+    assert torch.equal(dots, torch.cat([vectors.row_dots(row[None].clone(), other) for row in rows]))
+    assert vectors.row_norms(rows[:0]).shape == (0,)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_norms_of_rows_on_a_gpu_do_not_depend_on_the_other_rows() -> None:
+    rows = torch.randn(9, 100_003).cuda()
+    norms = vectors.row_norms(rows)
+    assert norms.is_cuda
+    assert torch.equal(norms, torch.cat([vectors.row_norms(row[None].clone()) for row in rows]))
+    torch.testing.assert_close(norms.cpu(), vectors.row_norms(rows.cpu()), rtol=1e-13, atol=0)

@@ -17,7 +17,7 @@ from inputs import DIMENSIONS, tensors_layout, vectors
 
 COMPRESSORS = [compressor(spec) for cls in registered("compressor").values() for spec in cls.examples]
 everyone = pytest.mark.parametrize("codec", COMPRESSORS, ids=str)
-CONTRACTIVE = [codec for codec in COMPRESSORS if codec.contraction(Layout.flat(100)) is not None]
+CONTRACTIVE = [codec for codec in COMPRESSORS if codec.squared_error_bound(Layout.flat(100)) is not None]
 
 
 def denormal_allowance(codec: Compressor) -> float:
@@ -43,7 +43,7 @@ def lost(codec: Compressor, x: torch.Tensor, layout: Layout, key: int = 0) -> fl
 @pytest.mark.parametrize("d", DIMENSIONS)
 def test_contraction(codec: Compressor, d: int) -> None:
     for layout in layouts(d):
-        bound = codec.contraction(layout)
+        bound = codec.squared_error_bound(layout)
         if bound is None or codec.in_expectation:
             continue
         assert 0 <= bound < 1
@@ -59,7 +59,7 @@ def test_what_holds_in_expectation(codec: Compressor, d: int) -> None:
     layout, keys, trials = Layout.flat(d), range(4000), 4000
     x = vectors(d)["random"]
     decoded = codec.decode(codec.encode(x.repeat(trials, 1), layout, list(keys)), layout).double()
-    bound = codec.contraction(layout)
+    bound = codec.squared_error_bound(layout)
     if codec.in_expectation and bound is not None:
         errors = (decoded - x.double()).square().sum(-1) / x.double().square().sum()
         assert abs(float(errors.mean()) - bound) <= 5 * float(errors.std()) / trials**0.5 + 1e-6
@@ -154,6 +154,20 @@ def test_adding_is_decoding_and_adding(codec: Compressor) -> None:
 
 
 @everyone
+@pytest.mark.parametrize("d", [1, 9, 65, 4097, 100_003])
+def test_norms_are_those_of_the_decoded_rows(codec: Compressor, d: int) -> None:
+    """And a row has the same norm, bit for bit, in whatever cohort it stands."""
+    rows = torch.stack(list(vectors(d).values()))
+    for layout in layouts(d):
+        code = codec.encode(rows, layout, list(range(len(rows))))
+        norms = codec.norms(code, layout)
+        assert norms.dtype == torch.float64
+        torch.testing.assert_close(norms, codec.decode(code, layout).double().norm(dim=-1), rtol=1e-6, atol=0)
+        singles = [codec.norms({k: v[i : i + 1].clone() for k, v in code.items()}, layout) for i in range(len(rows))]
+        assert torch.equal(norms, torch.cat(singles))
+
+
+@everyone
 @given(data=st.data())
 def test_properties_of_any_vector(codec: Compressor, data: st.DataObject) -> None:
     d = data.draw(st.integers(1, 80))
@@ -162,7 +176,7 @@ def test_properties_of_any_vector(codec: Compressor, data: st.DataObject) -> Non
     layout = data.draw(st.sampled_from(layouts(d)))
     code = codec.encode(x, layout)
     assert unpack(pack(codec, code, layout), layout).pack() == pack(codec, code, layout)
-    bound = codec.contraction(layout)
+    bound = codec.squared_error_bound(layout)
     if bound is not None and not codec.in_expectation:
         allowed = bound * float(x.double().square().sum()) * (1 + 1e-6) + d * denormal_allowance(codec)
         assert lost(codec, x, layout) <= allowed
@@ -197,7 +211,7 @@ def test_accepted_plus_residual_is_the_sum_of_accepted_rounds(codec: Compressor)
 @everyone
 def test_feedback_refuses_what_has_no_contraction(codec: Compressor) -> None:
     layout = Layout.flat(100)
-    if codec.contraction(layout) is None:
+    if codec.squared_error_bound(layout) is None:
         with pytest.raises(SpecError, match="has no contraction"):
             ErrorFeedback(codec, ResidualStore.in_memory(layout))
     else:

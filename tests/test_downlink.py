@@ -44,7 +44,7 @@ from fedcams.wire import unpack as unpack_payload
 LAYOUT = Layout(("w", "b"), ((5, 10), (10,)))
 D, CLIENTS = LAYOUT.d, 4
 CODECS = [spec for cls in registered("compressor").values() for spec in cls.examples]
-CONTRACTIVE = [spec for spec in CODECS if compressor(spec).contraction(Layout.flat(1)) is not None]
+CONTRACTIVE = [spec for spec in CODECS if compressor(spec).squared_error_bound(Layout.flat(1)) is not None]
 UNBIASED = [spec for spec in CODECS if compressor(spec).unbiased]
 KEEPING = [
     f"{name}({codec}{warm})" for name in ("shared", "replica") for codec in CONTRACTIVE for warm in ("", ", warm=true")

@@ -91,7 +91,7 @@ def test_the_bound_is_met_with_equality_up_to_the_rounding_of_a_step(bits: int) 
     x = torch.full((n,), 0.4999 / levels.most(bits))
     x[5] = 1.0
     lost = (codec.decode(codec.encode(x, Layout.flat(n)), Layout.flat(n)) - x).double().square().sum()
-    bound = codec.contraction(Layout.flat(n))
+    bound = codec.squared_error_bound(Layout.flat(n))
     assert bound is not None
     assert 0.97 * bound <= float(lost / x.double().square().sum()) <= bound
 

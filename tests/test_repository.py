@@ -23,7 +23,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LEVELS: list[set[str]] = [
     {"version", "errors", "extras", "registry", "durable"},
-    {"layout", "bits", "keys"},
+    {"layout", "bits", "keys", "schedules"},
     {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"},
     {"wire", "feedback", "residuals", "rows", "downlink", "aggregate", "engines"},
     {"rounds"},

@@ -89,7 +89,7 @@ def through_bytes(history: History) -> Iterator[tuple[Tensor, Tensor | None, int
 @pytest.mark.parametrize("codec", COMPRESSORS, ids=str)
 @pytest.mark.parametrize("norm", [False, True])
 def test_batched_rounds_are_the_two_halves_bit_for_bit(codec: Compressor, norm: bool) -> None:
-    feedback = codec.contraction(Layout.flat(100)) is not None
+    feedback = codec.squared_error_bound(Layout.flat(100)) is not None
     options = {"model": net(norm), "uplink": codec, "engine": "loop", "feedback": feedback, "seed": 3, **KEEP_PAIRS}
     batched, apart = run(**options), run(**options)
     assert_equal_rounds(batched, apart)
@@ -110,7 +110,7 @@ WRAPPED = [
     f"{name}({codec})"
     for name in ("shared", "replica")
     for codec in COMPRESSORS
-    if codec.contraction(Layout.flat(1)) is not None
+    if codec.squared_error_bound(Layout.flat(1)) is not None
 ]
 
 

@@ -46,6 +46,27 @@ def abs_sum(x: Tensor) -> float:
     return float(np.concatenate(split(vector.size, lambda a, b: _block_sums(vector[a:b]))).sum())
 
 
+def row_norms(rows: Tensor) -> Tensor:
+    """The L2 norm of each row of `rows [C, d]` -> float64 `[C]`, on the same device.
+
+    Sums are taken in float64, which no finite float32 row can overflow, and in an order that depends on d alone: a row
+    has the same norm, bit for bit, whatever the other rows are and however many.
+    """
+    if rows.device.type == "cpu":
+        sums = [float(_block_dots(row, row).sum()) for row in map(_array, rows)]
+        return torch.tensor(sums, dtype=torch.float64).sqrt_()
+    return _stack([wide.square().sum() for wide in map(_wide, rows)], rows).sqrt_()
+
+
+def row_dots(rows: Tensor, vector: Tensor) -> Tensor:
+    """The inner product of each row of `rows [C, d]` with `vector [d]` -> float64 `[C]`, added up like `row_norms`."""
+    if rows.device.type == "cpu":
+        other = _array(vector)
+        return torch.tensor([float(_block_dots(row, other).sum()) for row in map(_array, rows)], dtype=torch.float64)
+    other_wide = _wide(vector)
+    return _stack([wide.mul(other_wide).sum() for wide in map(_wide, rows)], rows)
+
+
 def read_floats(data: NDArray[np.uint8]) -> tuple[Vector, float]:
     """Bytes as a vector in memory of its own, and the sum of |x| like `abs_sum`; they need not be aligned.
 
@@ -59,6 +80,20 @@ def read_floats(data: NDArray[np.uint8]) -> tuple[Vector, float]:
         return _block_sums(vector[a:b])
 
     return vector, float(np.concatenate(split(vector.size, read)).sum())
+
+
+def _array(x: Tensor) -> NDArray[np.float32]:
+    """A vector on the CPU as one block of memory, float32 or float64."""
+    return np.ascontiguousarray(x.detach().numpy())
+
+
+def _wide(x: Tensor) -> Tensor:
+    """A float64 copy in memory of its own: how a GPU adds up depends on where a row starts."""
+    return x.detach().to(torch.float64, copy=True)
+
+
+def _stack(sums: list[Tensor], rows: Tensor) -> Tensor:
+    return torch.stack(sums) if sums else rows.new_zeros(0, dtype=torch.float64)
 
 
 def _plain(x: Tensor) -> bool:
@@ -86,5 +121,18 @@ def _block_sums(x: Vector) -> NDArray[np.float64]:
         total = 0.0
         for i in range(part.size):
             total += np.float64(abs(part[i]))
+        sums[block] = total
+    return sums
+
+
+@kernel
+def _block_dots(x: Vector, y: Vector) -> NDArray[np.float64]:
+    """The sum of x·y over each block."""
+    sums = np.zeros((x.size + BLOCK - 1) // BLOCK)
+    for block in range(sums.size):
+        start, stop = block * BLOCK, min((block + 1) * BLOCK, x.size)
+        total = 0.0
+        for i in range(start, stop):
+            total += np.float64(x[i]) * np.float64(y[i])
         sums[block] = total
     return sums

@@ -6,16 +6,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+import fedcams.schedules  # noqa: F401  (numbers may follow them)
 from fedcams.bits.signs import packed_size
-from fedcams.bits.vectors import abs_sum
+from fedcams.bits.vectors import abs_sum, row_norms
 from fedcams.errors import LayoutError, SpecError
 from fedcams.layout import Layout
-from fedcams.registry import Spec, resolve
+from fedcams.registry import Spec
 
 FieldKind = Literal["f32", "bf16", "uint", "sign", "packed", "index"]
 
@@ -71,6 +72,7 @@ class Compressor(Spec, ABC):
     """
 
     kind = "compressor"
+    schedulable = True
     reference: ClassVar[str] = ""
     """Where it was published."""
     in_expectation: ClassVar[bool] = False
@@ -119,7 +121,7 @@ class Compressor(Spec, ABC):
     def fields(self, layout: Layout) -> dict[str, Field]:
         """What is sent, in order; counts are fixed by the spec and the layout and never travel."""
 
-    def contraction(self, layout: Layout) -> float | None:
+    def squared_error_bound(self, layout: Layout) -> float | None:
         """The proven bound on ‖C(x)-x‖²/‖x‖², below 1; None if there is none."""
         return None
 
@@ -135,6 +137,15 @@ class Compressor(Spec, ABC):
         """`accumulate` of one row of the code after the other into the same `out [1, d]`."""
         for i, weight in enumerate(weights):
             self.accumulate(out, {name: tensor[i : i + 1] for name, tensor in code.items()}, layout, weight)
+
+    def norms(self, code: Code, layout: Layout) -> Tensor:
+        """The L2 norm of what each row of a code `[C, ...]` decodes to -> float64 `[C]`.
+
+        A row's norm has the same bits whatever the other rows are. This version decodes one row after the other;
+        override it where the code itself tells the norm.
+        """
+        rows = range(len(next(iter(code.values()))))
+        return torch.cat([row_norms(self.decode({k: v[i : i + 1] for k, v in code.items()}, layout)) for i in rows])
 
     @property
     def unbiased(self) -> bool:
@@ -158,4 +169,4 @@ def _all_finite(code: Code) -> bool:
 
 def compressor(spec: str | Compressor) -> Compressor:
     """The compressor that a spec string such as `topk(ratio=1/64)` spells."""
-    return cast(Compressor, resolve("compressor", spec))
+    return Compressor.parse(spec)

@@ -63,7 +63,7 @@ class BlockQ(Compressor):
     def fields(self, layout: Layout) -> dict[str, Field]:
         return {"step": Field("bf16", -(-layout.d // self.block)), "level": Field("packed", layout.d, self.bits)}
 
-    def contraction(self, layout: Layout) -> float | None:
+    def squared_error_bound(self, layout: Layout) -> float | None:
         if self.unbiased:
             return None
         others, step = min(self.block, layout.d) - 1, (1 + STEP_ROUNDING) / most(self.bits)

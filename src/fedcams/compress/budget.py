@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 from fedcams.errors import SpecError
-from fedcams.registry import Number
+from fedcams.registry import Number, exact
 
 
 def check_budget(name: str, ratio: Number | None, k: int | None) -> None:
@@ -19,4 +18,4 @@ def kept(ratio: Number | None, k: int | None, size: int) -> int:
     """k for a vector of that size: max(1, floor(ratio·size)), exactly, or the given k but at most the size."""
     if k is not None:
         return min(k, size)
-    return max(1, math.floor(Fraction(ratio or 0) * size))
+    return max(1, math.floor(exact(ratio or 0) * size))

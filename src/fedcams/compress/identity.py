@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.layout import Layout
 from fedcams.registry import register
@@ -23,7 +24,7 @@ class Identity(Compressor):
     def fields(self, layout: Layout) -> dict[str, Field]:
         return {"values": Field("f32", layout.d)}
 
-    def contraction(self, layout: Layout) -> float:
+    def squared_error_bound(self, layout: Layout) -> float:
         return 0.0
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
@@ -31,6 +32,9 @@ class Identity(Compressor):
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         out.add_(code["values"], alpha=weight)
+
+    def norms(self, code: Code, layout: Layout) -> Tensor:
+        return row_norms(code["values"])
 
 
 IDENTITY = Identity()

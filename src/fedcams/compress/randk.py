@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedcams.bits.sample import SEED_BITS, sample_positions
 from fedcams.bits.scatter import add_at, take_at
+from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.compress.budget import check_budget, kept
 from fedcams.layout import Layout
@@ -49,7 +50,7 @@ class RandK(Compressor):
     def fields(self, layout: Layout) -> dict[str, Field]:
         return {"seed": Field("uint", 1, bits=SEED_BITS), "value": Field("f32", self._kept(layout))}
 
-    def contraction(self, layout: Layout) -> float | None:
+    def squared_error_bound(self, layout: Layout) -> float | None:
         return None if self.scaled else 1 - self._kept(layout) / layout.d
 
     @property
@@ -67,3 +68,6 @@ class RandK(Compressor):
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         positions = sample_positions(code["seed"][:, 0], code["value"].shape[-1], layout.d)
         add_at(out, positions, code["value"], weight)
+
+    def norms(self, code: Code, layout: Layout) -> Tensor:
+        return row_norms(code["value"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcams.bits.signs import abs_sums, add_signs, pack_signs
+from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.layout import Layout, segments
 from fedcams.registry import register, text
@@ -36,7 +38,7 @@ class Sign(Compressor):
     def fields(self, layout: Layout) -> dict[str, Field]:
         return {"scale": Field("f32", len(segments(layout, self.scope))), "sign": Field("sign", layout.d)}
 
-    def contraction(self, layout: Layout) -> float:
+    def squared_error_bound(self, layout: Layout) -> float:
         return 1 - 1 / max(stop - start for start, stop in segments(layout, self.scope))
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
@@ -52,3 +54,7 @@ class Sign(Compressor):
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_signs(out, code["sign"], segments(layout, self.scope), code["scale"] * weight)
+
+    def norms(self, code: Code, layout: Layout) -> Tensor:
+        roots = [math.sqrt(stop - start) for start, stop in segments(layout, self.scope)]
+        return row_norms(code["scale"].double() * torch.tensor(roots, dtype=torch.float64, device=code["scale"].device))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedcams.bits.scatter import add_at, take_at
 from fedcams.bits.select import top_positions
+from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.compress.budget import check_budget, kept
 from fedcams.layout import Layout, segments
@@ -65,7 +66,7 @@ class TopK(Compressor):
         k = sum(self._kept(layout))
         return {"position": Field("index", k), "value": Field("bf16" if self.values == "bf16" else "f32", k)}
 
-    def contraction(self, layout: Layout) -> float:
+    def squared_error_bound(self, layout: Layout) -> float:
         parts = zip(segments(layout, self.scope), self._kept(layout), strict=True)
         dropped = max(1 - k / (stop - start) for (start, stop), k in parts)
         lost = BF16_ROUNDING**2 if self.values == "bf16" else 0.0
@@ -87,6 +88,9 @@ class TopK(Compressor):
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_at(out, code["position"], code["value"].float(), weight)
+
+    def norms(self, code: Code, layout: Layout) -> Tensor:
+        return row_norms(code["value"].float())
 
 
 def _to_bf16(values: Tensor) -> Tensor:

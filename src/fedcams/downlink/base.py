@@ -132,7 +132,7 @@ def _settle(store: HeldStore, client: int, named: Held) -> Tensor:
 
 def check_contractive(name: str, codec: Compressor) -> None:
     """Refuses what would let the difference between the server's model and what clients hold grow without end."""
-    if codec.contraction(Layout.flat(1)) is None:
+    if codec.at(1, 1).squared_error_bound(Layout.flat(1)) is None:
         raise SpecError(
             f"{name}: {codec} has no contraction, and the difference to what clients hold would grow without end; "
             "choose a contractive compressor, or stateless"

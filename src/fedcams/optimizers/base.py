@@ -6,13 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+import fedcams.schedules  # noqa: F401  (numbers may follow them)
 from fedcams.errors import LayoutError
-from fedcams.registry import Number, Spec, flag, number, resolve
+from fedcams.registry import Number, Spec, flag, number
 
 PIECE = {"cpu": 2**18, "cuda": 2**22}
 """Elements of a piece, by device. A formula is a handful of operations; over whole vectors each of them waits for
@@ -51,6 +52,7 @@ class ServerOptimizer(Spec, ABC):
     """The root of all server optimizers. Subclasses name their state and write `update`."""
 
     kind = "server"
+    schedulable = True
     reference: ClassVar[str] = ""
     """Where it was published."""
     state_type: ClassVar[type[Any]]
@@ -117,7 +119,7 @@ def _show(vector: Tensor) -> str:
 
 def server(spec: str | ServerOptimizer) -> ServerOptimizer:
     """The server optimizer that a spec string such as `fedams(lr=1, eps=1e-3)` spells."""
-    return cast(ServerOptimizer, resolve("server", spec))
+    return ServerOptimizer.parse(spec)
 
 
 @dataclass(frozen=True)

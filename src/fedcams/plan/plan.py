@@ -157,4 +157,4 @@ def _memory(chosen: Downlink, setting: Setting, contacts: Contacts) -> float:
 
 def _bound(chosen: Downlink, layout: Layout) -> float:
     codec = getattr(chosen, "codec", None)
-    return (codec.contraction(layout) or 0.0) if codec is not None else 0.0
+    return (codec.squared_error_bound(layout) or 0.0) if codec is not None else 0.0

@@ -2,12 +2,14 @@
 
 from fedcams.registry.folder import import_folder
 from fedcams.registry.numbers import Number, exact, format_number
-from fedcams.registry.params import Param, flag, integer, nested, number, text
-from fedcams.registry.spec import Spec, kinds, params, register, registered, resolve
+from fedcams.registry.params import Param, flag, integer, nested, number, several, text
+from fedcams.registry.spec import Schedule, Spec, resolve, resolve_several
+from fedcams.registry.table import kinds, params, register, registered
 
 __all__ = [
     "Number",
     "Param",
+    "Schedule",
     "Spec",
     "exact",
     "flag",
@@ -21,5 +23,7 @@ __all__ = [
     "register",
     "registered",
     "resolve",
+    "resolve_several",
+    "several",
     "text",
 ]

@@ -1,4 +1,4 @@
-"""The grammar of spec strings: `name`, `name(key=value, ...)`, values being numbers, words, "strings" or specs."""
+"""The grammar of spec strings: `name(key=value, ...)`, with numbers, words, "strings", specs or `a + b` as values."""
 
 from __future__ import annotations
 
@@ -33,18 +33,34 @@ class Word:
     text: str
 
 
-Value = Fraction | Word | str | Call
+@dataclass(frozen=True)
+class Several:
+    """`a + b(...) + c`: two or more specs."""
+
+    calls: tuple[Call, ...]
+
+
+Value = Fraction | Word | str | Call | Several
 
 
 def parse_call(text: str) -> Call:
     """The syntax tree of a whole spec string."""
-    if len(text) > MAX_LENGTH:
-        raise SpecError(f"a spec of {len(text)} characters; allowed: at most {MAX_LENGTH}")
     reader = _Reader(text)
     call = reader.call(depth=0)
-    if reader.at < len(text):
-        raise reader.error("nothing more")
+    reader.end()
     return call
+
+
+def parse_several(text: str) -> tuple[Call, ...]:
+    """The syntax trees of specs that are joined by `+`; none for a blank text."""
+    reader = _Reader(text)
+    if reader.at == len(text):
+        return ()
+    calls = [reader.call(depth=0)]
+    while reader.sees("+"):
+        calls.append(reader.call(depth=0))
+    reader.end()
+    return tuple(calls)
 
 
 def quote(text: str) -> str:
@@ -54,9 +70,16 @@ def quote(text: str) -> str:
 
 class _Reader:
     def __init__(self, text: str) -> None:
+        if len(text) > MAX_LENGTH:
+            raise SpecError(f"a spec of {len(text)} characters; allowed: at most {MAX_LENGTH}")
         self.text = text
         self.at = 0
         self.skip()
+
+    def end(self) -> None:
+        """Refuses whatever follows."""
+        if self.at < len(self.text):
+            raise self.error("nothing more")
 
     def skip(self) -> None:
         match = SPACE.match(self.text, self.at)
@@ -112,7 +135,13 @@ class _Reader:
         if quoted := self.take(QUOTED):
             return self.unquote(quoted)
         call = self.call(depth + 1)
-        return call if call.arguments or self.text[: self.at].rstrip().endswith(")") else Word(call.name)
+        bare = not call.arguments and not self.text[: self.at].rstrip().endswith(")")
+        calls = [call]
+        while self.sees("+"):
+            calls.append(self.call(depth + 1))
+        if len(calls) > 1:
+            return Several(tuple(calls))
+        return Word(call.name) if bare else call
 
     def number(self, text: str) -> Fraction:
         try:

@@ -14,7 +14,7 @@ from fedcams.registry.grammar import Word, quote
 from fedcams.registry.numbers import Number, exact, format_number
 
 MAX_MAGNITUDE = 10**38  # every real hyperparameter must have a float32
-Kind = Literal["number", "integer", "flag", "text", "spec"]
+Kind = Literal["number", "integer", "flag", "text", "spec", "specs"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Param:
             return "true or false"
         if self.kind == "spec":
             return f"a {self.spec_kind} spec"
+        if self.kind == "specs":
+            return f"{self.spec_kind} specs joined by +, or nothing"
         if self.kind == "text":
             return " or ".join(self.choices) if self.choices else "a string"
         return f"{'an integer' if self.kind == 'integer' else 'a number'}{self._interval()}"
@@ -54,11 +56,18 @@ class Param:
         below = self.high is None or value < self.high or (value == self.high and not self.open_high)
         return above and below
 
+    def reaches(self, value: Fraction) -> bool:
+        """Whether numbers in the range come as close to this one as they like."""
+        return dataclasses.replace(self, open_low=False, open_high=False).holds(value)
+
 
 def number(
     default: Any = ..., *, low: Number | None = None, high: Number | None = None, open: str = "", doc: str = ""
 ) -> Any:
-    """A real number, kept exact; `open="low"`, `"high"` or `"both"` excludes that end of the range."""
+    """A real number, kept exact; `open="low"`, `"high"` or `"both"` excludes that end of the range.
+
+    In a piece that is `schedulable` it may be a schedule instead, whose values lie in the range.
+    """
     lo, hi = (None if end is None else exact(end) for end in (low, high))
     param = Param("number", doc, lo, hi, open in ("low", "both"), open in ("high", "both"))
     return _field(param, default if default is None or default is ... else exact(default))
@@ -83,6 +92,11 @@ def text(default: Any = ..., *, choices: Iterable[str] = (), doc: str = "") -> A
 def nested(spec_kind: str, default: Any = ..., *, doc: str = "") -> Any:
     """Another registered piece of the given kind."""
     return _field(Param("spec", doc, spec_kind=spec_kind), default)
+
+
+def several(spec_kind: str, default: str = "", *, doc: str = "") -> Any:
+    """A tuple of registered pieces of the given kind, spelled `a + b(...)`; an empty text means none."""
+    return _field(Param("specs", doc, spec_kind=spec_kind), default)
 
 
 def _field(param: Param, default: Any) -> Any:
@@ -149,4 +163,11 @@ def show(value: Any) -> str:
         return value.text
     if isinstance(value, Fraction | int):
         return format_number(Fraction(value))
+    if isinstance(value, tuple):
+        return spell(value) or quote("")
     return quote(value) if isinstance(value, str) else str(value)
+
+
+def spell(pieces: tuple[Any, ...]) -> str:
+    """Several pieces as one text."""
+    return " + ".join(map(str, pieces))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, cast
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any, ClassVar, Self
 
 from fedcams.errors import SpecError, UnknownName
-from fedcams.registry.grammar import Call, Value, Word, parse_call
-from fedcams.registry.params import Param, coerce, nearest, show
-
-_REGISTRY: dict[str, dict[str, type[Spec]]] = {}
+from fedcams.registry.grammar import WORD, Call, Several, Value, Word, parse_call, parse_several
+from fedcams.registry.params import MAX_MAGNITUDE, Param, coerce, nearest, show, spell
+from fedcams.registry.table import params, registered
 
 
 class Spec:
@@ -22,6 +23,8 @@ class Spec:
     """Spec strings that show it; contract tests run over them and the reference prints them."""
     refused: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Bad specs, each with a pattern that its error must match."""
+    schedulable: ClassVar[bool] = False
+    """Whether its number params may hold a schedule instead."""
 
     def __post_init__(self) -> None:
         """Checks and normalises every field; extend it for rules between fields."""
@@ -33,21 +36,62 @@ class Spec:
 
     def _accept(self, key: str, param: Param, value: Any) -> Any:
         where = f"{self.name}: {key}"
-        if param.kind != "spec":
+        value = _spelled_schedule(param, value, where)
+        if isinstance(value, Schedule) and param.kind in ("number", "integer", "flag", "text"):
+            return self._accept_schedule(param, value, where)
+        if param.kind not in ("spec", "specs"):
             return coerce(param, value, where)
-        if not isinstance(value, str | Spec):
-            raise SpecError(f"{where}={show(value)}: not a spec; allowed: {param.allowed}")
         try:
-            return resolve(param.spec_kind, value)
+            if param.kind == "specs" and isinstance(value, str | Spec | tuple | list):
+                return resolve_several(param.spec_kind, value)
+            if isinstance(value, str | Spec):
+                return resolve(param.spec_kind, value)
         except SpecError as error:
             raise error.within(where) from None
+        raise SpecError(f"{where}={show(value)}: not a spec; allowed: {param.allowed}")
+
+    def _accept_schedule(self, param: Param, schedule: Schedule, where: str) -> Schedule:
+        if not self.schedulable or param.kind != "number":
+            raise SpecError(f"{where}={schedule}: a schedule is not accepted here; allowed: {param.allowed}")
+        for end in schedule.bounds():
+            fits = param.holds(end) or (end == schedule.limit() and param.reaches(end))
+            if not fits or abs(end) > MAX_MAGNITUDE:
+                raise SpecError(f"{where}={schedule}: reaches {show(end)}, out of range; allowed: {param.allowed}")
+        return schedule
+
+    @classmethod
+    def parse(cls, spec: str | Spec) -> Self:
+        """The piece of this kind that a spec string spells; a piece is returned as it is.
+
+        Call it on the base class of a kind: `Compressor.parse("topk(ratio=1/64)")`. Refuses pieces of other classes.
+        """
+        found = resolve(cls.kind, spec)
+        if not isinstance(found, cls):
+            raise SpecError(f"{found} is a {type(found).__name__}, not a {cls.__name__}")
+        return found
+
+    def at(self, round: int, rounds: int) -> Self:
+        """The same piece with the values that its schedules, nested ones too, have in round 1, 2, ... of `rounds`.
+
+        A value is an exact number of at most six significant digits. Without schedules the piece itself is returned.
+        """
+        if min(round, rounds) < 1:
+            raise SpecError(f"round={round} of rounds={rounds}; allowed: both count from 1")
+        old = {key: getattr(self, key) for key in params(type(self))}
+        new = {key: _at(value, round, rounds) for key, value in old.items()}
+        return self if all(new[key] is old[key] for key in old) else type(self)(**new)
+
+    def schedules(self) -> list[tuple[str, Schedule]]:
+        """Every schedule in this piece with its place, such as `lr` or `codec.ratio`, in declared order."""
+        return list(_schedules(self))
 
     def __str__(self) -> str:
         """The canonical spec: declared order, defaults omitted, a leading nested spec without its key."""
         shown = []
         for position, (key, (param, default)) in enumerate(params(type(self)).items()):
             value = getattr(self, key)
-            if value != default and not (param.kind == "spec" and str(value) == default):
+            text = spell(value) if param.kind == "specs" else str(value)
+            if value != default and not (param.kind in ("spec", "specs") and text == default):
                 positional = param.kind == "spec" and position == 0
                 shown.append(show(value) if positional else f"{key}={show(value)}")
         return f"{self.name}({', '.join(shown)})" if shown else self.name
@@ -59,39 +103,38 @@ class Spec:
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
 
-S = TypeVar("S", bound=Spec)
+class Schedule(Spec, ABC):
+    """The root of all schedules: a number that depends on the round.
 
+    Subclasses write `value` and `bounds`, and say by `length` and `limit` what depends on their own length.
+    """
 
-def register(name: str) -> Callable[[type[S]], type[S]]:
-    """Class decorator: puts a frozen dataclass under `name` into the registry of its kind."""
+    kind = "schedule"
 
-    def add(cls: type[S]) -> type[S]:
-        known = _REGISTRY.setdefault(cls.kind, {})
-        if not getattr(cls.__dict__.get("__dataclass_params__"), "frozen", False):
-            raise TypeError(f"{cls.__name__}: put @dataclass(frozen=True) below @register({name!r})")
-        if name in known and known[name].__qualname__ != cls.__qualname__:
-            raise SpecError(f"{cls.kind} {name!r} is registered already by {known[name].__module__}")
-        cls.name = name
-        known[name] = cls
-        return cls
+    @abstractmethod
+    def value(self, round: int, rounds: int) -> float:
+        """The number in round 1, 2, ... of a run of so many rounds."""
 
-    return add
+    @abstractmethod
+    def bounds(self) -> tuple[Fraction, Fraction]:
+        """The lowest and the highest number that it comes to in any run."""
 
+    def limit(self) -> Fraction | None:
+        """The bound that it comes close to and never takes; None if it takes both."""
+        return None
 
-def params(cls: type[Spec]) -> dict[str, tuple[Param, Any]]:
-    """Each declared hyperparameter with its default (`dataclasses.MISSING` when it is required)."""
-    fields = dataclasses.fields(cast(Any, cls))
-    return {field.name: (field.metadata["param"], field.default) for field in fields}
+    def length(self, rounds: int) -> int:
+        """After how many rounds it stays as it is, in a run of so many; 0 if it does from the start or never does."""
+        return 0
 
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether a longer run would change its numbers in the first rounds."""
+        return False
 
-def registered(kind: str) -> dict[str, type[Spec]]:
-    """Name -> class of everything registered under a kind, by name."""
-    return dict(sorted(_REGISTRY.get(kind, {}).items()))
-
-
-def kinds() -> list[str]:
-    """The kinds that have something registered."""
-    return sorted(_REGISTRY)
+    def __float__(self) -> float:
+        """Refuses: a schedule has a number in a round only."""
+        raise SpecError(f"{self} is a schedule; take the piece that holds it at a round: piece.at(round, rounds)")
 
 
 def resolve(kind: str, spec: str | Spec) -> Spec:
@@ -103,6 +146,13 @@ def resolve(kind: str, spec: str | Spec) -> Spec:
     if spec.kind != kind:
         raise SpecError(f"{spec} is a {spec.kind}, not a {kind}; write one of: {', '.join(registered(kind))}")
     return spec
+
+
+def resolve_several(kind: str, specs: str | Spec | tuple[str | Spec, ...] | list[str | Spec]) -> tuple[Spec, ...]:
+    """The registered pieces that a text such as `clip(norm=1) + fednova` spells, or a list names one by one."""
+    if isinstance(specs, str):
+        return tuple(_build(kind, call) for call in parse_several(specs))
+    return tuple(resolve(kind, spec) for spec in ([specs] if isinstance(specs, Spec) else specs))
 
 
 def _example(kind: str) -> str:
@@ -122,7 +172,7 @@ def _build(kind: str, call: Call) -> Spec:
         key = _key(cls, declared, position, key)
         if key in values:
             raise SpecError(f"{cls.name}: {key} is given twice; give it once")
-        values[key] = _meaning(declared[key][0], value, f"{cls.name}: {key}")
+        values[key] = _meaning(cls, declared[key][0], value, f"{cls.name}: {key}")
     for key, (param, default) in declared.items():
         if default is dataclasses.MISSING and key not in values:
             raise SpecError(f"{cls.name}: {key} is missing; give {key}=..., {param.allowed}")
@@ -140,12 +190,76 @@ def _key(cls: type[Spec], declared: dict[str, tuple[Param, Any]], position: int,
     return key
 
 
-def _meaning(param: Param, value: Value, where: str) -> Any:
+def _meaning(cls: type[Spec], param: Param, value: Value, where: str) -> Any:
     """A parsed value as its parameter reads it: a bare word may be a boolean, a string or a spec."""
-    if param.kind == "spec" and isinstance(value, Word):
-        return _build(param.spec_kind, Call(value.text, ()))
+    calls = _calls(value)
+    if calls and param.kind == "specs":
+        return tuple(_build(param.spec_kind, call) for call in calls)
+    if isinstance(value, Several):
+        raise SpecError(f"{where}: several specs joined by + are not accepted; allowed: {param.allowed}")
+    if not calls:
+        return value
+    if param.kind == "spec":
+        return _build(param.spec_kind, calls[0])
+    if param.kind in ("number", "integer") and (calls[0].name in registered("schedule") or _may_schedule(cls, value)):
+        return _build("schedule", calls[0])
     if isinstance(value, Call):
-        if param.kind != "spec":
-            raise SpecError(f"{where}={value.name}(...): a spec is not accepted; allowed: {param.allowed}")
-        return _build(param.spec_kind, value)
+        raise SpecError(f"{where}={value.name}(...): a spec is not accepted; allowed: {param.allowed}")
     return value
+
+
+def _calls(value: Value) -> tuple[Call, ...]:
+    """The specs that a value may be."""
+    if isinstance(value, Word):
+        return (Call(value.text, ()),)
+    if isinstance(value, Several):
+        return value.calls
+    return (value,) if isinstance(value, Call) else ()
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+
+
+def _may_schedule(cls: type[Spec], value: Value) -> bool:
+    """Whether `value` can only be meant as a schedule, though none has its name."""
+    return cls.schedulable and isinstance(value, Call)
+
+
+def _spelled_schedule(param: Param, value: Any, where: str) -> Any:
+    """The schedule that a string spells where a number is due; anything else as it is."""
+    name = WORD.match(value.strip()) if isinstance(value, str) and param.kind in ("number", "integer") else None
+    if name is None or name.group() not in registered("schedule"):
+        return value
+    try:
+        return resolve("schedule", value)
+    except SpecError as error:
+        raise error.within(where) from None
+
+
+def _at(value: Any, round: int, rounds: int) -> Any:
+    """A field's value in a round; the same object where nothing changes."""
+    if isinstance(value, Schedule):
+        return _short(value, round, rounds)
+    if isinstance(value, Spec):
+        return value.at(round, rounds)
+    if isinstance(value, tuple):
+        new = tuple(_at(piece, round, rounds) for piece in value)
+        return value if all(a is b for a, b in zip(new, value, strict=True)) else new
+    return value
+
+
+def _short(schedule: Schedule, round: int, rounds: int) -> Fraction:
+    """Its number of at most six significant digits, or the bound that rounding would leave."""
+    low, high = schedule.bounds()
+    return min(max(Fraction(f"{schedule.value(round, rounds):.6g}"), low), high)
+
+
+def _schedules(piece: Spec, prefix: str = "") -> Iterator[tuple[str, Schedule]]:
+    for key in params(type(piece)):
+        value = getattr(piece, key)
+        for inner in value if isinstance(value, tuple) else (value,):
+            place = f"{prefix}{key}.{inner.name}" if isinstance(value, tuple) else f"{prefix}{key}"
+            if isinstance(inner, Schedule):
+                yield place, inner
+            elif isinstance(inner, Spec):
+                yield from _schedules(inner, f"{place}.")

@@ -141,6 +141,8 @@ def _read_codec(spec: bytes) -> Compressor:
         raise UnknownCodec(f"codec {spec[:80]!r}: {error}") from None
     if str(codec) != text:
         raise UnknownCodec(f"codec {text!r} is not in canonical form, which is {str(codec)!r}")
+    if codec.schedules():
+        raise UnknownCodec(f"codec {text!r} follows a schedule; a payload names the codec of its round")
     return codec
 
 

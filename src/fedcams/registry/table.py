@@ -1,0 +1,48 @@
+"""What is registered: kind -> name -> class, and the params that a class declares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from fedcams.errors import SpecError
+from fedcams.registry.params import Param
+
+if TYPE_CHECKING:
+    from fedcams.registry.spec import Spec
+
+_REGISTRY: dict[str, dict[str, type[Spec]]] = {}
+S = TypeVar("S", bound="Spec")
+
+
+def register(name: str) -> Callable[[type[S]], type[S]]:
+    """Class decorator: puts a frozen dataclass under `name` into the registry of its kind."""
+
+    def add(cls: type[S]) -> type[S]:
+        known = _REGISTRY.setdefault(cls.kind, {})
+        if not getattr(cls.__dict__.get("__dataclass_params__"), "frozen", False):
+            raise TypeError(f"{cls.__name__}: put @dataclass(frozen=True) below @register({name!r})")
+        if name in known and known[name].__qualname__ != cls.__qualname__:
+            raise SpecError(f"{cls.kind} {name!r} is registered already by {known[name].__module__}")
+        cls.name = name
+        known[name] = cls
+        return cls
+
+    return add
+
+
+def params(cls: type[Spec]) -> dict[str, tuple[Param, Any]]:
+    """Each declared hyperparameter with its default (`dataclasses.MISSING` when it is required)."""
+    fields = dataclasses.fields(cast(Any, cls))
+    return {field.name: (field.metadata["param"], field.default) for field in fields}
+
+
+def registered(kind: str) -> dict[str, type[Spec]]:
+    """Name -> class of everything registered under a kind, by name."""
+    return dict(sorted(_REGISTRY.get(kind, {}).items()))
+
+
+def kinds() -> list[str]:
+    """The kinds that have something registered."""
+    return sorted(_REGISTRY)
