@@ -21,7 +21,7 @@ import fedcams.tasks  # noqa: F401  (what they register is what specs may name)
 from fedcams.compress import Compressor
 from fedcams.downlink import Downlink
 from fedcams.errors import SpecError
-from fedcams.local import SGD
+from fedcams.local import Local
 from fedcams.models import Model
 from fedcams.optimizers import ServerOptimizer
 from fedcams.partition import Partition
@@ -42,7 +42,7 @@ class Experiment(Spec):
     clients: int = integer(100, low=1, doc="how many clients there are")
     train_fraction: Number = number(1, low=0, high=1, open="low", doc="the part of its examples a client trains on")
     sampler: Sampler = nested("sampler", "uniform", doc="which clients take part in a round")
-    local: SGD = nested("local", "sgd(epochs=3)", doc="what a client does with the model")
+    local: Local = nested("local", "sgd(epochs=3)", doc="what a client does with the model")
     server: ServerOptimizer = nested("server", "fedams", doc="what the server does with the mean update")
     uplink: Compressor = nested("compressor", "identity", doc="how updates travel to the server")
     feedback: bool = flag(True, doc="whether clients keep what compression loses and send it later")

@@ -17,7 +17,7 @@ from fedcams.engines import Engine, Examples, Loss, Problem, choose
 from fedcams.errors import SpecError
 from fedcams.feedback import ErrorFeedback
 from fedcams.layout import Layout
-from fedcams.local import SGD
+from fedcams.local import Local
 from fedcams.local import local as resolve_local
 from fedcams.optimizers import ServerOptimizer
 from fedcams.optimizers import server as resolve_server
@@ -43,7 +43,7 @@ def simulate(
     uplink: str | Compressor = "identity",
     rounds: int = 100,
     cohort: int | str | Sampler = 10,
-    local: str | SGD = "sgd",
+    local: str | Local = "sgd",
     loss: Loss = cross_entropy,
     metric: Metric = accuracy,
     seed: int = 0,
@@ -109,7 +109,7 @@ def _problem(
     model: nn.Module,
     clients: Sequence[Any] | Mapping[int, Any],
     loss: Loss,
-    local: SGD,
+    local: Local,
     prepare: Callable[[Tensor], Tensor],
     augment: Augmentation | None,
 ) -> Problem:
