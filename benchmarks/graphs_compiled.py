@@ -26,9 +26,8 @@ from fedcams.engines import Problem
 from fedcams.engines.graphs import cohort
 from fedcams.engines.graphs.cohort import Cohort
 from fedcams.engines.graphs.kernels import entry
-from fedcams.engines.graphs.prediction import Predictor
-from fedcams.engines.graphs.prepared import Prepared
-from fedcams.engines.graphs.run import run
+from fedcams.engines.graphs.operations import run
+from fedcams.engines.graphs.prepared import Predictor, Prepared
 from fedcams.local import local
 
 

@@ -232,13 +232,13 @@ def test_normalization_and_its_gradients(pre: str, post: str, residual: int) -> 
     moments = [
         _moments(each, gammas[i], betas[i], size) for i, each in enumerate((act[pre](x), other)) if each is not None
     ]
-    it = Normalized(x, moments[0], other, moments[1] if residual == 2 else None, pre, post)
-    mine = launch_norms.normalize(it)
+    op = Normalized(x, moments[0], other, moments[1] if residual == 2 else None, pre, post)
+    mine = launch_norms.normalize(op)
     assert_near(mine[:, :size], y[:, :size])
     sizes = torch.full((clients,), size, device=DEVICE, dtype=torch.int32)
     slots = tuple(poisoned(clients, channels) for _ in range(4 if residual == 2 else 2))
     bias = poisoned(clients, channels)
-    found, found_other = launch_norms.normalize_backward(it, dy, mine, sizes, slots, bias)
+    found, found_other = launch_norms.normalize_backward(op, dy, mine, sizes, slots, bias)
     assert_near(found, dx)
     assert_near(slots[0], dgamma[0])
     assert_near(slots[1], dbeta[0])
@@ -273,8 +273,9 @@ def _moments(x: Tensor, gamma: Tensor, beta: Tensor, size: int) -> Tensor:
 def test_descent_leaves_clients_that_are_done(copied: bool) -> None:
     values, gradient = randn(3, 4100), randn(3, 4100)
     before, copy = values.clone(), torch.zeros_like(values) if copied else None
-    launch.descend(values, gradient, copy, torch.tensor([2, 0, 1], device=DEVICE, dtype=torch.int32), 0.1)
-    truth = before - 0.1 * gradient
+    sizes, rates = torch.tensor([2, 0, 1], device=DEVICE, dtype=torch.int32), torch.tensor([0.1, 0.2, 0.3]).to(DEVICE)
+    launch.descend_(values, gradient, copy, sizes, rates)
+    truth = before - rates[:, None] * gradient
     truth[1] = before[1]
     torch.testing.assert_close(values, truth)
     if copy is not None:
@@ -297,7 +298,7 @@ def test_weights_may_step_where_their_gradient_is_made(depthwise: bool, images: 
     w = randn(2, 3, 3, 1, 16) if depthwise else randn(2, 16, 3, 3, 16)
     sizes, gradient, before, copy = torch.tensor([3, 0], device=DEVICE), torch.empty_like(w), w.clone(), w.clone()
     launch.gradient_weight(conv, dy, x, Slot(gradient), "float32")
-    launch.gradient_weight(conv, dy, x, Slot(w, copy, sizes.int(), 0.1), "float32")
+    launch.gradient_weight(conv, dy, x, Slot(w, copy, sizes.int(), torch.tensor([0.1, 0.2]).to(DEVICE)), "float32")
     torch.testing.assert_close(w[0], before[0] - 0.1 * gradient[0], rtol=1e-6, atol=1e-6)
     assert torch.equal(w[1], before[1])
     assert torch.equal(copy, w)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcams import models
-from fedcams.engines import Engine, Problem, Update, choose, engine
-from fedcams.engines.batching import lay_out
-from fedcams.engines.choice import has_compiler
+from fedcams.engines import CohortUpdate, Engine, Problem, choose, engine
+from fedcams.engines.batches import lay_out
+from fedcams.engines.compiled import has_compiler
 from fedcams.errors import SpecError, UpdateError
 from fedcams.local import local, plan
 from fedcams.registry import registered
@@ -97,7 +97,7 @@ def problem(
     return Problem(net, loss, clients, local(spec), augment=Shift() if augment else None)
 
 
-def train(spec: str | Engine, task: Problem, cohort: list[int] | None = None) -> Update:
+def train(spec: str | Engine, task: Problem, cohort: list[int] | None = None) -> CohortUpdate:
     start = task.layout.read(task.model, out=torch.empty(task.layout.d, dtype=task.dtype))
     buffers = None
     if task.buffer_layout is not None:
@@ -105,7 +105,7 @@ def train(spec: str | Engine, task: Problem, cohort: list[int] | None = None) ->
     return engine(spec).train(task, start, buffers, cohort or list(task.clients), round=3, seed=5)
 
 
-def assert_close(ours: Update, truth: Update, tolerance: float) -> None:
+def assert_close(ours: CohortUpdate, truth: CohortUpdate, tolerance: float) -> None:
     assert float((ours.delta - truth.delta).norm()) <= tolerance * float(truth.delta.norm())
     assert float((ours.loss - truth.loss).norm()) <= tolerance * float(truth.loss.norm())
     assert (ours.examples, ours.steps) == (truth.examples, truth.steps)

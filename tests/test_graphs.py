@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcams import Layout, models
-from fedcams.engines import Problem, Shards, Update, choose, engine
+from fedcams.engines import CohortUpdate, Problem, Shards, choose, engine
+from fedcams.engines.batches import Batches
+from fedcams.engines.graphs.block import ALIGN, Packing
 from fedcams.engines.graphs.engine import check_device, check_loss
-from fedcams.engines.graphs.packing import ALIGN, Packing
-from fedcams.engines.graphs.plans import Batches
 from fedcams.engines.graphs.prepared import prepared
 from fedcams.engines.graphs.program import ConvNorm
 from fedcams.engines.graphs.tiles import depth, power, splits, together
@@ -69,7 +69,7 @@ def start(task: Problem) -> tuple[Tensor, Tensor | None]:
     return task.layout.read(task.model, out=x), None if layout is None else layout.read(task.model, out=held)
 
 
-def assert_close(ours: Update, truth: Update, tolerance: float) -> None:
+def assert_close(ours: CohortUpdate, truth: CohortUpdate, tolerance: float) -> None:
     for name in ("delta", "loss", "buffers"):
         mine, his = getattr(ours, name), getattr(truth, name)
         assert (mine is None) == (his is None), name

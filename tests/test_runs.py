@@ -17,7 +17,7 @@ import torch
 
 from fedcams import FedcamsError, models
 from fedcams.engines import Engine, engine
-from fedcams.engines.choice import has_compiler
+from fedcams.engines.compiled import has_compiler
 from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Experiment, build
 from fedcams.rounds.messages import Accepted

@@ -15,6 +15,7 @@ import fedcams.control
 import fedcams.downlink
 import fedcams.local
 import fedcams.optimizers
+import fedcams.schedules
 import fedcams.transforms  # noqa: F401  (what they register is what specs may name)
 from fedcams.aggregates import Aggregate
 from fedcams.averages import Average

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedcams.engines import Examples
-from fedcams.local import SGD
+from fedcams.local import Local
 
 
 class PlainLoop:
     """A loop over clients, each trained by `torch.optim`; scaled sign with error feedback, AMSGrad on the server."""
 
-    def __init__(self, model: nn.Module, clients: Sequence[Examples], test: Examples, local: SGD) -> None:
+    def __init__(self, model: nn.Module, clients: Sequence[Examples], test: Examples, local: Local) -> None:
         self.model, self.clients, self.test, self.local = model, clients, test, local
         self.x = parameters_to_vector(model.parameters()).detach().clone()
         self.m, self.v, self.v_max = (torch.zeros_like(self.x) for _ in range(3))

@@ -13,7 +13,7 @@ import torch
 
 from fedcams.bench.plain import PlainLoop
 from fedcams.bench.timing import Setup, best_of
-from fedcams.engines.choice import has_compiler
+from fedcams.engines.compiled import has_compiler
 from fedcams.experiment import Built, Experiment, build
 from fedcams.feedback import ErrorFeedback
 from fedcams.residuals import ResidualStore

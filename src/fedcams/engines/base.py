@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedcams.engines.problem import Problem, Update
+from fedcams.engines.problem import Problem
+from fedcams.errors import SpecError
 from fedcams.registry import Spec, resolve
+
+
+class CohortUpdate(NamedTuple):
+    """What training brings, for each client of the cohort."""
+
+    delta: Tensor
+    """`[C, d]`, the change of the parameters."""
+    buffers: Tensor | None
+    """`[C, b]`, the floating-point buffers; None where the model has none."""
+    loss: Tensor
+    """`[C]`, mean over the examples seen."""
+    examples: list[int]
+    """The number of examples each client has."""
+    steps: list[int]
+    """The number of steps each client took."""
+    rate: float
+    """The local learning rate that was used."""
 
 
 class Engine(Spec, ABC):
@@ -18,12 +37,32 @@ class Engine(Spec, ABC):
     kind = "engine"
     reference: ClassVar[str] = ""
     needs_cuda: ClassVar[bool] = False
+    priority: ClassVar[int] = 0
+    """`auto` asks the engines with higher numbers first."""
+    needs_trial: ClassVar[bool] = False
+    """Whether only a trial shows if a model trains right here; `auto` then compares a step with one of `loop`."""
 
     @abstractmethod
     def train(
-        self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int
-    ) -> Update:
-        """Trains the clients of the cohort from `start [d]` or `[C, d]` and `buffers [b]` or `[C, b]`."""
+        self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int,
+        *, rate: float | None = None, shift: Tensor | None = None,
+    ) -> CohortUpdate:  # fmt: skip
+        """Trains the clients of the cohort from `start [d]` or `[C, d]` and `buffers [b]` or `[C, b]`.
+
+        `rate` is the local learning rate of the round (None: `problem.local.lr`); `shift [C, d]` is added to every
+        gradient. Returns the update; refuses what `supports` names, and clients without examples.
+        """
+
+    @abstractmethod
+    def supports(self, problem: Problem) -> str:
+        """Returns why this engine cannot train the problem, and what to do; an empty text where it can."""
+
+    def tuned(self, problem: Problem, rounds: int, varies: bool) -> Engine:
+        """Returns the same engine with the settings that are fastest for a run of so many rounds.
+
+        `varies` says that cohorts differ in size. The answer depends on the machine and the arguments alone.
+        """
+        return self
 
     def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tensor], Tensor]:
         """The model `x [d]` with these buffers as a function of raw inputs `[n, ...]`; holds until the next call."""
@@ -34,10 +73,20 @@ class Engine(Spec, ABC):
 
 
 def engine(spec: str | Engine) -> Engine:
-    """The engine that a spec string spells."""
-    return cast(Engine, resolve("engine", spec))
+    """Returns the engine that a spec string spells; refuses unknown names and keys."""
+    found = resolve("engine", spec)
+    assert isinstance(found, Engine)
+    return found
 
 
 def rows(vector: Tensor, cohort: Sequence[int]) -> Tensor:
     """`[d]` or `[C, d]` -> `[C, d]`, without a copy."""
     return vector.expand(len(cohort), -1)
+
+
+def local_rate(problem: Problem, rate: float | None) -> float:
+    """Returns the learning rate of a round: the one given, or that of the local rule."""
+    value = float(problem.local.lr if rate is None else rate)
+    if not 0 <= value < math.inf:
+        raise SpecError(f"rate={value}; give a local learning rate of at least 0")
+    return value

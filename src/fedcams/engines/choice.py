@@ -1,52 +1,72 @@
-"""The fastest engine that can train a model."""
+"""The engine of a run: the one named, or the fastest that trains a model as `loop` does."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import sysconfig
-from pathlib import Path
+import copy
+import dataclasses
+import warnings
 
-from fedcams.engines import graphs
-from fedcams.engines.base import Engine, engine
+import torch
+from torch import Tensor
+
+from fedcams.engines.base import CohortUpdate, Engine, engine
 from fedcams.engines.problem import Problem
-from fedcams.engines.stacked import can_compile
-from fedcams.engines.trial import agrees
 from fedcams.errors import SpecError
-from fedcams.local import step_count
+from fedcams.local import local
+from fedcams.registry import registered
 
-PAYS = 10_000
-"""Steps of a run from which on the seconds of compiling are won back."""
+SIZES = (3, 2)
+"""Examples of the two clients of a trial: uneven, so that padding would show."""
+APART = 0.02
+"""Relative; rounding stays far below, a buffer that is lost or a batch that is mixed far above."""
 
 
 def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool = False) -> Engine:
-    """The engine asked for; with `auto`, the fastest for so many rounds of cohorts whose size varies or does not.
+    """Returns the engine that a spec names, or with `auto` the fastest for a run of so many rounds.
 
-    That is `graphs` on a CUDA device, elsewhere or where it has no kernel for a layer `stacked`, compiled where that
-    pays, and `loop` for models that only it trains right. The choice depends on the machine and the arguments alone, so
-    a resumed run goes on with the same engine.
+    `varies` says that cohorts differ in size. `auto` asks engines by priority whether they support the problem, and
+    tries those that cannot know; `loop` trains everything. The choice depends on the machine and the arguments alone,
+    so a resumed run continues with the same engine. Refuses, before anything runs, an engine that cannot train it.
     """
     if spec != "auto":
         chosen = engine(spec)
-        if chosen.needs_cuda:
-            graphs.check_problem(problem)  # now: in the first round it would leave a run behind that cannot go on
+        if reason := chosen.supports(problem):
+            raise SpecError(reason)
         return chosen
-    with contextlib.suppress(SpecError):
-        graphs.check_problem(problem)
-        return engine("graphs")
-    if not agrees(engine("stacked"), problem):
-        return engine("loop")
-    compiled = not varies and _pays(problem, rounds) and has_compiler() and can_compile(problem)
-    return engine("stacked(compile=true)" if compiled else "stacked")
+    names = sorted(registered("engine"), key=lambda name: -engine(name).priority)
+    able = (each for each in map(engine, names) if not each.supports(problem))
+    return next(each for each in able if not each.needs_trial or agrees(each, problem)).tuned(problem, rounds, varies)
 
 
-def has_compiler() -> bool:
-    """Whether torch can compile for the CPU here."""
-    found = shutil.which(os.environ.get("CXX", "c++"))
-    return found is not None and (Path(sysconfig.get_path("include")) / "Python.h").exists()
+def agrees(candidate: Engine, problem: Problem) -> bool:
+    """Returns whether an engine takes a step of two small clients as `loop` does.
+
+    A user's own code may branch on data, draw, write in place or look at a whole batch, which is not known before it
+    runs. The price is a copy of the model and a few examples.
+    """
+    x, y = problem.examples_of(next(iter(problem.clients)))
+    few = [torch.arange(size, device=x.device) % len(x) for size in SIZES]
+    clients = {client: (x[at], y[at]) for client, at in enumerate(few)}
+    small = dataclasses.replace(problem, clients=clients, local=local(f"sgd(lr=1, batch={max(SIZES)})"))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "There is a performance drop")  # what vmap cannot batch is no faster
+            ours = _train(candidate, small)
+        return _alike(ours, _train(engine("loop"), small))
+    except Exception:  # whatever a model raises; should `loop` raise it too, it does so again where it is seen
+        return False
 
 
-def _pays(problem: Problem, rounds: int) -> bool:
-    some = len(problem.clients[next(iter(problem.clients))][0])
-    return problem.device.type == "cpu" and rounds * step_count(problem.local, some) >= PAYS
+def _train(by: Engine, problem: Problem) -> CohortUpdate:
+    own = dataclasses.replace(problem, model=copy.deepcopy(problem.model))
+    return by.train(own, *own.read(), list(own.clients), round=1, seed=0)
+
+
+def _alike(ours: CohortUpdate, truth: CohortUpdate) -> bool:
+    if ours.buffers is not None and truth.buffers is not None and not _close(ours.buffers, truth.buffers):
+        return False
+    return _close(ours.delta, truth.delta)
+
+
+def _close(ours: Tensor, truth: Tensor) -> bool:
+    return float((ours - truth).norm()) <= APART * float(truth.norm())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,50 +14,59 @@ from torch import _inductor as inductor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedcams.engines.descent import descend
 from fedcams.engines.problem import Problem, Step
+from fedcams.local import Slots
 
 _OF_CODE: dict[str, Step] = {}  # compiling takes seconds, and runs of one preset often compute the same
 
 
-def compiled_step(
-    problem: Problem,
-    parameters: Tensor,
-    direction: Tensor | None,
-    received: Tensor,
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The new parameters `[C, d]` and directions, and the losses `[C]`; rows without weight stay as they are.
+def has_compiler() -> bool:
+    """Returns whether torch can compile for the CPU here: it takes a C++ compiler and Python's headers."""
+    found = shutil.which(os.environ.get("CXX", "c++"))
+    return found is not None and (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
-    For a model without buffers. Compiled once for each form of what comes in.
+
+class Rows(NamedTuple):
+    """The state of clients in a step: parameters `[C, d]`, slots, the rate `[C]`, and a shift `[C, d]` or None."""
+
+    parameters: Tensor
+    slots: Slots
+    rate: Tensor
+    shift: Tensor | None
+
+
+def compiled_step(problem: Problem, rows: Rows, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Slots, Tensor]:
+    """Returns the new parameters `[C, d]` and slots, and the losses `[C]`; rows without weight stay as they are.
+
+    For a model without buffers. Compiled once for each form of what comes in; the rate is one of the inputs.
     """
     known = problem.compiled
     batch = (part.contiguous() for part in (x, y, weight))  # whatever the number of steps they were laid out with
-    inputs = [parameters, received, *batch, *(() if direction is None else (direction,))]
-    forms = tuple((tensor.shape, tensor.stride()) for tensor in inputs)
+    shift = () if rows.shift is None else (rows.shift,)
+    inputs = [rows.parameters, rows.rate, *batch, *shift, *rows.slots.values()]
+    forms = (bool(shift), *((tensor.shape, tensor.stride()) for tensor in inputs))
     with torch.no_grad():
         if forms not in known:
-            known[forms] = _compile(problem, inputs)
+            known[forms] = _compile(_step(problem, list(rows.slots), bool(shift)), inputs)
         loss, after, *moved = known[forms](*inputs)
-    return after, moved[0] if moved else None, loss
+    return after, dict(zip(rows.slots, moved, strict=True)), loss
 
 
-def _compile(problem: Problem, inputs: list[Tensor]) -> Step:
+def _compile(step: Step, inputs: list[Tensor]) -> Step:
     """Recorded first: what is compiled then is one flat list of operations, with little to check at each call."""
-    recorded = make_fx(_step(problem))(*inputs)
+    recorded = make_fx(step)(*inputs)
     shared = not any(node.op == "get_attr" for node in recorded.graph.nodes)  # frozen parameters are the model's own
     code = f"{[(t.shape, t.stride(), t.dtype, t.device) for t in inputs]}\n{recorded.code}"
     if shared and code in _OF_CODE:
         return _OF_CODE[code]
-    compiled = cast(Step, inductor.compile(recorded, [*inputs]))  # 35 µs a call less than by torch.compile
+    compiled: Step = inductor.compile(recorded, [*inputs])  # 35 µs a call less than by torch.compile
     if shared:
         _OF_CODE[code] = compiled
     return compiled
 
 
-def _step(problem: Problem) -> Step:
+def _step(problem: Problem, names: list[str], shifted: bool) -> Step:
+    """The function of plain tensors that is compiled: parameters, rate, batch, shift where there is one, slots."""
     model, layout, loss = problem.model.train(), problem.layout, problem.losses
 
     def weighted_loss(row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -62,12 +75,13 @@ def _step(problem: Problem) -> Step:
         return (loss(functional_call(model, parameters, (x,)), y) * weight).sum()
 
     def step(
-        parameters: Tensor, received: Tensor, x: Tensor, y: Tensor, weight: Tensor, *direction: Tensor
+        parameters: Tensor, rate: Tensor, x: Tensor, y: Tensor, weight: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
         gradient, losses = vmap(grad_and_value(weighted_loss))(parameters, x, y, weight)
-        before, after = (parameters, *direction), [old.clone() for old in (parameters, *direction)]
-        descend(problem.local, after[0], after[1] if direction else None, gradient, received)
-        taking = weight.sum(-1, keepdim=True) > 0
-        return losses, *(torch.where(taking, new, old) for new, old in zip(after, before, strict=True))
+        gradient = gradient + rest[0] if shifted else gradient
+        slots = {name: slot.clone() for name, slot in zip(names, rest[shifted:], strict=True)}
+        after = parameters.clone()
+        problem.local.step_(after, gradient, slots, rate, weight.sum(-1) > 0)
+        return losses, after, *slots.values()
 
     return step

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedcams.engines.base import Engine, rows
-from fedcams.engines.problem import Problem, Update, naming
+from fedcams.engines.base import CohortUpdate, Engine, local_rate, rows
+from fedcams.engines.problem import Problem, naming
 from fedcams.keys import derive
-from fedcams.local import batches
-from fedcams.local.schedule import Batch
+from fedcams.local import Plan, plan
 from fedcams.registry import register
 
 _GENERATOR = threading.RLock()
@@ -27,63 +26,64 @@ class Loop(Engine):
 
     examples = ("loop",)
 
+    def supports(self, problem: Problem) -> str:
+        return ""
+
     def train(
-        self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int
-    ) -> Update:
+        self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int,
+        *, rate: float | None = None, shift: Tensor | None = None,
+    ) -> CohortUpdate:  # fmt: skip
+        used = local_rate(problem, rate)
         starts = rows(start, cohort)
         held = [None] * len(cohort) if buffers is None else list(rows(buffers, cohort))
-        results = [
-            _train_one(problem, x, b, client, round, seed) for client, x, b in zip(cohort, starts, held, strict=True)
-        ]
+        shifts = [None] * len(cohort) if shift is None else list(shift)
+        clients = zip(cohort, starts, held, shifts, strict=True)
+        results = [_train_one(problem, x, b, client, round, seed, used, added) for client, x, b, added in clients]
         deltas, after, losses, examples, steps = zip(*results, strict=True)
         kept = None if buffers is None else torch.stack(after)
-        return Update(torch.stack(deltas), kept, torch.stack(losses), list(examples), list(steps))
+        return CohortUpdate(torch.stack(deltas), kept, torch.stack(losses), list(examples), list(steps), used)
 
 
 def _train_one(
-    problem: Problem, start: Tensor, buffers: Tensor | None, client: int, round: int, seed: int
-) -> tuple[Tensor, Tensor | None, Tensor, int, int]:
+    problem: Problem, start: Tensor, buffers: Tensor | None, client: int, round: int, seed: int, rate: float,
+    shift: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor, int, int]:  # fmt: skip
     """delta `[d]`, buffers `[b]`, mean loss, examples, steps."""
-    model, layout, buffer_layout = problem.model.train(), problem.layout, problem.buffer_layout
+    problem.model.train()
     problem.rewind()
-    layout.write(start, model)
-    if buffers is not None and buffer_layout is not None:
-        buffer_layout.write(buffers, model)
+    problem.load(start, buffers)
     x, y = problem.examples_of(client)
-    plan = batches(problem.local, len(x), seed, round, client)
+    steps = plan(problem.local, len(x), seed, round, client)
+    draws = problem.draws(len(steps.order), seed, round, client)
+    row = start.detach().to(problem.device, problem.dtype, copy=True)[None]
     gpu = [problem.device] if problem.device.type == "cuda" else []
     with _GENERATOR, naming([client]), torch.random.fork_rng(devices=gpu):
         torch.manual_seed(derive(seed, "dropout", round, client))
-        total = _descend(problem, model, x, y, plan, problem.draws(sum(map(len, plan)), seed, round, client))
-    after = layout.read(model, out=torch.empty_like(start))
+        total = _descend_(row, problem, x, y, steps, draws, rate, shift)
     left = None
-    if buffers is not None and buffer_layout is not None:
-        left = buffer_layout.read(model, out=torch.empty_like(buffers))
-    return after - start, left, total / sum(map(len, plan)), len(x), len(plan)
+    if buffers is not None and problem.buffer_layout is not None:
+        left = problem.buffer_layout.read(problem.model, out=torch.empty_like(buffers))
+    return row[0].to(start) - start, left, total / len(steps.order), len(x), len(steps.sizes)
 
 
-def _descend(
-    problem: Problem, model: nn.Module, x: Tensor, y: Tensor, plan: list[Batch], draws: Tensor | None
-) -> Tensor:
-    """All steps; returns the sum of the losses of all examples seen."""
-    local = problem.local
+def _descend_(
+    row: Tensor, problem: Problem, x: Tensor, y: Tensor, steps: Plan, draws: Tensor | None, rate: float,
+    shift: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Takes all steps of the model `row [1, d]`; returns the sum of the losses of all examples seen."""
+    model, rule = problem.model, problem.local.in_sections(problem.layout.sizes)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    received = [p.detach().clone() for p in parameters]
-    optimizer = torch.optim.SGD(
-        parameters, float(local.lr), float(local.momentum), weight_decay=float(local.weight_decay)
-    )
+    slots = rule.init(row)
     total, seen = torch.zeros((), dtype=problem.dtype, device=problem.device), 0
-    for batch in plan:
+    for batch in steps.batches():
         chosen = torch.from_numpy(batch).to(x.device)
         changes = None if draws is None else draws[seen : seen + len(batch)]
         loss = problem.loss(model(problem.inputs(x[chosen], changes)), y[chosen]).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        for p, w0 in zip(parameters, received, strict=True):
-            if p.grad is not None:
-                p.grad.add_(p.detach() - w0, alpha=float(local.prox))
-        if local.clip is not None:
-            nn.utils.clip_grad_norm_(parameters, float(local.clip))
-        optimizer.step()
+        parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        gradient = torch.cat([part.flatten() for part in parts])[None].to(row.dtype)
+        if shift is not None:
+            gradient.add_(shift)
+        rule.step_(row, gradient, slots, rate)
+        problem.load(row[0], None)
         total, seen = total + loss.detach() * len(batch), seen + len(batch)
     return total

@@ -1,4 +1,4 @@
-"""What an engine trains: a model, a loss and the clients' examples."""
+"""What an engine trains: a model, a loss, a local rule and the clients' examples."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcams.engines.shards import Examples, Shards
 from fedcams.errors import UpdateError
 from fedcams.keys import generator
 from fedcams.layout import Layout
-from fedcams.local import SGD
+from fedcams.local import Local
 from fedcams.tasks import Augmentation
 
+Examples = tuple[Tensor, Tensor]
+"""Inputs `[n, ...]` and targets `[n, ...]`."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> the loss of each example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
 Step = Callable[..., tuple[Tensor, ...]]
@@ -39,19 +40,31 @@ def naming(clients: Iterable[int]) -> Iterator[None]:
         raise UpdateError(f"client {who}: {error}; set drop_last=true or another batch size") from None
 
 
-class Update(NamedTuple):
-    """What training brings, for each client of the cohort."""
+class Shards(Mapping[int, Examples]):
+    """Clients whose examples are parts of one data set, which is held once and never copied as a whole."""
 
-    delta: Tensor
-    """`[C, d]`, the change of the parameters."""
-    buffers: Tensor | None
-    """`[C, b]`, the floating-point buffers; None where the model has none."""
-    loss: Tensor
-    """`[C]`, mean over the examples seen."""
-    examples: list[int]
-    """The number of examples each client has."""
-    steps: list[int]
-    """The number of steps each client took."""
+    def __init__(self, x: Tensor, y: Tensor, parts: Sequence[NDArray[np.int64]]) -> None:
+        self.x, self.y, self.parts = x, y, list(parts)
+
+    def __getitem__(self, client: int) -> Examples:
+        part = torch.from_numpy(self.parts[client]).to(self.x.device)
+        return self.x[part], self.y[part]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.parts)))
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def places(self, client: int) -> NDArray[np.int64]:
+        """Returns where a client's examples stand in the data set; refuses an empty client."""
+        if len(self.parts[client]) == 0:
+            raise UpdateError(f"client {client} has 0 inputs and 0 targets; give one target each, one or more")
+        return self.parts[client]
+
+    def sizes(self) -> list[int]:
+        """Returns the number of examples of each client."""
+        return [len(part) for part in self.parts]
 
 
 class Pool(NamedTuple):
@@ -70,7 +83,7 @@ class Problem:
     model: nn.Module
     loss: Loss
     clients: Mapping[int, Examples]
-    local: SGD
+    local: Local
     prepare: Callable[[Tensor], Tensor] = lambda x: x
     """Raw inputs -> what the model takes, such as uint8 images -> normalised float32."""
     augment: Augmentation | None = None
@@ -109,7 +122,7 @@ class Problem:
         return self.layout.read(self.model), None if buffers is None else buffers.read(self.model)
 
     @functools.cached_property
-    def compiled(self) -> dict[tuple[tuple[torch.Size, tuple[int, ...]], ...], Step]:
+    def compiled(self) -> dict[tuple[Any, ...], Step]:
         """The steps that were compiled for it, by the shapes and strides of what they take."""
         return {}
 

@@ -11,20 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedcams.engines.base import Engine
-from fedcams.engines.batching import Grid, Integers, lay_out
-from fedcams.engines.compiled import compiled_step
-from fedcams.engines.descent import descend
-from fedcams.engines.problem import Pool, Problem, Update, naming
+from fedcams.engines.base import CohortUpdate, Engine, local_rate
+from fedcams.engines.batches import Grid, Integers, lay_out
+from fedcams.engines.compiled import Rows, compiled_step, has_compiler
+from fedcams.engines.problem import Pool, Problem, naming
 from fedcams.errors import SpecError
-from fedcams.local import Plan, plan
+from fedcams.local import Plan, Slots, plan, step_count
 from fedcams.registry import flag, register
 
 DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 """Layers that draw from torch's generator, which a batched computation does in another order."""
 GATHERED = 1 << 24
 """Bytes of examples that are gathered and prepared at once; fewer calls, and still in the cache."""
-Rows = slice | Integers
+COMPILE_BREAK_EVEN_STEPS = 10_000
+"""Steps of a run from which on the seconds of compiling are won back."""
+Which = slice | Integers
+"""Some rows of a stack."""
 
 
 @register("stacked")
@@ -41,17 +43,37 @@ class Stacked(Engine):
     examples = ("stacked", "stacked(compile=true)")
     refused = (("stacked(compile=1)", "allowed: true or false"),)
 
+    priority = 1
+    needs_trial = True
+
+    def supports(self, problem: Problem) -> str:
+        for name, module in problem.model.named_modules():
+            if isinstance(module, DRAWS) and getattr(module, "p", 1.0) > 0:
+                return f"engine=stacked: layer {name!r} is a {type(module).__name__} and draws; use engine=loop"
+        if self.compile and not can_compile(problem):
+            return f"engine={self}: only models without buffers and losses of each example compile; use engine=stacked"
+        return ""
+
+    def tuned(self, problem: Problem, rounds: int, varies: bool) -> Engine:
+        """Compiles where the steps of the run win back the time that takes."""
+        some = len(problem.clients[next(iter(problem.clients))][0])
+        pays = problem.device.type == "cpu" and rounds * step_count(problem.local, some) >= COMPILE_BREAK_EVEN_STEPS
+        return Stacked(compile=not varies and pays and has_compiler() and can_compile(problem))
+
     def train(
-        self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int
-    ) -> Update:
-        check_supported(problem.model)
-        pool = problem.pool(cohort)
+        self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int,
+        *, rate: float | None = None, shift: Tensor | None = None,
+    ) -> CohortUpdate:  # fmt: skip
+        if reason := self.supports(problem):
+            raise SpecError(reason)
+        used, pool = local_rate(problem, rate), problem.pool(cohort)
         plans = [plan(problem.local, len(part), seed, round, c) for c, part in zip(cohort, pool.places, strict=True)]
         order = sorted(range(len(cohort)), key=lambda i: -len(plans[i].sizes))  # so that active rows are the first
         ordered = [plans[i] for i in order]
         grid = lay_out(ordered, [pool.places[i] for i in order], self._width(problem, ordered))
         draws = [problem.draws(len(plans[i].order), seed, round, cohort[i]) for i in order]
-        stack = _Stack.of(problem, _chosen(start, order), None if buffers is None else _chosen(buffers, order))
+        held, shifts = (None if rows is None else _chosen(rows, order) for rows in (buffers, shift))
+        stack = _Stack.of(problem, _chosen(start, order), held, shifts, used)
         losses = stack.parameters.new_zeros(grid.size.shape)
         clients = np.array(cohort)[order]
         if not self.compile:  # what is compiled was recorded in training mode
@@ -59,27 +81,26 @@ class Stacked(Engine):
         for step, batch in enumerate(_batches(problem, pool, grid, draws)):
             for rows, width in self._parts(problem, grid, step):
                 with naming(clients[rows]):
-                    losses[step, rows] = stack.descend(rows, batch.part(rows, width), self.compile)
+                    losses[step, rows] = stack.step_(rows, batch.part(rows, width), self.compile)
         back = None if order == sorted(order) else np.argsort(order)
         delta, after, loss = stack.delta().to(start.dtype), stack.joined_buffers(start.dtype), _mean_loss(losses, grid)
-        return Update(
+        return CohortUpdate(
             delta if back is None else delta[back],
             after if after is None or back is None else after[back],
             loss if back is None else loss[back],
             [len(part) for part in pool.places],
-            [len(plan.sizes) for plan in plans],
+            [len(each.sizes) for each in plans],
+            used,
         )
 
     def _width(self, problem: Problem, plans: list[Plan]) -> int | None:
         """Of the grid: compiled code wants few shapes, so the largest batch is rounded up to sixteenths."""
         if not self.compile:
             return None
-        if not can_compile(problem):
-            raise SpecError(f"{self}: only models without buffers and losses of each example compile; use stacked")
         part = max(1, problem.local.batch // 16)
-        return min(problem.local.batch, -(-max(max(plan.sizes) for plan in plans) // part) * part)
+        return min(problem.local.batch, -(-max(max(each.sizes) for each in plans) // part) * part)
 
-    def _parts(self, problem: Problem, grid: Grid, step: int) -> list[tuple[Rows, int]]:
+    def _parts(self, problem: Problem, grid: Grid, step: int) -> list[tuple[Which, int]]:
         """What is computed at once: rows, and the width of their batches."""
         rows, width = grid.example.shape[1:]
         if self.compile:
@@ -92,13 +113,6 @@ def can_compile(problem: Problem) -> bool:
     return problem.may_pad and not any(True for _ in problem.model.buffers())
 
 
-def check_supported(model: nn.Module) -> None:
-    """Refuses a model whose layers draw random numbers."""
-    for name, module in model.named_modules():
-        if isinstance(module, DRAWS) and getattr(module, "p", 1.0) > 0:
-            raise SpecError(f"engine=stacked: layer {name!r} is a {type(module).__name__} and draws; use engine=loop")
-
-
 class _Batch(NamedTuple):
     """What the clients see in one step."""
 
@@ -107,7 +121,7 @@ class _Batch(NamedTuple):
     y: Tensor
     weight: Tensor
 
-    def part(self, rows: Rows, width: int) -> _Batch:
+    def part(self, rows: Which, width: int) -> _Batch:
         """That of some clients with batches of a size."""
         return _Batch(*(tensor[rows, :width] for tensor in self))
 
@@ -146,19 +160,25 @@ class _Stack:
     problem: Problem
     received: Tensor
     parameters: Tensor
-    direction: Tensor | None
+    slots: Slots
     buffers: dict[str, Tensor]
+    shift: Tensor | None
+    rate: float
+    rates: Tensor
+    """`[C]`, the rate as compiled code reads it."""
 
     @classmethod
-    def of(cls, problem: Problem, received: Tensor, buffers: Tensor | None) -> _Stack:
+    def of(
+        cls, problem: Problem, received: Tensor, buffers: Tensor | None, shift: Tensor | None, rate: float
+    ) -> _Stack:
         count, received = len(received), received.to(problem.dtype)
         held = {name: b.detach().expand(count, *b.shape).clone() for name, b in problem.model.named_buffers()}
         if buffers is not None and problem.buffer_layout is not None:
             for name, part in problem.buffer_layout.split(buffers).items():
                 held[name].copy_(part)
         parameters = received.clone(memory_format=torch.contiguous_format)
-        direction = torch.zeros_like(parameters) if problem.local.momentum else None
-        return cls(problem, received, parameters, direction, held)
+        slots, shift = problem.local.init(parameters), None if shift is None else shift.to(parameters)
+        return cls(problem, received, parameters, slots, held, shift, rate, parameters.new_full((count,), rate))
 
     def delta(self) -> Tensor:
         """`[C, d]`, in the memory of the parameters."""
@@ -171,23 +191,24 @@ class _Stack:
             return None
         return layout.join(self.buffers, out=self.parameters.new_empty(len(self.parameters), layout.d, dtype=dtype))
 
-    def descend(self, rows: Rows, batch: _Batch, compiled: bool) -> Tensor:
+    def step_(self, rows: Which, batch: _Batch, compiled: bool) -> Tensor:
         """A step of some rows; returns their losses."""
         if compiled:
-            now = (self.parameters, self.direction, self.received)
-            self.parameters, self.direction, loss = compiled_step(self.problem, *now, *batch)
+            now = Rows(self.parameters, self.slots, self.rates, self.shift)
+            self.parameters, self.slots, loss = compiled_step(self.problem, now, *batch)
             return loss
         parameters = self.parameters[rows]
-        direction = None if self.direction is None else self.direction[rows]
+        slots = {name: slot[rows] for name, slot in self.slots.items()}
         buffers = {name: held[rows] for name, held in self.buffers.items()}
         loss, gradient = _gradients(self.problem, parameters, buffers, *batch)
-        descend(self.problem.local, parameters, direction, gradient, self.received[rows])
+        if self.shift is not None:
+            gradient.add_(self.shift[rows])
+        self.problem.local.step_(parameters, gradient, slots, self.rate)
         if not isinstance(rows, slice):  # what was taken out by index is a copy
             self.parameters[rows] = parameters
-            if self.direction is not None and direction is not None:
-                self.direction[rows] = direction
-            for name, held in self.buffers.items():
-                held[rows] = buffers[name]
+            for mine, changed in ((self.slots, slots), (self.buffers, buffers)):
+                for name, held in mine.items():
+                    held[rows] = changed[name]
         return loss
 
 

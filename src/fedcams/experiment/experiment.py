@@ -14,7 +14,6 @@ import fedcams.models
 import fedcams.partition
 import fedcams.probes
 import fedcams.sampler
-import fedcams.schedules
 import fedcams.tasks  # noqa: F401  (what they register is what specs may name)
 from fedcams.errors import SpecError
 from fedcams.method import Method

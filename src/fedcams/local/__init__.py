@@ -1,6 +1,9 @@
-"""What a client does with the model it received."""
+"""Local training: the rules, one file each, and the order of batches. Every file of this folder is imported."""
 
-from fedcams.local.schedule import Plan, batches, plan, step_count
-from fedcams.local.sgd import SGD, Local, local
+from fedcams.local.base import Local, Rate, Slots, local
+from fedcams.local.order import Plan, batches, plan, step_count
+from fedcams.registry import import_folder
 
-__all__ = ["SGD", "Local", "Plan", "batches", "local", "plan", "step_count"]
+import_folder(__name__, __path__)
+
+__all__ = ["Local", "Plan", "Rate", "Slots", "batches", "local", "plan", "step_count"]

@@ -1,19 +1,24 @@
-"""Local training: stochastic gradient descent on a client's own examples."""
+"""Local training by stochastic gradient descent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
 
-from fedcams.errors import SpecError
-from fedcams.registry import Number, Spec, flag, integer, number, register, resolve
+import torch
+from torch import Tensor
 
-
-class Local(Spec):
-    """The root of what clients may do with a model."""
-
-    kind = "local"
-    reference: ClassVar[str] = ""
+from fedcams.local.base import (
+    Local,
+    Rate,
+    Slots,
+    batch_field,
+    descend_,
+    drop_last_field,
+    epochs_field,
+    only_active,
+    steps_field,
+)
+from fedcams.registry import Number, number, register
 
 
 @register("sgd")
@@ -30,10 +35,10 @@ class SGD(Local):
     weight_decay: Number = number(0, low=0, doc="pull towards zero")
     clip: Number | None = number(None, low=0, open="low", doc="largest norm of a gradient; none: any")
     prox: Number = number(0, low=0, doc="FedProx: pull towards the model received")
-    epochs: int | None = integer(None, low=1, doc="passes over the client's examples; 1 when steps is not given either")
-    steps: int | None = integer(None, low=1, doc="number of batches, over as many epochs as that takes")
-    batch: int = integer(20, low=1, doc="examples a step; a client with fewer has one batch of what it has")
-    drop_last: bool = flag(False, doc="leave out an epoch's last batch where it is not full")
+    epochs: int | None = epochs_field()
+    steps: int | None = steps_field()
+    batch: int = batch_field()
+    drop_last: bool = drop_last_field()
 
     reference = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017; prox: Li et al., 2020"
     examples = (
@@ -49,12 +54,27 @@ class SGD(Local):
         ("sgd(epoch=3)", "did you mean 'epochs'"),
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.epochs is not None and self.steps is not None:
-            raise SpecError(f"sgd: epochs={self.epochs}, steps={self.steps}: give epochs or steps, not both")
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is added to the gradient, no norm is taken and no direction is kept."""
+        return not (self.momentum or self.weight_decay or self.prox or self.clip is not None)
 
+    def init(self, x: Tensor) -> Slots:
+        slots = {}
+        if self.momentum:
+            slots["direction"] = torch.zeros_like(x)
+        if self.prox:
+            slots["received"] = x.detach().clone()
+        return slots
 
-def local(spec: str | SGD) -> SGD:
-    """The local training that a spec string such as `sgd(lr=0.05, epochs=3)` spells."""
-    return cast(SGD, resolve("local", spec))
+    def step_(self, x: Tensor, gradient: Tensor, slots: Slots, rate: Rate, active: Tensor | None = None) -> None:
+        with only_active(active, x, *(slots[name] for name in ("direction",) if name in slots)):
+            if self.prox:
+                gradient.add_(x - slots["received"], alpha=float(self.prox))
+            if self.clip is not None:  # as torch.nn.utils.clip_grad_norm_ does
+                gradient.mul_((float(self.clip) / (self.norms(gradient) + 1e-6)).clamp_(max=1.0))
+            if self.weight_decay:
+                gradient.add_(x, alpha=float(self.weight_decay))
+            if self.momentum:
+                gradient = slots["direction"].mul_(float(self.momentum)).add_(gradient)
+            descend_(x, gradient, rate)

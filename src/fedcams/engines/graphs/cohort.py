@@ -14,14 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcams.engines.graphs.block import Block
-from fedcams.engines.graphs.packing import Packing
-from fedcams.engines.graphs.plans import Batches
+from fedcams.engines.batches import Batches
+from fedcams.engines.graphs.block import Block, Packing
+from fedcams.engines.graphs.operations import Operations, TorchOperations, run
 from fedcams.engines.graphs.program import Program
-from fedcams.engines.graphs.run import Operations, run
 from fedcams.engines.problem import Loss, Problem
 from fedcams.errors import SpecError
-from fedcams.local import SGD
 
 COMPUTE = {"bf16": torch.bfloat16, "tf32": torch.float32, "float32": torch.float32}
 AHEAD = 2**30
@@ -29,23 +27,21 @@ AHEAD = 2**30
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether Triton's kernels run there: on a CUDA device, and anywhere where its interpreter is switched on."""
+    """Returns whether Triton's kernels run there: on a CUDA device, or anywhere with its interpreter switched on."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def operations(block: Block, training: bool, precision: str, lr: float | None = None) -> Operations:
-    """Fused kernels where they run, plain PyTorch elsewhere; a rate says that the gradient is of no use but to step."""
+def operations(block: Block, training: bool, precision: str, descends: bool = False) -> Operations:
+    """Returns fused kernels where they run, PyTorch elsewhere; `descends`: the kernels take the step as well."""
     if has_kernels(block.values.device):
         from fedcams.engines.graphs.fused import FusedOperations
 
-        return FusedOperations(block, training, precision, lr)
-    from fedcams.engines.graphs.plain import PlainOperations
-
-    return PlainOperations(block, training)
+        return FusedOperations(block, training, precision, descends)
+    return TorchOperations(block, training)
 
 
 def compute_type(problem: Problem, precision: str) -> torch.dtype:
-    """What activations are computed in: as asked for by the kernels, as the model is in plain PyTorch."""
+    """Returns what activations are computed in: `precision` by the kernels, as the model is in PyTorch."""
     return COMPUTE[precision] if has_kernels(problem.device) else problem.dtype
 
 
@@ -53,36 +49,44 @@ class Lane(NamedTuple):
     """Some clients of a cohort, who go through a step on a stream of their own."""
 
     clients: slice
+    block: Block
     operations: Operations
     stream: torch.cuda.Stream | None
 
 
 class Cohort:
-    """The memory of C clients and the graph of their step; used again in every round."""
+    """The memory of C clients and the graph of their step; used again in every round.
+
+    A plain rule takes its step inside the fused kernels; other rules, and gradients with a shift, take the rule's own
+    `step_` on the packed rows. Rates and shifts are read from memory, so a new value needs no new graph.
+    """
 
     def __init__(
-        self, problem: Problem, program: Program, packing: Packing, clients: int, precision: str, streams: int = 1
-    ) -> None:
+        self, problem: Problem, program: Program, packing: Packing, clients: int, precision: str, streams: int = 1,
+        shifted: bool = False,
+    ) -> None:  # fmt: skip
         # Nothing here may hold the problem or its model: the engine keeps this as long as the model lives.
         self.program, self.packing, self.local, self.loss = program, packing, problem.local, problem.loss
         self.clients, self.device = clients, problem.device
         self.compute = compute_type(problem, precision)
         self.block = Block.empty(packing, problem.buffer_layout, clients, problem.device, problem.dtype, self.compute)
-        self.lanes = self._split(min(streams, clients), precision)
-        self.direction = torch.zeros_like(self.block.values) if problem.local.momentum else None
-        self.received = torch.zeros_like(self.block.values) if problem.local.prox else None
+        self.lanes = self._split(min(streams, clients), precision, problem.local.is_plain and not shifted)
+        self.slots = problem.local.init(self.block.values.detach())
+        self.shift = torch.zeros_like(self.block.gradient) if shifted else None
         self.losses = torch.zeros(clients, device=problem.device, dtype=problem.dtype)
         self.inputs: Tensor | None = None
         self.replay: Callable[[], None] = self._step
 
     @torch.no_grad()
-    def train(self, start: Tensor, buffers: Tensor | None, batches: Batches) -> tuple[Tensor, Tensor | None, Tensor]:
+    def train(
+        self, start: Tensor, buffers: Tensor | None, batches: Batches, rate: float, shift: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """From rows `[C, d]`: the changes `[C, d]`, the buffers `[C, b]` and the mean losses `[C]`."""
-        self._begin(start, buffers)
+        self._begin(start, buffers, rate, shift)
         ahead = max(1, AHEAD // (4 * batches.example[0].numel() * batches.x[0].numel()))
         for first in range(0, len(batches), ahead):
             last = min(first + ahead, len(batches))
-            inputs = batches.inputs(first, last).to(self.compute).contiguous()
+            inputs = channels_last(batches.inputs(first, last)).to(self.compute).contiguous()
             targets = batches.targets(first, last)
             for i in range(last - first):
                 self._feed(inputs[i], targets[i], batches.weight[first + i], batches.sizes[first + i])
@@ -94,13 +98,14 @@ class Cohort:
         left = None if self.block.buffers is None else self.block.buffers[:count].clone()
         return delta.sub_(start[:count]), left, self.losses[:count] / seen
 
-    def _begin(self, start: Tensor, buffers: Tensor | None) -> None:
+    def _begin(self, start: Tensor, buffers: Tensor | None, rate: float, shift: Tensor | None) -> None:
         self.block.load(start, buffers)
+        self.block.rates.fill_(rate)
         self.losses.zero_()
-        if self.direction is not None:
-            self.direction.zero_()
-        if self.received is not None:
-            self.received.copy_(self.block.values)
+        for name, fresh in self.local.init(self.block.values.detach()).items():
+            self.slots[name].copy_(fresh)
+        if self.shift is not None and shift is not None:
+            self.packing.pack(shift, self.shift)
 
     def _feed(self, x: Tensor, y: Tensor, weight: Tensor, sizes: Tensor) -> None:
         """Puts a step's examples where the graph reads them; the first ones decide the shapes and are captured."""
@@ -119,8 +124,8 @@ class Cohort:
         """Captures the step, after kernels were compiled and a rehearsal loaded them; what it changes is put back."""
         from fedcams.engines.graphs.kernels.entry import compiling
 
-        state = [self.block.values, self.block.compute, self.losses]
-        state += [t for t in (self.block.buffers, self.direction) if t is not None]
+        state = [self.block.values, self.block.compute, self.losses, *self.slots.values()]
+        state += [] if self.block.buffers is None else [self.block.buffers]
         kept = [tensor.clone() for tensor in state]
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
@@ -137,15 +142,15 @@ class Cohort:
         self.graph = graph
         return graph.replay
 
-    def _split(self, count: int, precision: str) -> list[Lane]:
+    def _split(self, count: int, precision: str, descends: bool) -> list[Lane]:
         """Lanes of about as many clients each."""
         cuts = [self.clients * i // count for i in range(count + 1)]
         rows = [slice(*ends) for ends in pairwise(cuts)]
         alone = count == 1 or self.device.type != "cuda"
         streams = [None if alone else torch.cuda.Stream(self.device) for _ in rows]
-        lr = float(self.local.lr) if is_plain(self.local) else None
-        lanes = [operations(self.block.lane(clients), True, precision, lr) for clients in rows]
-        return [Lane(*lane) for lane in zip(rows, lanes, streams, strict=True)]
+        blocks = [self.block.lane(clients) for clients in rows]
+        lanes = [operations(block, True, precision, descends) for block in blocks]
+        return [Lane(*lane) for lane in zip(rows, blocks, lanes, streams, strict=True)]
 
     def _step(self) -> None:
         if self.lanes[0].stream is None:
@@ -171,34 +176,31 @@ class Cohort:
             losses = (each * self.weight[clients]).sum(1)
             lane.operations.backward(losses.sum())
         with torch.no_grad():
-            self._direct(lane, self.local)
-            lane.operations.descend(float(self.local.lr))
+            self._descend_(lane)
             self.losses[clients] += losses.detach() * self.block.sizes[clients]
 
-    def _direct(self, lane: Lane, local: SGD) -> None:
-        """Turns the gradient into the direction of the step, as `SGD` says; nothing to do for plain descent."""
-        gradient, values = self.block.gradient[lane.clients], self.block.values[lane.clients]
-        if self.received is not None:
-            gradient.add_(values - self.received[lane.clients], alpha=float(local.prox))
-        if local.clip is not None:
-            norms = gradient.norm(dim=-1, keepdim=True)
-            gradient.mul_((float(local.clip) / (norms + 1e-6)).clamp_(max=1.0))
-        if local.weight_decay:
-            gradient.add_(values, alpha=float(local.weight_decay))
-        if self.direction is not None:
-            gradient.copy_(self.direction[lane.clients].mul_(float(local.momentum)).add_(gradient))
-
-
-def is_plain(local: SGD) -> bool:
-    """Whether a step is against the gradient itself, with nothing added and no norm taken."""
-    return not (local.momentum or local.weight_decay or local.prox or local.clip is not None)
+    def _descend_(self, lane: Lane) -> None:
+        """Takes the step of a lane's clients who have examples."""
+        if lane.operations.descend_():
+            return
+        block = lane.block
+        if self.shift is not None:
+            block.gradient.add_(self.shift[lane.clients])
+        slots = {name: slot[lane.clients] for name, slot in self.slots.items()}
+        self.local.step_(block.values.detach(), block.gradient, slots, block.rates, block.sizes > 0)
+        block.refresh_()
 
 
 def per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """`[C, B]` in full precision; refuses a loss that is already a mean."""
+    """Returns losses `[C, B]` in full precision; refuses a loss that is already a mean."""
     wide = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
     each = loss(wide.flatten(0, 1), targets.flatten(0, 1))
     if each.dim() != 1:
         raise SpecError(f"engine=graphs needs the loss of each example, got shape {list(each.shape)}; use engine=loop")
     result: Tensor = each.unflatten(0, outputs.shape[:2])
     return result
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """`[..., k, h, w] -> [..., h, w, k]` for steps of images `[S, C, B, k, h, w]`; others as they are."""
+    return x.movedim(-3, -1) if x.dim() == 6 else x

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedcams.engines.base import Engine
+from fedcams.engines.base import CohortUpdate, Engine
 from fedcams.engines.graphs.prepared import prepared
 from fedcams.engines.graphs.translation import translate
-from fedcams.engines.problem import Problem, Update
+from fedcams.engines.problem import Problem
 from fedcams.errors import SpecError
+from fedcams.local import Local
 from fedcams.registry import integer, register, text
 
 OLDEST_TRITON = (3, 6)
@@ -41,12 +42,29 @@ class Graphs(Engine):
     examples = ("graphs", "graphs(precision=float32, clients=8)")
     refused = (("graphs(precision=fp8)", "allowed: bf16 or tf32 or float32"), ("graphs(clients=0)", r"\[1, inf\)"))
 
+    priority = 2
+
+    def supports(self, problem: Problem) -> str:
+        """Names the device, layers without a kernel, a loss that is already a mean, a rule that needs shapes."""
+        try:
+            check_device(problem.device, problem.dtype)
+            check_rule(problem.local)
+            translate(problem.model)
+            check_loss(problem)
+        except SpecError as error:
+            return str(error)
+        return ""
+
     def train(
-        self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int
-    ) -> Update:
+        self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int,
+        *, rate: float | None = None, shift: Tensor | None = None,
+    ) -> CohortUpdate:  # fmt: skip
         check_device(problem.device, problem.dtype)
-        made = prepared(problem)
-        return made.train(problem, self.precision, self.clients, self.streams, start, buffers, cohort, round, seed)
+        check_rule(problem.local)
+        return prepared(problem).train(
+            problem, self.precision, self.clients, self.streams, start, buffers, cohort, round, seed,
+            rate=rate, shift=shift,
+        )  # fmt: skip
 
     def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tensor], Tensor]:
         check_device(problem.device, problem.dtype)
@@ -76,10 +94,10 @@ def lacks_triton() -> str:
     return f"Triton {triton.__version__} is too old for its kernels" if (major, minor) < OLDEST_TRITON else ""
 
 
-def check_problem(problem: Problem) -> None:
-    """Refuses, by name, what `train` would: the device, layers without a kernel, a loss that is already a mean."""
-    check_supported(problem.model)
-    check_loss(problem)
+def check_rule(local: Local) -> None:
+    """Refuses a rule that looks at the order of coordinates, which are stored in another one here."""
+    if not local.elementwise:
+        raise SpecError(f"engine=graphs: local={local} needs the layout's own order; use engine=stacked")
 
 
 @torch.no_grad()
@@ -89,10 +107,3 @@ def check_loss(problem: Problem) -> None:
     each = problem.loss(problem.model.eval()(problem.prepare(x[:1])), y[:1])
     if each.dim() != 1:
         raise SpecError(f"engine=graphs needs the loss of each example, got shape {list(each.shape)}; use engine=loop")
-
-
-def check_supported(model: nn.Module) -> None:
-    """Refuses, by name, a device or layers that there is no kernel for."""
-    parameter = next(model.parameters())
-    check_device(parameter.device, parameter.dtype)
-    translate(model)

@@ -15,13 +15,14 @@ from fedcams.engines.graphs.program import Conv, ConvNorm, Norm
 
 
 class FusedOperations:
-    """As `PlainOperations`, on a CUDA device. Precision: `bf16`, `tf32` or `float32`.
+    """As `TorchOperations`, on a CUDA device. Precision: `bf16`, `tf32` or `float32`.
 
-    With a rate the weights of convolutions take their step where their gradient is made, which then is never written.
+    With `descends` the weights of convolutions take their step `x -= rate·gradient` where their gradient is made, which
+    then is never written.
     """
 
-    def __init__(self, block: Block, training: bool, precision: str, lr: float | None = None) -> None:
-        self.block, self.training, self.precision, self.lr = block, training, precision, lr
+    def __init__(self, block: Block, training: bool, precision: str, descends: bool = False) -> None:
+        self.block, self.training, self.precision, self.descends = block, training, precision, descends
         self.token = torch.zeros((), device=block.values.device, requires_grad=training)
         """An input of every operation, so that autograd goes through those whose other inputs need no gradient."""
         self.gathering: set[int] = set()
@@ -35,18 +36,18 @@ class FusedOperations:
         y: Tensor = _Convolution.apply(x, self.token, self, conv, None, [])  # type: ignore[no-untyped-call]
         return y
 
-    def convolve_and_normalize(self, it: ConvNorm, x: Tensor, residual: Tensor | None, other: Tensor | None) -> Tensor:
+    def convolve_and_normalize(self, op: ConvNorm, x: Tensor, residual: Tensor | None, other: Tensor | None) -> Tensor:
         """`post(norm(pre(conv(x))) + residual)`; `other` is the input of a residual that is itself normalised."""
-        second = it.residual if isinstance(it.residual, ConvNorm) else None
+        second = op.residual if isinstance(op.residual, ConvNorm) else None
         if not self.training:
             if second is not None and other is not None:
                 residual = self._evaluate(second, other, None)
-            return self._evaluate(it, x, residual)
-        raw, moments = self._moments(it, x)
+            return self._evaluate(op, x, residual)
+        raw, moments = self._moments(op, x)
         residual_moments = None
         if second is not None and other is not None:
             residual, residual_moments = self._moments(second, other)
-        y: Tensor = _Normalization.apply(raw, residual, self.token, self, it, moments, residual_moments)  # type: ignore[no-untyped-call]
+        y: Tensor = _Normalization.apply(raw, residual, self.token, self, op, moments, residual_moments)  # type: ignore[no-untyped-call]
         return y
 
     def backward(self, loss: Tensor) -> None:
@@ -54,12 +55,14 @@ class FusedOperations:
         torch.autograd.grad(loss, self.token, allow_unused=True)
         assert not self.left, "a gradient was left that nobody gathered"
 
-    def descend(self, lr: float) -> None:
-        """A step against the gradient for clients that have examples."""
-        block = self.block
-        left = slice(0 if self.lr is None else block.packing.rest, None)
+    def descend_(self) -> bool:
+        """Takes the step of those parameters that have not taken it yet; returns False without `descends`."""
+        if not self.descends:
+            return False
+        block, left = self.block, slice(self.block.packing.rest, None)
         copy = None if block.compute is block.values else block.compute[:, left]
-        launch.descend(block.values[:, left], block.gradient[:, left], copy, block.sizes, lr)
+        launch.descend_(block.values[:, left], block.gradient[:, left], copy, block.sizes, block.rates)
+        return True
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
@@ -75,30 +78,30 @@ class FusedOperations:
 
     def _slot(self, name: str) -> Slot:
         block = self.block
-        if self.lr is None:
+        if not self.descends:
             return Slot(block.slot(name))
         copy = None if block.compute is block.values else block.weight(name)
-        return Slot(block.master(name), copy, block.sizes, self.lr)
+        return Slot(block.master(name), copy, block.sizes, block.rates)
 
-    def _moments(self, it: ConvNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _moments(self, op: ConvNorm, x: Tensor) -> tuple[Tensor, Tensor]:
         found: list[Statistics] = []
-        raw: Tensor = _Convolution.apply(x, self.token, self, it.conv, it.pre, found)  # type: ignore[no-untyped-call]
-        master = self.block.master(f"{it.norm.name}.weight"), self.block.master(f"{it.norm.name}.bias")
+        raw: Tensor = _Convolution.apply(x, self.token, self, op.conv, op.pre, found)  # type: ignore[no-untyped-call]
+        master = self.block.master(f"{op.norm.name}.weight"), self.block.master(f"{op.norm.name}.bias")
         pixels = raw.shape[2] * raw.shape[3]
         return raw, launch_norms.finalize(
-            found[0], self.block.sizes, master, self._running(it.norm), it.norm.momentum, it.norm.eps, pixels
+            found[0], self.block.sizes, master, self._running(op.norm), op.norm.momentum, op.norm.eps, pixels
         )
 
     def _running(self, norm: Norm) -> tuple[Tensor, Tensor]:
         return self.block.buffer(f"{norm.name}.running_mean"), self.block.buffer(f"{norm.name}.running_var")
 
-    def _evaluate(self, it: ConvNorm, x: Tensor, residual: Tensor | None) -> Tensor:
+    def _evaluate(self, op: ConvNorm, x: Tensor, residual: Tensor | None) -> Tensor:
         """With the running statistics, which turns all that follows the convolution into its epilogue."""
-        mean, var = self._running(it.norm)
-        scale = self.block.master(f"{it.norm.name}.weight") * torch.rsqrt(var + it.norm.eps)
-        shift = self.block.master(f"{it.norm.name}.bias") - mean * scale
-        epilogue = Epilogue(residual, scale, shift, it.pre, it.post)
-        return launch.convolve(it.conv, x, *self._weights(it.conv), self.precision, epilogue=epilogue)[0]
+        mean, var = self._running(op.norm)
+        scale = self.block.master(f"{op.norm.name}.weight") * torch.rsqrt(var + op.norm.eps)
+        shift = self.block.master(f"{op.norm.name}.bias") - mean * scale
+        epilogue = Epilogue(residual, scale, shift, op.pre, op.post)
+        return launch.convolve(op.conv, x, *self._weights(op.conv), self.precision, epilogue=epilogue)[0]
 
 
 class _Convolution(torch.autograd.Function):
@@ -140,25 +143,25 @@ class _Convolution(torch.autograd.Function):
 class _Normalization(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, token: Tensor, ops: FusedOperations, it: ConvNorm,
+        ctx: Any, x: Tensor, residual: Tensor | None, token: Tensor, ops: FusedOperations, op: ConvNorm,
         moments: Tensor, residual_moments: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        y = launch_norms.normalize(Normalized(x, moments, residual, residual_moments, it.pre, it.post))
+        y = launch_norms.normalize(Normalized(x, moments, residual, residual_moments, op.pre, op.post))
         ctx.save_for_backward(x, residual, moments, residual_moments, y)
-        ctx.ops, ctx.it = ops, it
+        ctx.ops, ctx.op = ops, op
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, residual, moments, residual_moments, y = ctx.saved_tensors
-        block, it = ctx.ops.block, ctx.it
-        names = [it.norm.name, *([it.residual.norm.name] if isinstance(it.residual, ConvNorm) else [])]
+        block, op = ctx.ops.block, ctx.op
+        names = [op.norm.name, *([op.residual.norm.name] if isinstance(op.residual, ConvNorm) else [])]
         gradients = tuple(block.slot(f"{name}.{end}") for name in names for end in ("weight", "bias"))
-        bias = None if it.conv.bias is None else block.slot(it.conv.bias)
-        normalized = Normalized(x, moments, residual, residual_moments, it.pre, it.post)
+        bias = None if op.conv.bias is None else block.slot(op.conv.bias)
+        normalized = Normalized(x, moments, residual, residual_moments, op.pre, op.post)
         dx, dresidual = launch_norms.normalize_backward(normalized, dy.contiguous(), y, block.sizes, gradients, bias)
-        if isinstance(it.residual, ConvNorm) and it.residual.conv.bias is not None and dresidual is not None:
-            block.slot(it.residual.conv.bias).copy_(dresidual.sum((1, 2, 3), dtype=torch.float32))
+        if isinstance(op.residual, ConvNorm) and op.residual.conv.bias is not None and dresidual is not None:
+            block.slot(op.residual.conv.bias).copy_(dresidual.sum((1, 2, 3), dtype=torch.float32))
         if dresidual is not None and residual_moments is None:
             dresidual = ctx.ops._leave(residual.data_ptr(), dresidual)
         return dx, dresidual, None, None, None, None, None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedcams.engines.graphs import tiles
 from fedcams.engines.graphs.kernels import normalization
-from fedcams.engines.graphs.launch import Slot, Statistics, act, add_parts, some
+from fedcams.engines.graphs.launch import Slot, Statistics, act, add_parts, pointer_or
 
 
 def finalize(
@@ -50,31 +50,31 @@ class Normalized:
         return self.x.shape[1] * self.x.shape[2] * self.x.shape[3]
 
 
-def normalize(it: Normalized) -> Tensor:
+def normalize(op: Normalized) -> Tensor:
     """`post(pre(x) scale + shift + residual)`."""
-    y, channels = torch.empty_like(it.x), it.x.shape[-1]
+    y, channels = torch.empty_like(op.x), op.x.shape[-1]
     BN = tiles.power(channels, 16, 128)
     BM = max(1, 4096 // BN)
-    normalization.apply[(triton.cdiv(it.rows, BM), triton.cdiv(channels, BN), len(y))](
-        it.x, it.moments, some(it.residual, y), some(it.residual_moments, y), y, it.rows, **it.flags(), BM=BM, BN=BN,
-        num_warps=4,
+    normalization.apply[(triton.cdiv(op.rows, BM), triton.cdiv(channels, BN), len(y))](
+        op.x, op.moments, pointer_or(op.residual, y), pointer_or(op.residual_moments, y), y, op.rows, **op.flags(),
+        BM=BM, BN=BN, num_warps=4,
     )  # fmt: skip
     return y
 
 
 def normalize_backward(
-    it: Normalized, dy: Tensor, y: Tensor, sizes: Tensor, gradients: tuple[Tensor, ...], bias: Tensor | None
+    op: Normalized, dy: Tensor, y: Tensor, sizes: Tensor, gradients: tuple[Tensor, ...], bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of x and of the residual; those of scale and shift (and bias) are written where they belong."""
-    flags, channels, clients = it.flags(), it.x.shape[-1], len(y)
+    flags, channels, clients = op.flags(), op.x.shape[-1], len(y)
     BN = tiles.power(channels, 16, 64)
     BM = 2048 // BN
-    chunk = BM * max(1, min(8, it.rows * triton.cdiv(channels, BN) * clients // (BM * 1056)))
-    chunks = triton.cdiv(it.rows, chunk)
-    shared = (some(it.residual, y), some(it.residual_moments, y))
+    chunk = BM * max(1, min(8, op.rows * triton.cdiv(channels, BN) * clients // (BM * 1056)))
+    chunks = triton.cdiv(op.rows, chunk)
+    shared = (pointer_or(op.residual, y), pointer_or(op.residual_moments, y))
     parts = torch.empty(clients, chunks, 3, channels, device=y.device, dtype=torch.float32)
     normalization.backward_sums[(chunks, triton.cdiv(channels, BN), clients)](
-        dy, it.x, y, it.moments, *shared, parts, it.rows, chunk, **flags, BM=BM, BN=BN, num_warps=4
+        dy, op.x, y, op.moments, *shared, parts, op.rows, chunk, **flags, BM=BM, BN=BN, num_warps=4
     )
     sums = torch.empty(clients, 3, channels, device=y.device, dtype=torch.float32)
     narrow = 16
@@ -83,14 +83,14 @@ def normalize_backward(
         parts, sums, gamma, beta, *(other or (gamma, beta)), chunks, gamma.stride(0), K=channels, RES=flags["RES"],
         BT=tiles.power(chunks, 16, 128), BN=narrow, num_warps=4,
     )  # fmt: skip
-    dx, dresidual = torch.empty_like(it.x), None if it.residual is None else torch.empty_like(it.residual)
-    count = triton.cdiv(it.rows, BM)
+    dx, dresidual = torch.empty_like(op.x), None if op.residual is None else torch.empty_like(op.residual)
+    count = triton.cdiv(op.rows, BM)
     bias_parts = (
         torch.empty(clients, count, channels, device=y.device, dtype=torch.float32) if bias is not None else None
     )
     normalization.backward_apply[(count, triton.cdiv(channels, BN), clients)](
-        dy, it.x, y, it.moments, sums, *shared, dx, some(dresidual, y), some(bias_parts, y), sizes, it.rows, **flags,
-        PIXELS=it.x.shape[2] * it.x.shape[3], BIAS=bias is not None, BM=BM, BN=BN, num_warps=4,
+        dy, op.x, y, op.moments, sums, *shared, dx, pointer_or(dresidual, y), pointer_or(bias_parts, y), sizes, op.rows,
+        **flags, PIXELS=op.x.shape[2] * op.x.shape[3], BIAS=bias is not None, BM=BM, BN=BN, num_warps=4,
     )  # fmt: skip
     if bias is not None and bias_parts is not None:
         add_parts(bias_parts, Slot(bias))

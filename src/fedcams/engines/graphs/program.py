@@ -47,7 +47,7 @@ class ConvNorm:
 
 
 @dataclass(frozen=True)
-class Plain:
+class Unfused:
     """A convolution or linear layer on its own; linear layers are 1x1 convolutions of 1x1 images."""
 
     source: str
@@ -55,14 +55,14 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Other:
+class Parameterless:
     """Anything that has no parameters: a function of values that came before."""
 
     sources: tuple[str, ...]
     function: Callable[..., Tensor]
 
 
-Operation = ConvNorm | Plain | Other
+Operation = ConvNorm | Unfused | Parameterless
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Program:
     def convolutions(self) -> Iterator[Conv]:
         """All of them, linear layers included."""
         for operation in self.operations.values():
-            if isinstance(operation, Plain):
+            if isinstance(operation, Unfused):
                 yield operation.conv
             elif isinstance(operation, ConvNorm):
                 yield operation.conv

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fedcams.engines.graphs.program import Conv, ConvNorm, Norm, Other, Plain, Program
+from fedcams.engines.graphs.program import Conv, ConvNorm, Norm, Parameterless, Program, Unfused
 from fedcams.errors import SpecError
 
 ACTIVATIONS: dict[Any, str] = {
@@ -46,7 +46,7 @@ class _Translation:
         self.traced = traced
         self.modules = dict(traced.named_modules())
         self.done = Program()
-        self.convs: dict[fx.Node, Plain] = {}  # whose only use is a batch-norm
+        self.convs: dict[fx.Node, Unfused] = {}  # whose only use is a batch-norm
         self.acts: dict[fx.Node, tuple[fx.Node, str]] = {}  # activations between a convolution and its batch-norm
         self.waiting: dict[fx.Node, ConvNorm] = {}
 
@@ -77,19 +77,19 @@ class _Translation:
         elif node.target in ADDS and len(node.args) == 2 and not node.kwargs:
             self._add(node)
         else:
-            self.done.operations[node.name] = Other((_node(node.args[0]).name,), self._function(node, module))
+            self.done.operations[node.name] = Parameterless((_node(node.args[0]).name,), self._function(node, module))
 
     def _layer(self, node: fx.Node, module: nn.Conv2d | nn.Linear) -> None:
         name = str(node.target)
         if isinstance(module, nn.Linear) and self._is_image(_node(node.args[0])):
             self._refuse(node, "a linear layer of images, which works on their last axis")
-        plain = Plain(_node(node.args[0]).name, conv_of(name, module))
+        layer = Unfused(_node(node.args[0]).name, conv_of(name, module))
         user = _only_user(node)
         after = None if user is None else (_only_user(user) if self._act(user) else user)
         if after is not None and self._is_norm(after):
-            self.convs[node] = plain
+            self.convs[node] = layer
         else:
-            self.done.operations[node.name] = plain
+            self.done.operations[node.name] = layer
 
     def _norm(self, node: fx.Node, module: nn.BatchNorm2d) -> None:
         if not module.affine or not module.track_running_stats or module.momentum is None:
@@ -117,14 +117,14 @@ class _Translation:
             self.done.operations[node.name] = replace(self.waiting.pop(source), post=act)
         else:
             function = {"relu": torch.relu, "gelu": F.gelu}[act]
-            self.done.operations[node.name] = Other((self._emitted(source),), function)
+            self.done.operations[node.name] = Parameterless((self._emitted(source),), function)
 
     def _add(self, node: fx.Node) -> None:
         first, second = _node(node.args[0]), _node(node.args[1])
         if first not in self.waiting and second in self.waiting:
             first, second = second, first
         if first not in self.waiting or first is second:
-            self.done.operations[node.name] = Other((self._emitted(first), self._emitted(second)), torch.add)
+            self.done.operations[node.name] = Parameterless((self._emitted(first), self._emitted(second)), torch.add)
             return
         draft = self.waiting.pop(first)
         other: str | ConvNorm = self.waiting.pop(second) if second in self.waiting else second.name
@@ -171,8 +171,8 @@ class _Translation:
         if node.target in ("flatten", torch.flatten) and tuple(node.args[1:]) == (1,) and not node.kwargs:
             return flat
         dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", ())
-        plain = len(node.args) <= 2 and not set(node.kwargs) - {"dim"}
-        if node.target in ("mean", torch.mean) and plain and isinstance(dims, tuple | list) and set(dims) in SPATIAL:
+        usual = len(node.args) <= 2 and not set(node.kwargs) - {"dim"}
+        if node.target in ("mean", torch.mean) and usual and isinstance(dims, tuple | list) and set(dims) in SPATIAL:
             return average
         self._refuse(node, "nothing that it knows")
 

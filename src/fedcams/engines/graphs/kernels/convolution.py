@@ -218,7 +218,7 @@ def backward_input(
 
 @Entry
 def backward_weight(
-    x, dy, out, copy, sizes, lr, rows_total, chunk, x_client, dy_client, out_client, out_split,
+    x, dy, out, copy, sizes, rates, rows_total, chunk, x_client, dy_client, out_client, out_split,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, CO: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
     DESCEND: tl.constexpr, COPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -261,12 +261,13 @@ def backward_weight(
     if DESCEND:
         copy += client * out_client
         active = (outputs < CO) & (tl.load(sizes + client) > 0)
+        rate = tl.load(rates + client)
         HALF: tl.constexpr = BN // 2  # weights beside a whole tile of sums would not fit the registers
         halves = tl.split(tl.permute(tl.reshape(total, (BM, 2, HALF)), (0, 2, 1)))
         for half in tl.static_range(2):
             column = pid % TILES_N * BN + half * HALF + tl.arange(0, HALF)
             here = outputs[:, None] * DEPTH + column[None, :]
-            descend_at(out, copy, here, active[:, None] & (column < DEPTH)[None, :], halves[half], lr, COPY)
+            descend_at(out, copy, here, active[:, None] & (column < DEPTH)[None, :], halves[half], rate, COPY)
     else:
         here = outputs[:, None] * DEPTH + columns[None, :]
         tl.store(out + here, total, (outputs < CO)[:, None] & (columns < DEPTH)[None, :])

@@ -19,12 +19,12 @@ _noted: Calls | None = None
 class Entry:
     """A kernel that is started from the host: `kernel[grid](...)`, as Triton has it.
 
-    Where `sizes` lie is of no use to the compiler: only single numbers are read there, and not all lanes of a cohort
-    begin at a multiple of 16 bytes, so that half the kernels would be compiled twice.
+    Where `sizes` and `rates` lie is of no use to the compiler: only single numbers are read there, and not all lanes of
+    a cohort begin at a multiple of 16 bytes, so that half the kernels would be compiled twice.
     """
 
     def __init__(self, function: Any) -> None:
-        self.jitted = triton.jit(function, do_not_specialize_on_alignment=("sizes",))
+        self.jitted = triton.jit(function, do_not_specialize_on_alignment=("sizes", "rates"))
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         if _noted is None:

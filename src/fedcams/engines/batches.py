@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedcams.local import Plan
+from fedcams.engines.problem import Problem
+from fedcams.local import Plan, plan
 
 Integers = NDArray[np.int64]
 
@@ -54,14 +57,54 @@ def lay_out(
 
     It is as wide as the largest batch, or `width`; of `rows` those without a client have nothing to do.
     """
-    size = np.zeros((rows or len(plans), max(len(plan.sizes) for plan in plans)), np.int64)
-    for row, plan in zip(size, plans, strict=False):
-        row[: len(plan.sizes)] = plan.sizes
+    size = np.zeros((rows or len(plans), max(len(each.sizes) for each in plans)), np.int64)
+    for row, each in zip(size, plans, strict=False):
+        row[: len(each.sizes)] = each.sizes
     real = np.arange(width or size.max()) < size[..., None]
     example, draw = np.zeros(real.shape, np.int64), np.zeros(real.shape, np.int64)
-    seen = [part[plan.order] for part, plan in zip(places, plans, strict=True)]
+    seen = [part[each.order] for part, each in zip(places, plans, strict=True)]
     example[: len(seen)] = np.array([own[0] for own in seen])[:, None, None]
     example[real] = np.concatenate(seen)
     example = np.where(real, example, example[..., :1])
     draw[real] = np.arange(size.sum())
     return Grid(example.swapaxes(0, 1), draw.swapaxes(0, 1), size.T)
+
+
+class Batches:
+    """The examples and the augmentation of some clients in one round, drawn on the host and uploaded at once.
+
+    Of `clients` rows those without a client have nothing to do.
+    """
+
+    def __init__(self, problem: Problem, cohort: Sequence[int], round: int, seed: int, clients: int) -> None:
+        self.problem = problem
+        self.x, self.y, places = problem.pool(cohort)
+        plans = [plan(problem.local, len(p), seed, round, c) for c, p in zip(cohort, places, strict=True)]
+        self.examples = [len(part) for part in places]
+        self.steps = [len(each.sizes) for each in plans]
+        self.seen = [len(each.order) for each in plans]
+        self.smallest = [min(each.sizes) for each in plans]
+        grid = lay_out(plans, places, problem.local.batch, clients)
+        self.sizes, self.weight = _upload(problem, grid.size.astype(np.int32)), _upload(problem, grid.weight)
+        self.example = _upload(problem, grid.example)
+        draws = [problem.draws(len(each.order), seed, round, c) for c, each in zip(cohort, plans, strict=True)]
+        self.draws = None if problem.augment is None else torch.cat([d for d in draws if d is not None])
+        self.draw = None if self.draws is None else _upload(problem, grid.draw)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def inputs(self, first: int, last: int) -> Tensor:
+        """`[steps, C, B, ...]` of these steps, augmented and prepared."""
+        where = self.example[first:last]
+        changes = None if self.draw is None or self.draws is None else self.draws[self.draw[first:last].flatten()]
+        x: Tensor = self.problem.inputs(self.x[where.flatten()], changes).unflatten(0, where.shape)
+        return x
+
+    def targets(self, first: int, last: int) -> Tensor:
+        """`[steps, C, B, ...]`."""
+        return self.y[self.example[first:last]]
+
+
+def _upload(problem: Problem, values: NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(values).to(problem.device)

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcams.keys import permutations
-from fedcams.local.sgd import SGD
+from fedcams.local.base import Local
 
 Batch = NDArray[np.int64]
 
 
 class Plan(NamedTuple):
-    """A client's training in a round."""
+    """The batches of one client in one round."""
 
     order: Batch
     """The example numbers in the order in which they are seen, batch after batch."""
@@ -22,12 +22,12 @@ class Plan(NamedTuple):
     """How many of them make up each batch."""
 
     def batches(self) -> list[Batch]:
-        """The example numbers of each step."""
+        """Returns the example numbers of each step."""
         return np.split(self.order, np.cumsum(self.sizes)[:-1])
 
 
-def plan(local: SGD, examples: int, seed: int, round: int, client: int) -> Plan:
-    """What a client with so many examples does in a round."""
+def plan(local: Local, examples: int, seed: int, round: int, client: int) -> Plan:
+    """Returns which of its examples a client sees in a round, step by step."""
     each = _epoch(local, examples)
     steps = local.steps or (local.epochs or 1) * len(each)
     epochs = -(-steps // len(each))
@@ -37,17 +37,17 @@ def plan(local: SGD, examples: int, seed: int, round: int, client: int) -> Plan:
     return Plan(order[: sum(sizes)], sizes)
 
 
-def batches(local: SGD, examples: int, seed: int, round: int, client: int) -> list[Batch]:
-    """The example numbers of each step of a client's training in a round."""
+def batches(local: Local, examples: int, seed: int, round: int, client: int) -> list[Batch]:
+    """Returns the example numbers of each step of a client's training in a round."""
     return plan(local, examples, seed, round, client).batches()
 
 
-def step_count(local: SGD, examples: int) -> int:
-    """How many steps a client with so many examples takes in a round."""
+def step_count(local: Local, examples: int) -> int:
+    """Returns how many steps a client with so many examples takes in a round."""
     return local.steps or (local.epochs or 1) * len(_epoch(local, examples))
 
 
-def _epoch(local: SGD, examples: int) -> list[int]:
+def _epoch(local: Local, examples: int) -> list[int]:
     """The sizes of the batches of one pass: full ones, and the last one where it is kept or the only one."""
     whole, rest = divmod(examples, local.batch)
     keep = rest > 0 and (whole == 0 or not local.drop_last)

@@ -1,0 +1,146 @@
+"""Local rules: how a step of local training turns gradients into a change of the parameters, on rows `[C, d]`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fedcams.errors import SpecError
+from fedcams.registry import Number, Spec, flag, integer, resolve
+
+Slots = dict[str, Tensor]
+"""What a rule remembers from step to step: name -> tensor `[C, ...]`. It starts afresh in every round."""
+Rate = float | Tensor
+"""The learning rate of a step: one number, or a tensor `[C]` that captured and compiled code reads."""
+
+
+class Local(Spec, ABC):
+    """The root of all local rules: what a client does with the gradients of its own batches.
+
+    A rule is a frozen dataclass with the fields `lr`, its own, then `epochs`, `steps`, `batch` and `drop_last`
+    (`epochs_field` and its neighbours declare those). Row i of every tensor belongs to the i-th client.
+    """
+
+    kind = "local"
+    reference: ClassVar[str] = ""
+    schedulable: ClassVar[bool] = True
+    """Whether numbers of the spec may be schedules; engines then get each round's rate as an argument."""
+    elementwise: ClassVar[bool] = True
+    """Whether coordinates may be stored in any order, with zeros between them."""
+    sections: tuple[int, ...] = ()
+    """The sizes of the tensors that a row consists of, where the engine says so; see `in_sections`."""
+
+    lr: Number
+    epochs: int | None
+    steps: int | None
+    batch: int
+    drop_last: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs is not None and self.steps is not None:
+            raise SpecError(f"{self.name}: epochs={self.epochs}, steps={self.steps}: give epochs or steps, not both")
+
+    @abstractmethod
+    def init(self, x: Tensor) -> Slots:
+        """Returns the slots of clients that start from the rows `x [C, d]`; copies what it keeps of them."""
+
+    @abstractmethod
+    def step_(self, x: Tensor, gradient: Tensor, slots: Slots, rate: Rate, active: Tensor | None = None) -> None:
+        """Takes one step in place: changes `x [C, d]` and the slots, and may overwrite `gradient [C, d]`.
+
+        Rows that are not `active` (bool `[C]`; None: all are) keep their x and their slots: see `only_active`.
+        """
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is exactly `x -= rate·gradient`; engines may then use a fused kernel."""
+        return False
+
+    @property
+    def steps_are_rates(self) -> bool:
+        """Whether an update is minus the sum of the gradients times the rates, as control variates need it."""
+        return self.is_plain
+
+    def in_sections(self, sizes: Sequence[int]) -> Self:
+        """Returns the same rule for rows that are tensors of these sizes laid end to end.
+
+        `norms` then rounds as `torch.nn.utils.clip_grad_norm_` does, which takes the norm of the tensors' norms.
+        """
+        other = copy.copy(self)
+        object.__setattr__(other, "sections", tuple(sizes))
+        return other
+
+    def norms(self, rows: Tensor) -> Tensor:
+        """Returns the norm of each row `[C, d]` as `[C, 1]`."""
+        if self.sections:
+            rows = torch.stack([part.norm(dim=-1) for part in rows.split(self.sections, dim=-1)], -1)
+        norms: Tensor = rows.norm(dim=-1, keepdim=True)
+        return norms
+
+
+def local(spec: str | Local) -> Local:
+    """Returns the rule that a spec string such as `sgd(lr=0.05, epochs=3)` spells; refuses unknown names and keys."""
+    rule = resolve("local", spec)
+    assert isinstance(rule, Local)
+    return rule
+
+
+# -- parts of a step ---------------------------------------------------------------------------------------------------
+
+
+def column(rate: Rate) -> Rate:
+    """Returns a rate that broadcasts along rows `[C, d]`: `[C] -> [C, 1]`, a number as it is."""
+    return rate[:, None] if isinstance(rate, Tensor) else rate
+
+
+def descend_(x: Tensor, direction: Tensor, rate: Rate) -> None:
+    """Computes `x -= rate·direction` in place on rows `[C, d]`."""
+    if isinstance(rate, Tensor):
+        x.addcmul_(direction, rate[:, None], value=-1)
+    else:
+        x.sub_(direction, alpha=rate)
+
+
+@contextlib.contextmanager
+def only_active(active: Tensor | None, *rows: Tensor) -> Iterator[None]:
+    """Inside, tensors `[C, ...]` may change; on leaving, rows that are not active get their old values back.
+
+    `active` is a bool tensor `[C]`; None means that all are active and costs nothing.
+    """
+    if active is None:
+        yield
+        return
+    before = [tensor.clone() for tensor in rows]
+    yield
+    for tensor, old in zip(rows, before, strict=True):
+        tensor.copy_(torch.where(active.view(-1, *[1] * (tensor.dim() - 1)), tensor, old))
+
+
+# -- fields that every rule has, beside `lr` ---------------------------------------------------------------------------
+
+
+def epochs_field() -> Any:
+    """Declares `epochs`."""
+    return integer(None, low=1, doc="passes over the client's examples; 1 when steps is not given either")
+
+
+def steps_field() -> Any:
+    """Declares `steps`."""
+    return integer(None, low=1, doc="number of batches, over as many epochs as that takes")
+
+
+def batch_field() -> Any:
+    """Declares `batch`."""
+    return integer(20, low=1, doc="examples per step; a client with fewer has one batch of what it has")
+
+
+def drop_last_field() -> Any:
+    """Declares `drop_last`."""
+    return flag(False, doc="leave out an epoch's last batch where it is not full")
