@@ -19,8 +19,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedcams.bits import rice, sample, select, signs, uints, vectors
-from fedcams.bits.parallel import BLOCK, each, split
-from fedcams.bits.scatter import add_at
+from fedcams.bits.parallel import BLOCK, map_ranges, map_threads
+from fedcams.bits.scatter import add_at_
 from fedcams.errors import BadPadding, BadPosition, NonCanonical, Truncated
 
 SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 1000, 4097, 3 * BLOCK + 5]
@@ -55,8 +55,8 @@ def test_signs_are_added_segment_by_segment(d: int) -> None:
     size = torch.rand(2, len(segments))
     fast, slow = x.clone(), x.clone()
     packed, _ = signs.pack_signs(x)
-    signs.add_signs(fast, packed, segments, size)
-    signs._add_signs_torch(slow, packed, segments, size)
+    signs.add_signs_(fast, packed, segments, size)
+    signs._add_signs_torch_(slow, packed, segments, size)
     assert torch.equal(fast, slow)
     for number, (a, b) in enumerate(segments):
         expected = x[:, a:b] + torch.where(x[:, a:b] >= 0, 1.0, -1.0) * size[:, number, None]
@@ -239,7 +239,7 @@ def test_samples_are_uniform_in_singles_and_pairs(d: int, k: int) -> None:
 
 def test_values_are_added_at_their_positions() -> None:
     out, positions = torch.ones(2, 10), torch.tensor([[1, 3], [9, 0]])
-    add_at(out, positions, torch.tensor([[1.0, 2.0], [3.0, 4.0]]), weight=-2.0)
+    add_at_(out, positions, torch.tensor([[1.0, 2.0], [3.0, 4.0]]), weight=-2.0)
     expected = torch.ones(2, 10)
     expected[0, 1], expected[0, 3], expected[1, 9], expected[1, 0] = -1, -3, -5, -7
     assert torch.equal(out, expected)
@@ -249,9 +249,9 @@ def test_values_are_added_at_their_positions() -> None:
 def test_vectors_are_added_divided_and_summed_as_torch_does(d: int) -> None:
     x, y = vector(d), vector(d, 1)
     total = x.clone()
-    vectors.add(total, y)
+    vectors.add_(total, y)
     assert torch.equal(total, x + y)
-    vectors.divide(total, 3.0)
+    vectors.divide_(total, 3.0)
     assert torch.equal(total, (x + y) / 3.0)
     assert vectors.abs_sum(x) == pytest.approx(math.fsum(x.abs().tolist()), rel=1e-13)
     assert vectors.abs_sum(x.double()[::2]) == pytest.approx(math.fsum(x[::2].abs().tolist()), rel=1e-13)
@@ -265,7 +265,7 @@ def everything(x: torch.Tensor) -> list[bytes]:
     k = x.shape[1] // 64
     packed, total = signs.pack_signs(x)
     out = torch.from_numpy(x.numpy().copy())  # torch's own threads do not survive a fork
-    signs.add_signs(out, packed, [(0, x.shape[1])], torch.ones(len(x), 1))
+    signs.add_signs_(out, packed, [(0, x.shape[1])], torch.ones(len(x), 1))
     sums = signs.abs_sums(x, [(0, x.shape[1])])
     results = [
         packed,
@@ -281,7 +281,7 @@ def everything(x: torch.Tensor) -> list[bytes]:
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3])
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_ranges_cover_everything_once(size: int, threads: int) -> None:
-    ranges = split(size, lambda a, b: (a, b), threads)
+    ranges = map_ranges(size, lambda a, b: (a, b), threads)
     assert ranges[0][0] == 0
     assert ranges[-1][1] == size
     assert all(end == start and start % BLOCK == 0 for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False))
@@ -308,7 +308,7 @@ def test_nobody_is_still_at_work_when_the_caller_has_failed() -> None:
         done.set()
 
     with pytest.raises(OSError, match="cannot"):
-        each(range(2), work, threads=2)
+        map_threads(range(2), work, threads=2)
     assert done.is_set()
 
 
@@ -336,7 +336,7 @@ CACHE = """
 import torch
 from fedcams.bits import signs
 signs.pack_signs(torch.ones(1, 9))
-print(sum(signs._pack_rows.stats.cache_hits.values()), sum(signs._pack_rows.stats.cache_misses.values()))
+print(sum(signs._pack_rows_.stats.cache_hits.values()), sum(signs._pack_rows_.stats.cache_misses.values()))
 """
 
 

@@ -80,7 +80,7 @@ def test_levels_lie_as_integers_of_so_many_bits_do(bits: int, d: int) -> None:
     out = vectors(d)["random"][None].clone()
     steps = torch.rand(1, -(-d // 64), generator=torch.Generator().manual_seed(d)).bfloat16()
     expected = out + (values - (levels.most(bits) - 1)) * (steps.float() * 3).repeat_interleave(64, -1)[:, :d]
-    levels.add_levels(out, packed[None], steps, bits, 64, weight=3.0)
+    levels.add_levels_(out, packed[None], steps, bits, 64, weight=3.0)
     assert torch.equal(out, expected)
 
 

@@ -10,7 +10,7 @@ import functools
 import zlib
 from collections.abc import Iterable
 
-from fedcams.bits.parallel import BLOCK, split
+from fedcams.bits.parallel import BLOCK, map_ranges
 
 POLYNOMIAL = 0xEDB88320
 """CRC-32's, lowest power first: bit 31 is 1, bit 30 is x, and x**32 is left out."""
@@ -26,7 +26,7 @@ def crc32(data: bytes | bytearray | memoryview, start: int = 0) -> int:
     view = memoryview(data).cast("B")
     if len(view) < LONG:
         return zlib.crc32(view, start)
-    for length, found in split(len(view), lambda a, b: (b - a, zlib.crc32(view[a:b]))):
+    for length, found in map_ranges(len(view), lambda a, b: (b - a, zlib.crc32(view[a:b]))):
         start = joined(start, found, length)
     return start
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.parallel import kernel, split
+from fedcams.bits.parallel import kernel, map_ranges
 
 ROUNDS = 4
 SEED_BITS = 32
@@ -26,7 +26,7 @@ def sample_positions(seeds: Tensor, k: int, d: int) -> Tensor:
         return _positions_torch(constants.to(seeds.device), k, d, bits)
     out = np.empty((len(constants), k), np.int64)
     for row, target in zip(constants.numpy(), out, strict=True):
-        _fill_row(row, d, bits, target)
+        _fill_row_(row, d, bits, target)
     return torch.from_numpy(out)
 
 
@@ -43,12 +43,12 @@ def _mix(value: int) -> int:
     return value ^ value >> 16
 
 
-def _fill_row(constants: NDArray[np.int64], d: int, bits: int, out: NDArray[np.int64]) -> None:
-    split(out.size, lambda a, b: _fill(constants, a, d, bits, out[a:b]))
+def _fill_row_(constants: NDArray[np.int64], d: int, bits: int, out: NDArray[np.int64]) -> None:
+    map_ranges(out.size, lambda a, b: _fill_(constants, a, d, bits, out[a:b]))
 
 
 @kernel
-def _fill(constants: NDArray[np.int64], first: int, d: int, bits: int, out: NDArray[np.int64]) -> None:
+def _fill_(constants: NDArray[np.int64], first: int, d: int, bits: int, out: NDArray[np.int64]) -> None:
     mask, shift = (np.int64(1) << bits) - 1, (bits + 1) >> 1
     for i in range(out.size):
         value = np.int64(first + i)

@@ -18,17 +18,17 @@ def take_at(x: Tensor, positions: Tensor) -> Tensor:
     return torch.from_numpy(np.stack(rows))
 
 
-def add_at(out: Tensor, positions: Tensor, values: Tensor, weight: float) -> None:
+def add_at_(out: Tensor, positions: Tensor, values: Tensor, weight: float) -> None:
     """`out [C, d] += weight * values [C, k]` at `positions [C, k]`, distinct within a row; in place."""
     if out.device.type != "cpu":
         out.scatter_(-1, positions, out.gather(-1, positions) + values * weight)
         return
     for row, places, row_values in zip(out.numpy(), positions.numpy(), values.numpy(), strict=True):
-        _add(row, places, row_values, np.float32(weight))
+        _add_(row, places, row_values, np.float32(weight))
 
 
 @kernel
-def _add(
+def _add_(
     out: NDArray[np.float32], positions: NDArray[np.int64], values: NDArray[np.float32], weight: np.float32
 ) -> None:
     for i in range(positions.size):

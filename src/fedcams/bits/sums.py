@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcams.bits.parallel import kernel, split
+from fedcams.bits.parallel import kernel, map_ranges
 
 Sums = tuple[int, int]
 MODULUS = 2**64
@@ -19,7 +19,7 @@ MODULUS = 2**64
 def sums(values: NDArray[np.float32], at: int = 0) -> Sums:
     """Both sums of values `[n]` that stand from position `at` on."""
     words = values.view(np.uint32)
-    return whole(split(words.size, lambda a, b: range_sums(words[a:b], at + a)))
+    return whole(map_ranges(words.size, lambda a, b: range_sums(words[a:b], at + a)))
 
 
 def range_sums(words: NDArray[np.uint32], at: int) -> Sums:

@@ -16,20 +16,20 @@ Values = NDArray[np.int64]
 def pack_uints(values: Values, bits: int) -> Bytes:
     """int64 `[n]`, each in [0, 2^bits) with bits <= 32 -> `ceil(n bits / 8)` bytes."""
     out = np.zeros(packed_size(values.size * bits), np.uint8)
-    _pack(values, bits, out)
+    _pack_(values, bits, out)
     return out
 
 
 def unpack_uints(data: Bytes, bits: int, count: int) -> Values:
     """The reverse; refuses padding that is not zero."""
     values = np.empty(count, np.int64)
-    if _unpack(data, bits, values):
+    if _unpack_(data, bits, values):
         raise BadPadding(f"the bits after the last of {count} {bits}-bit integers are not zero")
     return values
 
 
 @kernel
-def _pack(values: Values, bits: int, out: Bytes) -> None:
+def _pack_(values: Values, bits: int, out: Bytes) -> None:
     held, width, at = np.uint64(0), 0, 0
     for i in range(values.size):
         held |= np.uint64(values[i]) << np.uint64(width)
@@ -43,7 +43,7 @@ def _pack(values: Values, bits: int, out: Bytes) -> None:
 
 
 @kernel
-def _unpack(data: Bytes, bits: int, values: Values) -> bool:
+def _unpack_(data: Bytes, bits: int, values: Values) -> bool:
     """Returns whether anything but zeros is left."""
     held, width, at = np.uint64(0), 0, 0
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)

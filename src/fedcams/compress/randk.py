@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcams.bits.sample import SEED_BITS, sample_positions
-from fedcams.bits.scatter import add_at, take_at
+from fedcams.bits.scatter import add_at_, take_at
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.compress.budget import check_budget, kept
 from fedcams.layout import Layout
@@ -66,4 +66,4 @@ class RandK(Compressor):
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         positions = sample_positions(code["seed"][:, 0], code["value"].shape[-1], layout.d)
-        add_at(out, positions, code["value"], weight)
+        add_at_(out, positions, code["value"], weight)

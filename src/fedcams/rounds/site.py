@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedcams.bits.parallel import aside
+from fedcams.bits.parallel import in_background
 from fedcams.compress import Compressor
 from fedcams.downlink import Downlink, HeldStore, OutOfStep
 from fedcams.downlink import downlink as resolve_downlink
@@ -78,7 +78,7 @@ class Site:
             return Answer(waiting[1], again=True, note="")
         sent = None if waiting is None else waiting[1]
         note = self._compare(sent, asked)
-        settled = aside(lambda: self._settle(sent, asked))  # while the app trains: the disk takes its time
+        settled = in_background(lambda: self._settle(sent, asked))  # while the app trains: the disk takes its time
         try:
             reply, pending = half.reply(self.client, asked, _after(settled, train))
         except OutOfStep as error:
@@ -120,7 +120,7 @@ class Site:
         """Residual and reply go to the disk at once: the one without the other is as if it had never been."""
         if self.uplink.store is None:
             return
-        written = aside(lambda: self._write(name, reply))
+        written = in_background(lambda: self._write(name, reply))
         try:
             self.uplink.hold(pending)
         finally:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.parallel import each
+from fedcams.bits.parallel import map_threads
 from fedcams.bits.rice import rice_decode, rice_encode, rice_size
 from fedcams.bits.signs import packed_size
 from fedcams.bits.uints import pack_uints, unpack_uints
@@ -45,7 +45,7 @@ def index_sizes(rows: Tensor, d: int) -> list[int]:
     host = rows.detach().to("cpu", non_blocking=True)  # from a GPU: into pinned memory
     if rows.is_cuda:
         torch.cuda.current_stream(rows.device).synchronize()
-    return each(list(host.contiguous().numpy()), lambda row: rice_size(row, d))
+    return map_threads(list(host.contiguous().numpy()), lambda row: rice_size(row, d))
 
 
 def fixed_size(field: Field) -> int:

@@ -49,7 +49,7 @@ class Slot:
 
     def arguments(self) -> tuple[Tensor, Tensor, float]:
         """What the kernels take beside `out`."""
-        return some(self.copy, self.out), some(self.sizes, self.out), self.lr or 0.0
+        return pointer_or(self.copy, self.out), pointer_or(self.sizes, self.out), self.lr or 0.0
 
     def flags(self) -> dict[str, bool]:
         """DESCEND and COPY."""
@@ -93,8 +93,8 @@ def convolve(
     stats = _statistics(y, count, sizes)
     grid = (count * triton.cdiv(shape["CO"], tile.BN), clients)
     convolution.forward[grid](
-        x, weight, some(bias, x), y, some(stats, x), some(sizes, x), *_scales(epilogue, x), rows, count,
-        x.stride(0), weight.stride(0), **shape, **_flags(x, bias, stats, pre, epilogue),
+        x, weight, pointer_or(bias, x), y, pointer_or(stats, x), pointer_or(sizes, x), *_scales(epilogue, x), rows,
+        count, x.stride(0), weight.stride(0), **shape, **_flags(x, bias, stats, pre, epilogue),
         FLAT=flat, PRECISION=DOT[precision], **tile._asdict(),
     )  # fmt: skip
     return y, None if stats is None else Statistics(stats, tile.BM)
@@ -117,8 +117,8 @@ def _convolve_depthwise(
         stats = _statistics(y, images, sizes)
         across, block = tiles.rolling(width, channels)
         rolling.forward[(images, triton.cdiv(channels, block), clients)](
-            x, weight, some(bias, x), y, some(stats, x), some(sizes, x), *_scales(epilogue, x), images,
-            weight.stride(0), H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1],
+            x, weight, pointer_or(bias, x), y, pointer_or(stats, x), pointer_or(sizes, x), *_scales(epilogue, x),
+            images, weight.stride(0), H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1],
             **_flags(x, bias, stats, pre, epilogue), FLIP=flip, BW=across, BN=block, num_warps=4,
         )  # fmt: skip
         return y, None if stats is None else Statistics(stats, height * width)
@@ -126,8 +126,8 @@ def _convolve_depthwise(
     count = triton.cdiv(rows, BM)
     stats = _statistics(y, count, sizes)
     depthwise.forward[(count, triton.cdiv(channels, BN), clients)](
-        x, weight, some(bias, x), y, some(stats, x), some(sizes, x), *_scales(epilogue, x), rows, count,
-        weight.stride(0), H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1],
+        x, weight, pointer_or(bias, x), y, pointer_or(stats, x), pointer_or(sizes, x), *_scales(epilogue, x), rows,
+        count, weight.stride(0), H=height, W=width, K=channels, R=conv.kernel[0], S=conv.kernel[1],
         **_flags(x, bias, stats, pre, epilogue),
         FLIP=flip, BM=BM, BN=BN, num_warps=4,
     )  # fmt: skip
@@ -140,14 +140,14 @@ def _statistics(y: Tensor, count: int, sizes: Tensor | None) -> Tensor | None:
     return torch.empty(y.shape[0], count, 2, y.shape[-1], device=y.device, dtype=torch.float32)
 
 
-def some(tensor: Tensor | None, x: Tensor) -> Tensor:
+def pointer_or(tensor: Tensor | None, x: Tensor) -> Tensor:
     """A pointer that is not read has to point somewhere."""
     return x if tensor is None else tensor
 
 
 def _scales(epilogue: Epilogue | None, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     given = (None, None, None) if epilogue is None else (epilogue.scale, epilogue.shift, epilogue.residual)
-    scale, shift, residual = (some(tensor, x) for tensor in given)
+    scale, shift, residual = (pointer_or(tensor, x) for tensor in given)
     return scale, shift, residual
 
 
@@ -177,7 +177,7 @@ def gradient_input(
     tile = tile._replace(BK=16) if tile.BK == 0 else tile
     grid = (triton.cdiv(rows, tile.BM) * triton.cdiv(shape["CI"], tile.BN), clients, phases)
     convolution.backward_input[grid](
-        dy, weight, dx, some(added, dx), images, dy.stride(0), weight.stride(0), dx.stride(0), **shape,
+        dy, weight, dx, pointer_or(added, dx), images, dy.stride(0), weight.stride(0), dx.stride(0), **shape,
         PRECISION=DOT[precision], ADD=added is not None, **tile._asdict(),
     )  # fmt: skip
     return dx
@@ -245,6 +245,6 @@ def descend(values: Tensor, gradient: Tensor, copy: Tensor | None, sizes: Tensor
     """`values [C, width] -= lr gradient` for clients with examples, and the copy that the kernels read."""
     clients, width = values.shape
     descent.descend[(triton.cdiv(width, 2048), clients)](
-        values, gradient, some(copy, values), sizes, lr, width, values.stride(0), COPY=copy is not None, BLOCK=2048,
-        num_warps=8,
+        values, gradient, pointer_or(copy, values), sizes, lr, width, values.stride(0), COPY=copy is not None,
+        BLOCK=2048, num_warps=8,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedcams.engines.graphs import tiles
 from fedcams.engines.graphs.kernels import normalization
-from fedcams.engines.graphs.launch import Slot, Statistics, act, add_parts, some
+from fedcams.engines.graphs.launch import Slot, Statistics, act, add_parts, pointer_or
 
 
 def finalize(
@@ -56,8 +56,8 @@ def normalize(it: Normalized) -> Tensor:
     BN = tiles.power(channels, 16, 128)
     BM = max(1, 4096 // BN)
     normalization.apply[(triton.cdiv(it.rows, BM), triton.cdiv(channels, BN), len(y))](
-        it.x, it.moments, some(it.residual, y), some(it.residual_moments, y), y, it.rows, **it.flags(), BM=BM, BN=BN,
-        num_warps=4,
+        it.x, it.moments, pointer_or(it.residual, y), pointer_or(it.residual_moments, y), y, it.rows, **it.flags(),
+        BM=BM, BN=BN, num_warps=4,
     )  # fmt: skip
     return y
 
@@ -71,7 +71,7 @@ def normalize_backward(
     BM = 2048 // BN
     chunk = BM * max(1, min(8, it.rows * triton.cdiv(channels, BN) * clients // (BM * 1056)))
     chunks = triton.cdiv(it.rows, chunk)
-    shared = (some(it.residual, y), some(it.residual_moments, y))
+    shared = (pointer_or(it.residual, y), pointer_or(it.residual_moments, y))
     parts = torch.empty(clients, chunks, 3, channels, device=y.device, dtype=torch.float32)
     normalization.backward_sums[(chunks, triton.cdiv(channels, BN), clients)](
         dy, it.x, y, it.moments, *shared, parts, it.rows, chunk, **flags, BM=BM, BN=BN, num_warps=4
@@ -89,8 +89,8 @@ def normalize_backward(
         torch.empty(clients, count, channels, device=y.device, dtype=torch.float32) if bias is not None else None
     )
     normalization.backward_apply[(count, triton.cdiv(channels, BN), clients)](
-        dy, it.x, y, it.moments, sums, *shared, dx, some(dresidual, y), some(bias_parts, y), sizes, it.rows, **flags,
-        PIXELS=it.x.shape[2] * it.x.shape[3], BIAS=bias is not None, BM=BM, BN=BN, num_warps=4,
+        dy, it.x, y, it.moments, sums, *shared, dx, pointer_or(dresidual, y), pointer_or(bias_parts, y), sizes, it.rows,
+        **flags, PIXELS=it.x.shape[2] * it.x.shape[3], BIAS=bias is not None, BM=BM, BN=BN, num_warps=4,
     )  # fmt: skip
     if bias is not None and bias_parts is not None:
         add_parts(bias_parts, Slot(bias))
