@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.bits.scatter import add_at_
+from fedcams.bits.positions import add_at_
 from fedcams.compress import Code, Compressor, Field
 from fedcams.layout import Layout
 from fedcams.registry import integer, register

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fedcams.bits.packing import pack_levels, packed_size, unpack_levels
 from fedcams.bits.parallel import kernel, map_ranges
-from fedcams.bits.signs import packed_size
 
 Vector = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -205,28 +205,6 @@ def _chances(seeds: Tensor, d: int, block: int, device: torch.device) -> Tensor:
     value = ((value ^ value >> 16) * 0x7FEB352D) & MASK
     chances: Tensor = ((value ^ value >> 15) >> 8).float().mul(2.0**-24).unflatten(-1, (-1, block))
     return chances
-
-
-# -- levels as bits ------------------------------------------------------------------------------------------------
-
-
-def pack_levels(levels: Tensor, bits: int) -> Tensor:
-    """uint8 `[..., count]`, each below 2^bits -> uint8 `[..., ceil(count·bits/8)]`, on any device."""
-    count = levels.shape[-1]
-    groups = pad(levels, (0, -count % 8)).unflatten(-1, (-1, 8)).long()
-    words = (groups << bits * torch.arange(8, device=levels.device)).sum(-1)
-    spread = (words[..., None] >> 8 * torch.arange(bits, device=levels.device)) & 255
-    packed: Tensor = spread.to(torch.uint8).flatten(-2)[..., : packed_size(count * bits)]
-    return packed
-
-
-def unpack_levels(data: Tensor, bits: int, count: int) -> Tensor:
-    """The reverse."""
-    groups = pad(data, (0, -data.shape[-1] % bits)).unflatten(-1, (-1, bits)).long()
-    words = (groups << 8 * torch.arange(bits, device=data.device)).sum(-1)
-    spread = (words[..., None] >> bits * torch.arange(8, device=data.device)) & ((1 << bits) - 1)
-    levels: Tensor = spread.to(torch.uint8).flatten(-2)[..., :count]
-    return levels
 
 
 # -- adding back ---------------------------------------------------------------------------------------------------

@@ -13,17 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcams.bits.packing import pack_bools, packed_size, unpack_bools
 from fedcams.bits.parallel import BLOCK, kernel, map_ranges
 from fedcams.bits.vectors import abs_sum
 
 NEGATIVE_ZERO = np.uint32(0x80000000)  # as unsigned integers, exactly the negative floats lie above it
 CHUNK = 4096  # elements that stay in the first-level cache
 Segments = Sequence[tuple[int, int]]
-
-
-def packed_size(count: int) -> int:
-    """Bytes that hold `count` bits."""
-    return -(-count // 8)
 
 
 # -- packing -----------------------------------------------------------------------------------------------------
@@ -82,20 +78,6 @@ def _pack_(words: NDArray[np.uint32], out: NDArray[np.uint8]) -> None:
         for j in range(rest.size):
             byte |= np.uint32(rest[j] <= NEGATIVE_ZERO) << np.uint32(j)
         out[whole] = byte
-
-
-def pack_bools(mask: Tensor) -> Tensor:
-    """bool `[..., count]` -> uint8 `[..., ceil(count/8)]`, on any device."""
-    padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.shape[-1] % 8))
-    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=mask.device)
-    packed: Tensor = (padded.unflatten(-1, (-1, 8)) * weights).sum(-1, dtype=torch.uint8)
-    return packed
-
-
-def unpack_bools(bits: Tensor, count: int) -> Tensor:
-    """uint8 `[..., ceil(count/8)]` -> bool `[..., count]`, on any device."""
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return ((bits.unsqueeze(-1) >> places) & 1).flatten(-2)[..., :count].bool()
 
 
 # -- adding back ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from fedcams.bits.signs import packed_size
+from fedcams.bits.packing import packed_size
 from fedcams.bits.vectors import abs_sum
 from fedcams.errors import LayoutError, SpecError
 from fedcams.layout import Layout

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.bits.sample import SEED_BITS, sample_positions
-from fedcams.bits.scatter import add_at_, take_at
+from fedcams.bits.positions import SEED_BITS, add_at_, sample_positions, take_at
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.compress.budget import check_budget, kept
 from fedcams.layout import Layout

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.bits.scatter import add_at_, take_at
+from fedcams.bits.positions import add_at_, take_at
 from fedcams.bits.select import top_positions
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.compress.budget import check_budget, kept

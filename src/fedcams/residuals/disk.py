@@ -9,7 +9,7 @@ version of a row, both numbers decimal and unpadded. A row file is never changed
     16  uint64    client
     24  uint64    round
     32  uint64    d
-    40  2 uint64  checksum of what follows, see `fedcams.bits.sums`
+    40  2 uint64  checksum of what follows, see `fedcams.bits.checksum`
     56  float32   the row, d values; the file ends here
 
 Every file is written under its name + `.tmp`, synced, renamed, and its folder synced. A store may keep a few files of
@@ -35,8 +35,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcams.bits.checksum import Sums, range_sums, sums, whole
 from fedcams.bits.parallel import map_ranges
-from fedcams.bits.sums import Sums, range_sums, sums, whole
 from fedcams.bits.vectors import add_
 from fedcams.durable import os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
