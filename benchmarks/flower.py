@@ -29,7 +29,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fedcams import encode
-from fedcams.bench.tables import Grid
+from fedcams.bench.timing import Grid
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.book import Book

@@ -12,8 +12,7 @@ from pathlib import Path
 from recording import environment, save
 from rich.console import Console
 
-from fedcams.bench.rounds import LARGE, MODELS, PARTITIONS, UPLINKS, measure, share
-from fedcams.bench.tables import shares, speed
+from fedcams.bench.rounds import LARGE, MODELS, PARTITIONS, UPLINKS, measure, share, shares, speed
 from fedcams.bench.timing import REPEATS
 
 RECORD = Path(__file__).parent / "records" / "rounds.json"

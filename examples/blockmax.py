@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.bits.scatter import add_at
+from fedcams.bits.positions import add_at_
 from fedcams.compress import Code, Compressor, Field
 from fedcams.layout import Layout
 from fedcams.registry import integer, register
@@ -42,4 +42,4 @@ class BlockMax(Compressor):
         return {"position": position, "value": x.gather(-1, position)}
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
-        add_at(out, code["position"], code["value"], weight)
+        add_at_(out, code["position"], code["value"], weight)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcams.errors import SpecError
-from fedcams.tasks.augment import CropFlip
+from fedcams.tasks import CropFlip
 
 SHAPES = [(3, 32, 32), (1, 8, 8), (2, 5, 7)]
 

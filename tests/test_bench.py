@@ -8,9 +8,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedcams.bench import rounds, tables
-from fedcams.bench.plain import PlainLoop
-from fedcams.cli.app import app
+from fedcams.bench import rounds
+from fedcams.bench.rounds import LoopByHand
+from fedcams.cli import app
 from fedcams.experiment import Experiment, build
 
 
@@ -24,8 +24,8 @@ def test_both_learn_the_same() -> None:
 
 def test_fedcams_by_hand_keeps_what_compression_lost() -> None:
     built = build(Experiment.from_dict({"task": "digits", "clients": 20, "local": "sgd(lr=0.05, batch=20)"}))
-    loop = rounds._plain(built)
-    assert isinstance(loop, PlainLoop)
+    loop = rounds._loop(built)
+    assert isinstance(loop, LoopByHand)
     line = json.loads(loop.round([0, 3]))
     assert line["sent"] == 2 * (-(-len(loop.x) // 8) + 4)
     assert sorted(loop.residuals) == [0, 3]
@@ -35,10 +35,10 @@ def test_fedcams_by_hand_keeps_what_compression_lost() -> None:
 def test_tables_hold_every_engine_and_divide_by_the_loop() -> None:
     times = {"train by hand": 10.0, "round by hand": 12.0, "train stacked": 2.0, "round stacked": 4.0}
     case = rounds.Case("mlp", "iid", times, {"stacked": 0.9, rounds.BY_HAND: 0.91})
-    rows = tables.speed([case]).rows
+    rows = rounds.speed([case]).rows
     assert rows[0] == ("mlp, iid", "stacked", "2.00", "5.0x", "4.00", "3.0x", "0.900")
     assert rows[1][3] == "1.0x"
-    markdown = tables.shares([rounds.Share("sign", 1_000_000, 50.0, 0.061)]).to_markdown()
+    markdown = rounds.shares([rounds.Share("sign", 1_000_000, 50.0, 0.061)]).to_markdown()
     assert "| sign | 1,000,000 | 50.0 | 6 % |" in markdown
 
 

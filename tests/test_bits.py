@@ -18,9 +18,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedcams.bits import rice, sample, select, signs, uints, vectors
-from fedcams.bits.parallel import BLOCK, each, split
-from fedcams.bits.scatter import add_at
+from fedcams.bits import packing, positions, rice, select, signs, vectors
+from fedcams.bits.parallel import BLOCK, map_ranges, map_threads
 from fedcams.errors import BadPadding, BadPosition, NonCanonical, Truncated
 
 SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 1000, 4097, 3 * BLOCK + 5]
@@ -43,8 +42,8 @@ def test_signs_are_packed_as_numpy_packs_bits(d: int) -> None:
     packed, sums = signs.pack_signs(x)
     assert np.allclose(sums, [math.fsum(row.abs().tolist()) for row in x], rtol=1e-13, atol=0)
     assert np.array_equal(packed.numpy(), np.packbits((x >= 0).numpy(), axis=-1, bitorder="little"))
-    assert torch.equal(packed, signs.pack_bools(x >= 0))
-    assert torch.equal(signs.unpack_bools(packed, d), x >= 0)
+    assert torch.equal(packed, packing.pack_bools(x >= 0))
+    assert torch.equal(packing.unpack_bools(packed, d), x >= 0)
 
 
 @pytest.mark.parametrize("d", SIZES)
@@ -55,8 +54,8 @@ def test_signs_are_added_segment_by_segment(d: int) -> None:
     size = torch.rand(2, len(segments))
     fast, slow = x.clone(), x.clone()
     packed, _ = signs.pack_signs(x)
-    signs.add_signs(fast, packed, segments, size)
-    signs._add_signs_torch(slow, packed, segments, size)
+    signs.add_signs_(fast, packed, segments, size)
+    signs._add_signs_torch_(slow, packed, segments, size)
     assert torch.equal(fast, slow)
     for number, (a, b) in enumerate(segments):
         expected = x[:, a:b] + torch.where(x[:, a:b] >= 0, 1.0, -1.0) * size[:, number, None]
@@ -99,8 +98,8 @@ def test_selection_of_long_vectors_equals_the_torch_version(d: int) -> None:
     rows = torch.stack([vector(d), torch.zeros(d), vector(d).round(), vector(d, 1) * 1e-40])
     for k in (1, 2, d // 64, d // 2, d - 1, d):
         fast = select.top_positions(rows, k)
-        for row, positions in zip(rows, fast, strict=True):
-            assert torch.equal(positions, select.top_positions_torch(row, k))
+        for row, found in zip(rows, fast, strict=True):
+            assert torch.equal(found, select.top_positions_torch(row, k))
 
 
 def test_selection_survives_a_sample_that_misleads() -> None:
@@ -203,25 +202,25 @@ def test_damaged_gaps_are_refused() -> None:
 @given(st.integers(1, 32), st.data())
 def test_integers_are_packed_lowest_bit_first(bits: int, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=40))
-    packed = uints.pack_uints(np.array(values, np.int64), bits)
+    packed = packing.pack_uints(np.array(values, np.int64), bits)
     whole = sum(value << (i * bits) for i, value in enumerate(values))
     assert packed.tobytes() == whole.to_bytes(-(-len(values) * bits // 8), "little")
-    assert uints.unpack_uints(packed, bits, len(values)).tolist() == values
+    assert packing.unpack_uints(packed, bits, len(values)).tolist() == values
 
 
 def test_padding_behind_integers_must_be_zero() -> None:
     with pytest.raises(BadPadding, match="3-bit integers"):
-        uints.unpack_uints(np.array([0x80], np.uint8), 3, 2)
+        packing.unpack_uints(np.array([0x80], np.uint8), 3, 2)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 7, 64, 65, 1000, 100_003])
 def test_samples_are_distinct_and_the_same_in_torch(d: int) -> None:
     seeds = torch.tensor([0, 1, 2**32 - 1])
     k = max(1, d // 3)
-    positions = sample.sample_positions(seeds, k, d)
-    constants = torch.tensor([sample._constants(seed) for seed in seeds.tolist()])
-    assert torch.equal(positions, sample._positions_torch(constants, k, d, max(1, (d - 1).bit_length())))
-    for row in positions:
+    drawn = positions.sample_positions(seeds, k, d)
+    constants = torch.tensor([positions._constants(seed) for seed in seeds.tolist()])
+    assert torch.equal(drawn, positions._positions_torch(constants, k, d, max(1, (d - 1).bit_length())))
+    for row in drawn:
         assert len(set(row.tolist())) == k
         assert 0 <= int(row.min()) <= int(row.max()) < d
 
@@ -229,7 +228,7 @@ def test_samples_are_distinct_and_the_same_in_torch(d: int) -> None:
 @pytest.mark.parametrize(("d", "k"), [(7, 1), (7, 3), (64, 5), (100, 50)])
 def test_samples_are_uniform_in_singles_and_pairs(d: int, k: int) -> None:
     trials = 20_000
-    chosen = torch.zeros(trials, d).scatter_(1, sample.sample_positions(torch.arange(trials), k, d), 1.0)
+    chosen = torch.zeros(trials, d).scatter_(1, positions.sample_positions(torch.arange(trials), k, d), 1.0)
     p = k / d
     assert (chosen.mean(0) - p).abs().max() < 5 * math.sqrt(p * (1 - p) / trials)
     together = (chosen.T @ chosen / trials)[~torch.eye(d, dtype=torch.bool)]
@@ -238,8 +237,8 @@ def test_samples_are_uniform_in_singles_and_pairs(d: int, k: int) -> None:
 
 
 def test_values_are_added_at_their_positions() -> None:
-    out, positions = torch.ones(2, 10), torch.tensor([[1, 3], [9, 0]])
-    add_at(out, positions, torch.tensor([[1.0, 2.0], [3.0, 4.0]]), weight=-2.0)
+    out, at = torch.ones(2, 10), torch.tensor([[1, 3], [9, 0]])
+    positions.add_at_(out, at, torch.tensor([[1.0, 2.0], [3.0, 4.0]]), weight=-2.0)
     expected = torch.ones(2, 10)
     expected[0, 1], expected[0, 3], expected[1, 9], expected[1, 0] = -1, -3, -5, -7
     assert torch.equal(out, expected)
@@ -249,9 +248,9 @@ def test_values_are_added_at_their_positions() -> None:
 def test_vectors_are_added_divided_and_summed_as_torch_does(d: int) -> None:
     x, y = vector(d), vector(d, 1)
     total = x.clone()
-    vectors.add(total, y)
+    vectors.add_(total, y)
     assert torch.equal(total, x + y)
-    vectors.divide(total, 3.0)
+    vectors.divide_(total, 3.0)
     assert torch.equal(total, (x + y) / 3.0)
     assert vectors.abs_sum(x) == pytest.approx(math.fsum(x.abs().tolist()), rel=1e-13)
     assert vectors.abs_sum(x.double()[::2]) == pytest.approx(math.fsum(x[::2].abs().tolist()), rel=1e-13)
@@ -265,7 +264,7 @@ def everything(x: torch.Tensor) -> list[bytes]:
     k = x.shape[1] // 64
     packed, total = signs.pack_signs(x)
     out = torch.from_numpy(x.numpy().copy())  # torch's own threads do not survive a fork
-    signs.add_signs(out, packed, [(0, x.shape[1])], torch.ones(len(x), 1))
+    signs.add_signs_(out, packed, [(0, x.shape[1])], torch.ones(len(x), 1))
     sums = signs.abs_sums(x, [(0, x.shape[1])])
     results = [
         packed,
@@ -273,7 +272,7 @@ def everything(x: torch.Tensor) -> list[bytes]:
         out,
         sums,
         select.top_positions(x, k),
-        sample.sample_positions(torch.tensor([5]), k, x.shape[1]),
+        positions.sample_positions(torch.tensor([5]), k, x.shape[1]),
     ]
     return [result.numpy().tobytes() for result in results]
 
@@ -281,7 +280,7 @@ def everything(x: torch.Tensor) -> list[bytes]:
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3])
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_ranges_cover_everything_once(size: int, threads: int) -> None:
-    ranges = split(size, lambda a, b: (a, b), threads)
+    ranges = map_ranges(size, lambda a, b: (a, b), threads)
     assert ranges[0][0] == 0
     assert ranges[-1][1] == size
     assert all(end == start and start % BLOCK == 0 for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False))
@@ -308,7 +307,7 @@ def test_nobody_is_still_at_work_when_the_caller_has_failed() -> None:
         done.set()
 
     with pytest.raises(OSError, match="cannot"):
-        each(range(2), work, threads=2)
+        map_threads(range(2), work, threads=2)
     assert done.is_set()
 
 
@@ -336,7 +335,7 @@ CACHE = """
 import torch
 from fedcams.bits import signs
 signs.pack_signs(torch.ones(1, 9))
-print(sum(signs._pack_rows.stats.cache_hits.values()), sum(signs._pack_rows.stats.cache_misses.values()))
+print(sum(signs._pack_rows_.stats.cache_hits.values()), sum(signs._pack_rows_.stats.cache_misses.values()))
 """
 
 

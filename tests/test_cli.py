@@ -17,8 +17,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedcams import runs
-from fedcams.cli import app, reporting
-from fedcams.cli.progress import progress
+from fedcams.cli import app
+from fedcams.cli import runs as commands
+from fedcams.cli.session import progress
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import presets
 from fedcams.registry import kinds, params, registered
@@ -115,7 +116,7 @@ def test_a_preset_runs_and_tells_how_it_goes(folder: Path) -> None:
     lines = [line for line in output.splitlines() if line.startswith("FedCAMS sign, seed 1: round")]
     assert [line.partition("round ")[2].partition(",")[0] for line in lines] == ["10/12", "12/12"]
     assert re.search(
-        r"loss \d\.\d{4}, accuracy \d\.\d{4}, \d+ bytes up, \d+ bytes down, \d+\.\d\d s a round, 0:00", lines[0]
+        r"loss \d\.\d{4}, accuracy \d\.\d{4}, \d+ bytes up, \d+ bytes down, \d+\.\d\d s per round, 0:00", lines[0]
     )
     found = sorted((folder / "runs" / "mini").iterdir())
     assert [path.name for path in found] == ["fedavg-s1", "fedcams-sign-s1"]
@@ -139,15 +140,15 @@ def test_what_is_finished_is_left_alone_and_what_broke_off_goes_on(folder: Path)
     (folder / "runs/mini/fedavg-s1/rounds.jsonl").write_bytes(whole[: len(whole) // 2])
     (folder / "runs/mini/fedavg-s1/checkpoint/state.json").unlink()
     output = say("run", "mini.toml", "--no-report")
-    assert f"FedAvg, seed 1: going on in {Path('runs/mini/fedavg-s1')}" in output
-    assert "FedCAMS sign, seed 1: finished already" in output
+    assert f"FedAvg, seed 1: continuing in {Path('runs/mini/fedavg-s1')}" in output
+    assert "FedCAMS sign, seed 1: already finished" in output
     assert (folder / "runs/mini/fedavg-s1/rounds.jsonl").read_bytes() == whole
 
 
 def test_another_run_in_the_folder_is_not_touched(folder: Path) -> None:
     say("run", "mini.toml", "--no-report")
     message = refused("run", "mini.toml", "-s", "rounds=13")
-    assert "fedavg-s1 holds another run (rounds=12 there, 13 here); choose another folder by --out" in message
+    assert "fedavg-s1 holds another run (rounds=12 there, 13 here); choose another folder with --out" in message
     (folder / "runs/mini/fedavg-s1").rename(folder / "elsewhere")
     assert "fedcams-sign-s1 holds another run" in refused("run", "mini.toml", "-s", "rounds=13")
     assert not (folder / "runs/mini/fedavg-s1").exists(), "what cannot be finished is not begun"
@@ -160,14 +161,14 @@ def test_a_report_follows_and_its_lack_is_no_failure(folder: Path, monkeypatch: 
         asked.append((runs, out))
         return out / "index.html"
 
-    monkeypatch.setattr("fedcams.cli.running.write_report", write_report)
+    monkeypatch.setattr("fedcams.cli.runs.write_report", write_report)
     assert f"report: {Path('runs/mini/report/index.html')}" in say("run", "mini.toml")
     assert asked == [([Path("runs/mini/fedavg-s1"), Path("runs/mini/fedcams-sign-s1")], Path("runs/mini/report"))]
 
     def lacking(runs: list[Path], out: Path) -> Path:
         raise ImportError("install it")
 
-    monkeypatch.setattr("fedcams.cli.running.write_report", lacking)
+    monkeypatch.setattr("fedcams.cli.runs.write_report", lacking)
     assert "no report: install it" in say("run", "mini.toml")
 
 
@@ -187,7 +188,7 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
     [
         (["run", "dmeo"], "error: no preset is named 'dmeo' (did you mean 'demo'?)"),
         (["run", "mini.toml", "-s", "ronds=5"], "-s: no key 'ronds' (did you mean 'rounds'?)"),
-        (["run", "mini.toml", "-s", "rounds"], "-s rounds: give a key and its value, as in -s rounds=5"),
+        (["run", "mini.toml", "-s", "rounds"], "-s rounds: give a key and a value, as in -s rounds=5"),
         (
             ["run", "mini.toml", "--only", "FedAgv"],
             "no run has this label (did you mean 'FedAvg'?); known: 'FedAvg', 'F",
@@ -201,7 +202,7 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         (["run", "DEMO"], "(did you mean 'demo'?)"),
         (
             ["run", "mini.toml", "--rounds", "5"],
-            "--rounds is no option; rounds is a key of the experiment: give -s rou",
+            "--rounds is not an option; rounds is a key of the experiment: use -s rou",
         ),
         (["run", "mini.toml", "-s", "engine=graphs"], "engine=graphs: the model is on cpu"),
         (["resume", "nothing"], "nothing holds no run"),
@@ -210,7 +211,7 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         (["run", "grid.toml"], "no key 'grid' (a file with grids is for `fedcams sweep`)"),
         (
             ["list", "servers"],
-            "nothing of the kind 'servers' (did you mean 'server'?); known: presets, experiment, comp",
+            "no kind is named 'servers' (did you mean 'server'?); known: presets, experiment, comp",
         ),
     ],
 )
@@ -230,9 +231,9 @@ def test_stopping_by_hand_leaves_a_run_that_goes_on(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert said == "stopped; give the same command again to go on from the last checkpoint\n"
+    assert said == "stopped; run the same command again to continue from the last checkpoint\n"
     assert 20 < len(read_run(records.parent).records) < 300
-    assert "FedCAMS sign, seed 1: going on in" in say(*arguments, "--no-report")
+    assert "FedCAMS sign, seed 1: continuing in" in say(*arguments, "--no-report")
     say(*arguments, "--no-report", "--out", "whole")
     assert records.read_bytes() == (folder / "whole/fedcams-sign-s1/rounds.jsonl").read_bytes()
 
@@ -254,10 +255,10 @@ def test_resume_completes_a_run(folder: Path, behind: bytes) -> None:
     with (folder / "r" / "rounds.jsonl").open("ab") as records:
         records.write(behind)  # what follows the checkpoint need not be whole
     output = say("resume", "r")
-    assert "run, seed 1: going on in r" in output
+    assert "run, seed 1: continuing in r" in output
     assert "round 9/9" in output
     assert read_run(folder / "r").finished
-    assert "finished already, in r" in say("resume", "r")
+    assert "already finished, in r" in say("resume", "r")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def test_where_a_report_goes(
         assert ([str(run) for run in runs], out, target) == expected
         return out / "index.html"
 
-    monkeypatch.setattr(reporting, "write_report", write_report)
+    monkeypatch.setattr(commands, "write_report", write_report)
     assert say("report", *arguments) == f"report: {expected[1] / 'index.html'}\n"
 
 
@@ -286,7 +287,7 @@ def test_a_sweep_ranks_and_can_be_given_again(folder: Path) -> None:
     assert "run, lr=9e37, seed 1: diverged, " in first
     assert "run: the best of 2 is lr=1: 0." in first
     assert f"leaderboard: {Path('runs/grid/leaderboard.md')}" in first
-    assert "run, lr=1, seed 1: finished already" in second
+    assert "run, lr=1, seed 1: already finished" in second
     assert first.splitlines()[-2:] == second.splitlines()[-2:]
 
 
@@ -335,7 +336,7 @@ def shown(rounds: int, terminal: bool) -> str:
 def test_a_terminal_sees_a_bar() -> None:
     output = shown(rounds=25, terminal=True)
     assert "a [b], seed 1 ━" in output
-    assert "25/25 accuracy 0.0000, 1.5 kB up, 0 bytes down, 2.00 s a round, 0:00:00 left" in output
+    assert "25/25 accuracy 0.0000, 1.5 kB up, 0 bytes down, 2.00 s per round, 0:00:00 left" in output
 
 
 def test_others_see_a_line_now_and_then() -> None:
@@ -345,7 +346,7 @@ def test_others_see_a_line_now_and_then() -> None:
         "a [b] round 20/25, ",
         "a [b] round 25/25, ",
     ]
-    assert lines[0].endswith("accuracy 0.0000, 1.5 kB up, 0 bytes down, 2.00 s a round, 0:00:30 left")
+    assert lines[0].endswith("accuracy 0.0000, 1.5 kB up, 0 bytes down, 2.00 s per round, 0:00:30 left")
 
 
 def test_as_a_process(folder: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as hnp
 
 from fedcams import Layout, compressor
 from fedcams.bits import levels
+from fedcams.bits.packing import pack_levels, pack_uints, unpack_levels
 from fedcams.bits.parallel import BLOCK
-from fedcams.bits.uints import pack_uints
 from inputs import DIMENSIONS, vectors
 
 BITS = (2, 3, 4, 8)
@@ -23,7 +23,7 @@ FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def unpacked(packed: torch.Tensor, bits: int, d: int) -> torch.Tensor:
-    return levels.unpack_levels(packed, bits, d).long() - (levels.most(bits) - 1)
+    return unpack_levels(packed, bits, d).long() - (levels.most(bits) - 1)
 
 
 def up_to_bf16(size: float, bits: int) -> float:
@@ -59,7 +59,7 @@ def test_torch_gives_what_the_kernels_give(bits: int, seeds: torch.Tensor | None
         steps, packed = levels.quantise(x[None], bits, 64, seeds)
         for fast, slow in zip((steps, packed), levels._quantise_torch(x[None], bits, 64, seeds), strict=True):
             assert torch.equal(fast, slow)
-        assert torch.equal(packed, levels.pack_levels(levels.unpack_levels(packed, bits, d), bits))
+        assert torch.equal(packed, pack_levels(unpack_levels(packed, bits, d), bits))
 
 
 @given(bits=st.sampled_from(BITS), draw=st.booleans(), x=hnp.arrays("float32", st.integers(1, 40), elements=FLOATS))
@@ -75,12 +75,12 @@ def test_torch_gives_what_the_kernels_give_for_any_vector(bits: int, draw: bool,
 @pytest.mark.parametrize("d", [1, 7, 64, 1000, 3 * BLOCK + 5])
 def test_levels_lie_as_integers_of_so_many_bits_do(bits: int, d: int) -> None:
     values = torch.randint(0, 1 << bits, (d,), generator=torch.Generator().manual_seed(d))
-    packed = levels.pack_levels(values.to(torch.uint8), bits)
+    packed = pack_levels(values.to(torch.uint8), bits)
     assert packed.numpy().tobytes() == pack_uints(values.numpy(), bits).tobytes()
     out = vectors(d)["random"][None].clone()
     steps = torch.rand(1, -(-d // 64), generator=torch.Generator().manual_seed(d)).bfloat16()
     expected = out + (values - (levels.most(bits) - 1)) * (steps.float() * 3).repeat_interleave(64, -1)[:, :d]
-    levels.add_levels(out, packed[None], steps, bits, 64, weight=3.0)
+    levels.add_levels_(out, packed[None], steps, bits, 64, weight=3.0)
     assert torch.equal(out, expected)
 
 

@@ -615,7 +615,7 @@ def test_death_at_every_step_leaves_old_or_new(folder: Path, monkeypatch: pytest
 # Imports once, then makes one writer for each line it reads, by fork: ten kills cost one import of torch.
 WRITERS = """
 import os, sys, torch
-from fedcams.bits.sums import sums
+from fedcams.bits.checksum import sums
 from fedcams.layout import Layout
 from fedcams.residuals import ResidualStore
 

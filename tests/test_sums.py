@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcams.bits.sums import range_sums, sums, whole
+from fedcams.bits.checksum import range_sums, sums, whole
 
 SIZES = [0, 1, 7, 65_536, 300_001]
 

@@ -23,12 +23,10 @@ from fedcams.extras import ExtraMissing
 from fedcams.models import build, model
 from fedcams.partition import partition
 from fedcams.registry import params, registered, resolve
-from fedcams.tasks import Task, TaskData, task
-from fedcams.tasks.augment import CropFlip
+from fedcams.tasks import CropFlip, Task, TaskData, task
 from fedcams.tasks.base import accuracy
 from fedcams.tasks.logistic import Logistic
-from fedcams.tasks.noise import noise
-from fedcams.tasks.quadratic import Quadratic
+from fedcams.tasks.quadratic import Quadratic, noise
 
 # -- CIFAR: miniature files in the official layout, opcode by opcode as Python 2 wrote them ---------------------------
 

@@ -18,8 +18,7 @@ from fedcams.experiment import Experiment
 from fedcams.extras import ExtraMissing
 from fedcams.runs import Run
 from fedcams.simulation import RoundRecord
-from fedcams.trackers import Tracker, tracker
-from fedcams.trackers.tensorboard import scalars
+from fedcams.trackers import Tracker, scalars, tracker
 
 TINY = Experiment(task="logistic(size=20)", model="linear", clients=2, sampler="full", rounds=3)  # type: ignore[arg-type]
 

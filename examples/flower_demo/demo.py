@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedcams.bench.tables import Grid
+from fedcams.bench.timing import Grid
 from fedcams.experiment import build
 from fedcams.flower.book import read_ledger
 from fedcams.runs.environment import environment

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedcams.bits.vectors import divide
+from fedcams.bits.vectors import divide_
 from fedcams.compress import Code, Compressor
 from fedcams.errors import LayoutMismatch, UpdateError, WireError
 from fedcams.layout import Layout
@@ -83,7 +83,7 @@ class Aggregator:
             raise UpdateError("no update was added; a mean needs at least one")
         weight = sum(self._weights[client_id] for client_id in self.ids)
         total = self._sum(out)
-        divide(total, weight)
+        divide_(total, weight)
         self.layout.check_finite(total, "mean of the updates")
         return total
 

@@ -1,1 +1,1 @@
-"""How long rounds take on this machine, where the time goes, and what they take when written by hand."""
+"""Benchmarks: how long rounds take on this machine, where the time goes, and how long they take by hand."""

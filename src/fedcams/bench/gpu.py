@@ -20,9 +20,7 @@ from fedcams.experiment import Built, Experiment
 from fedcams.experiment.build import assemble
 from fedcams.simulation import Phases
 from fedcams.simulation.evaluate import evaluate
-from fedcams.tasks import TaskData
-from fedcams.tasks.augment import CropFlip
-from fedcams.tasks.base import accuracy, cross_entropy
+from fedcams.tasks import CropFlip, TaskData, accuracy, cross_entropy
 from fedcams.tasks.cifar import MEAN, SHAPE, STD
 
 SETTINGS: dict[str, Any] = {

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedcams.bits.parallel import kernel, split
-from fedcams.bits.signs import packed_size
+from fedcams.bits.packing import pack_levels, packed_size, unpack_levels
+from fedcams.bits.parallel import kernel, map_ranges
 
 Vector = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -52,22 +52,22 @@ def quantise(x: Tensor, bits: int, block: int, seeds: Tensor | None) -> tuple[Te
     out = torch.empty(rows, packed_size(d * bits), dtype=torch.uint8)
     keys = np.zeros((rows, 2), np.uint32) if seeds is None else seeds.numpy().astype(np.uint32)
     for row, step, packed, key in zip(x.numpy(), steps.numpy().view(np.uint16), out.numpy(), keys, strict=True):
-        _quantise_row(row, bits, block, seeds is not None, key, step, packed)
+        _quantise_row_(row, bits, block, seeds is not None, key, step, packed)
     return steps.view(torch.bfloat16), out
 
 
-def _quantise_row(
+def _quantise_row_(
     row: Vector, bits: int, block: int, draw: bool, key: NDArray[np.uint32], steps: NDArray[np.uint16], out: Bytes
 ) -> None:
     def work(a: int, b: int) -> None:
         part, targets = row[a:b], steps[a // block : -(-b // block)]
-        _quantise(part, part.view(np.int32), a, bits, block, draw, key, targets, out[a * bits >> 3 :])
+        _quantise_(part, part.view(np.int32), a, bits, block, draw, key, targets, out[a * bits >> 3 :])
 
-    split(row.size, work)
+    map_ranges(row.size, work)
 
 
 @kernel
-def _quantise(
+def _quantise_(
     x: Vector,
     words: NDArray[np.int32],
     first: int,
@@ -89,12 +89,12 @@ def _quantise(
         if step == 0:
             levels[: part.size] = (1 << (bits - 1)) - 1
         elif draw:
-            _round_at_random(part, step, bits, first + start, key, levels)
+            _round_at_random_(part, step, bits, first + start, key, levels)
         else:
-            _round_to_nearest(part, step, bits, levels)
+            _round_to_nearest_(part, step, bits, levels)
         levels[part.size :] = 0
         at = start * bits >> 3
-        _pack(levels, bits, out[at : at + ((part.size * bits + 7) >> 3)])
+        _pack_(levels, bits, out[at : at + ((part.size * bits + 7) >> 3)])
 
 
 @kernel
@@ -121,7 +121,7 @@ def _step(words: NDArray[np.int32], bits: int, draw: bool) -> np.uint32:
 
 
 @kernel
-def _round_to_nearest(x: Vector, step: np.float32, bits: int, levels: Bytes) -> None:
+def _round_to_nearest_(x: Vector, step: np.float32, bits: int, levels: Bytes) -> None:
     half = np.float32(1 << (bits - 1))
     least = np.float32(1) - half
     for i in range(x.size):
@@ -130,7 +130,7 @@ def _round_to_nearest(x: Vector, step: np.float32, bits: int, levels: Bytes) -> 
 
 
 @kernel
-def _round_at_random(
+def _round_at_random_(
     x: Vector, step: np.float32, bits: int, first: int, key: NDArray[np.uint32], levels: Bytes
 ) -> None:
     half = np.float32(1 << (bits - 1))
@@ -155,7 +155,7 @@ def _hash(i: np.uint32, first: np.uint32, second: np.uint32) -> np.uint32:
 
 
 @kernel
-def _pack(levels: Bytes, bits: int, out: Bytes) -> None:
+def _pack_(levels: Bytes, bits: int, out: Bytes) -> None:
     """Eight levels are `bits` whole bytes; one and two to a byte, the common cases, in loops that become vectors."""
     if bits == 8:
         out[:] = levels[: out.size]
@@ -207,32 +207,10 @@ def _chances(seeds: Tensor, d: int, block: int, device: torch.device) -> Tensor:
     return chances
 
 
-# -- levels as bits ------------------------------------------------------------------------------------------------
-
-
-def pack_levels(levels: Tensor, bits: int) -> Tensor:
-    """uint8 `[..., count]`, each below 2^bits -> uint8 `[..., ceil(count·bits/8)]`, on any device."""
-    count = levels.shape[-1]
-    groups = pad(levels, (0, -count % 8)).unflatten(-1, (-1, 8)).long()
-    words = (groups << bits * torch.arange(8, device=levels.device)).sum(-1)
-    spread = (words[..., None] >> 8 * torch.arange(bits, device=levels.device)) & 255
-    packed: Tensor = spread.to(torch.uint8).flatten(-2)[..., : packed_size(count * bits)]
-    return packed
-
-
-def unpack_levels(data: Tensor, bits: int, count: int) -> Tensor:
-    """The reverse."""
-    groups = pad(data, (0, -data.shape[-1] % bits)).unflatten(-1, (-1, bits)).long()
-    words = (groups << 8 * torch.arange(bits, device=data.device)).sum(-1)
-    spread = (words[..., None] >> bits * torch.arange(8, device=data.device)) & ((1 << bits) - 1)
-    levels: Tensor = spread.to(torch.uint8).flatten(-2)[..., :count]
-    return levels
-
-
 # -- adding back ---------------------------------------------------------------------------------------------------
 
 
-def add_levels(out: Tensor, levels: Tensor, steps: Tensor, bits: int, block: int, weight: float) -> None:
+def add_levels_(out: Tensor, levels: Tensor, steps: Tensor, bits: int, block: int, weight: float) -> None:
     """`out [C, d] += weight·q·steps`, `steps` bfloat16 `[C, ceil(d/block)]`, `levels` packed; in place."""
     limit = largest_step(bits)  # no writer sends more, but anybody may
     if out.device.type != "cpu":
@@ -242,28 +220,28 @@ def add_levels(out: Tensor, levels: Tensor, steps: Tensor, bits: int, block: int
     words = steps.view(torch.int16).numpy().astype(np.uint32) << 16  # not torch, whose threads would spin on
     scaled = np.clip(words.view(np.float32), -limit, limit) * np.float32(weight)
     for row, packed, size in zip(out.numpy(), levels.numpy(), scaled, strict=True):
-        _add_row(row, packed, size, bits, block)
+        _add_row_(row, packed, size, bits, block)
 
 
-def _add_row(row: Vector, packed: Bytes, steps: Vector, bits: int, block: int) -> None:
-    split(row.size, lambda a, b: _add(row[a:b], packed[a * bits >> 3 :], steps[a // block :], bits, block))
+def _add_row_(row: Vector, packed: Bytes, steps: Vector, bits: int, block: int) -> None:
+    map_ranges(row.size, lambda a, b: _add_(row[a:b], packed[a * bits >> 3 :], steps[a // block :], bits, block))
 
 
 @kernel
-def _add(out: Vector, packed: Bytes, steps: Vector, bits: int, block: int) -> None:
+def _add_(out: Vector, packed: Bytes, steps: Vector, bits: int, block: int) -> None:
     levels = np.zeros(block, np.uint8)
     least = np.float32((1 << (bits - 1)) - 1)
     for number in range((out.size + block - 1) // block):
         part = out[number * block : (number + 1) * block]
         at = number * block * bits >> 3
-        _unpack(packed[at : at + ((part.size * bits + 7) >> 3)], bits, levels)
+        _unpack_(packed[at : at + ((part.size * bits + 7) >> 3)], bits, levels)
         step = steps[number]
         for i in range(part.size):
             part[i] += step * (np.float32(levels[i]) - least)
 
 
 @kernel
-def _unpack(packed: Bytes, bits: int, levels: Bytes) -> None:
+def _unpack_(packed: Bytes, bits: int, levels: Bytes) -> None:
     if bits == 8:
         levels[: packed.size] = packed
     elif bits == 4:

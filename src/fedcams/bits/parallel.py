@@ -24,7 +24,7 @@ BLOCK = 1 << 16
 """Ranges start at multiples of this; partial sums are per block, so results do not depend on the thread count."""
 
 RANGES = 4  # a thread
-ASIDE = 2  # threads more than cores, for what mostly waits
+EXTRA_THREADS = 2  # threads more than cores, for what mostly waits
 
 _pool: ThreadPoolExecutor | None = None
 
@@ -35,7 +35,7 @@ def kernel(function: F) -> F:
     return cast(F, compiled)
 
 
-def split(size: int, work: Callable[[int, int], T], threads: int | None = None) -> list[T]:
+def map_ranges(size: int, work: Callable[[int, int], T], threads: int | None = None) -> list[T]:
     """`work(start, stop)` over block-aligned ranges of [0, size), on as many threads as torch has; results in order.
 
     There are more ranges than threads and each thread takes the next one when it is free: torch's threads spin for
@@ -46,10 +46,10 @@ def split(size: int, work: Callable[[int, int], T], threads: int | None = None) 
     if count <= 1:
         return [work(0, size)]
     cuts = [size * i // count // BLOCK * BLOCK for i in range(count)] + [size]
-    return each(range(count), lambda i: work(cuts[i], cuts[i + 1]), threads)
+    return map_threads(range(count), lambda i: work(cuts[i], cuts[i + 1]), threads)
 
 
-def each(items: Sequence[S], work: Callable[[S], T], threads: int | None = None) -> list[T]:
+def map_threads(items: Sequence[S], work: Callable[[S], T], threads: int | None = None) -> list[T]:
     """`work(item)` of every item, on as many threads as torch has; results in order."""
     threads = threads or torch.get_num_threads()
     results: dict[int, T] = {}
@@ -71,7 +71,7 @@ def each(items: Sequence[S], work: Callable[[S], T], threads: int | None = None)
     return [results[i] for i in range(len(items))]
 
 
-def aside(work: Callable[[], T]) -> Future[T]:
+def in_background(work: Callable[[], T]) -> Future[T]:
     """Does it on another thread, while the caller goes on."""
     return _workers().submit(work)
 
@@ -79,7 +79,7 @@ def aside(work: Callable[[], T]) -> Future[T]:
 def _workers() -> ThreadPoolExecutor:
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor((os.cpu_count() or 1) + ASIDE, thread_name_prefix="fedcams")
+        _pool = ThreadPoolExecutor((os.cpu_count() or 1) + EXTRA_THREADS, thread_name_prefix="fedcams")
     return _pool
 
 

@@ -75,12 +75,12 @@ def rice_encode(positions: Positions, d: int) -> Bytes:
     """Strictly ascending positions in [0, d) -> bytes."""
     longest = positions.size * (ESCAPE + RAW_BITS)
     out = np.empty(longest // 32 + 2, np.uint32)
-    bits = int(_encode(positions, d, out))
+    bits = int(_encode_(positions, d, out))
     return out.view(np.uint8)[: (bits + 7) // 8]
 
 
 @kernel
-def _encode(positions: Positions, d: int, out: Words) -> int:
+def _encode_(positions: Positions, d: int, out: Words) -> int:
     """Writes 32 bits at a time; returns how many bits were written."""
     total, count = _start(d, positions.size)
     held, width, at, before = np.uint64(0), 0, 0, -1  # bits not yet written, how many, the next word
@@ -91,20 +91,20 @@ def _encode(positions: Positions, d: int, out: Words) -> int:
         quotient = gap >> r
         if quotient + r < 32:
             code = ((1 << quotient) - 1) | ((gap & ((1 << r) - 1)) << (quotient + 1))
-            held, width, at = _push(held, width, at, code, quotient + 1 + r, out)
+            held, width, at = _push_(held, width, at, code, quotient + 1 + r, out)
         elif quotient < ESCAPE:
-            held, width, at = _push(held, width, at, (1 << quotient) - 1, quotient + 1, out)
-            held, width, at = _push_long(held, width, at, gap & ((1 << r) - 1), r, out)
+            held, width, at = _push_(held, width, at, (1 << quotient) - 1, quotient + 1, out)
+            held, width, at = _push_long_(held, width, at, gap & ((1 << r) - 1), r, out)
         else:
-            held, width, at = _push(held, width, at, (1 << ESCAPE) - 1, ESCAPE, out)
-            held, width, at = _push_long(held, width, at, gap, RAW_BITS, out)
+            held, width, at = _push_(held, width, at, (1 << ESCAPE) - 1, ESCAPE, out)
+            held, width, at = _push_long_(held, width, at, gap, RAW_BITS, out)
         total, count = _advance(total, count, gap)
     out[at] = np.uint32(held)
     return 32 * at + width
 
 
 @kernel
-def _push(held: np.uint64, width: int, at: int, code: int, bits: int, out: Words) -> tuple[np.uint64, int, int]:
+def _push_(held: np.uint64, width: int, at: int, code: int, bits: int, out: Words) -> tuple[np.uint64, int, int]:
     """Appends a code of at most 32 bits; at most 31 are held before and after."""
     held |= np.uint64(code) << np.uint64(width)
     width += bits
@@ -115,12 +115,12 @@ def _push(held: np.uint64, width: int, at: int, code: int, bits: int, out: Words
 
 
 @kernel
-def _push_long(held: np.uint64, width: int, at: int, code: int, bits: int, out: Words) -> tuple[np.uint64, int, int]:
+def _push_long_(held: np.uint64, width: int, at: int, code: int, bits: int, out: Words) -> tuple[np.uint64, int, int]:
     """Appends a code of at most 64 bits: r is above 32 where gaps of billions are usual."""
     if bits > 32:
-        held, width, at = _push(held, width, at, code & 0xFFFFFFFF, 32, out)
+        held, width, at = _push_(held, width, at, code & 0xFFFFFFFF, 32, out)
         code, bits = code >> 32, bits - 32
-    return _push(held, width, at, code, bits, out)
+    return _push_(held, width, at, code, bits, out)
 
 
 _ENDED, _RANGE, _ESCAPED, _PADDED = -1, -2, -3, -4
@@ -133,7 +133,7 @@ def rice_decode(data: Bytes, k: int, d: int) -> tuple[Positions, int]:
     words = np.zeros(data.size // 4 + 4, np.uint32)  # zeros behind the end: overruns show in the bits used
     words.view(np.uint8)[: data.size] = data
     positions = np.empty(k, np.int64)
-    used = int(_decode(words, 8 * data.size, d, positions))
+    used = int(_decode_(words, 8 * data.size, d, positions))
     if used == _ENDED:
         raise Truncated(f"the data end within the {k} positions")
     if used == _RANGE:
@@ -146,7 +146,7 @@ def rice_decode(data: Bytes, k: int, d: int) -> tuple[Positions, int]:
 
 
 @kernel
-def _decode(words: Words, available: int, d: int, out: Positions) -> int:
+def _decode_(words: Words, available: int, d: int, out: Positions) -> int:
     """Reads 32 bits at a time; returns how many bytes were used, or what is wrong."""
     total, count = _start(d, out.size)
     held, width, at, before = np.uint64(0), 0, 0, -1  # bits not yet used, how many, the next word

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.parallel import kernel, split
+from fedcams.bits.parallel import kernel, map_ranges
 
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
@@ -34,7 +34,7 @@ def top_positions(x: Tensor, k: int) -> Tensor:
     words = x.numpy().view(np.uint32)
     out = np.empty((x.shape[0], k), np.int64)
     for row, target in zip(words, out, strict=True):
-        _select(row, k, target)
+        _select_(row, k, target)
     return torch.from_numpy(out)
 
 
@@ -47,16 +47,16 @@ def top_positions_torch(row: Tensor, k: int) -> Tensor:
     return keep.nonzero().squeeze(-1)
 
 
-def _select(words: Words, k: int, out: Positions) -> None:
+def _select_(words: Words, k: int, out: Positions) -> None:
     stride = max(CHUNK, words.size // SAMPLED_CHUNKS)
     positions, magnitudes = _candidates(words, _least(_histogram(words, stride), words.size, k))
     if positions.size < k and stride > CHUNK:  # the sample misled
-        whole = np.sum(split(words.size, lambda a, b: _histogram(words[a:b], CHUNK)), axis=0)
+        whole = np.sum(map_ranges(words.size, lambda a, b: _histogram(words[a:b], CHUNK)), axis=0)
         positions, magnitudes = _candidates(words, _least(whole, words.size, k))
     if positions.size < k:  # the rest of the k are zeros
-        _take_nonzero_and_first_zeros(words, k - positions.size, out)
+        _take_nonzero_and_first_zeros_(words, k - positions.size, out)
     else:
-        _refine(positions, magnitudes, out)
+        _refine_(positions, magnitudes, out)
 
 
 def _least(histogram: NDArray[np.int64], size: int, k: int) -> int:
@@ -68,7 +68,7 @@ def _least(histogram: NDArray[np.int64], size: int, k: int) -> int:
 
 
 def _candidates(words: Words, least: int) -> tuple[Positions, Words]:
-    parts = split(words.size, lambda a, b: _collect(words[a:b], np.uint32(least), a))
+    parts = map_ranges(words.size, lambda a, b: _collect(words[a:b], np.uint32(least), a))
     positions, magnitudes = zip(*parts, strict=True)
     return np.concatenate(positions), np.concatenate(magnitudes)
 
@@ -103,8 +103,8 @@ def _collect(words: Words, least: np.uint32, base: int) -> tuple[Positions, Word
     whole = words.size // CHUNK * CHUNK
     count = 0
     for start in range(0, whole, CHUNK):
-        _mark(words[start : start + CHUNK], least, hits)
-        count = _list(hits, places, start, found, count)
+        _mark_(words[start : start + CHUNK], least, hits)
+        count = _list_(hits, places, start, found, count)
     for i in range(whole, words.size):
         found[count] = i
         count += int((words[i] & MAGNITUDE) >= least)
@@ -115,7 +115,7 @@ def _collect(words: Words, least: np.uint32, base: int) -> tuple[Positions, Word
 
 
 @kernel
-def _mark(words: Words, least: np.uint32, hits: Bytes) -> None:
+def _mark_(words: Words, least: np.uint32, hits: Bytes) -> None:
     """One bit a word, 1 where its magnitude is `least` or more: compiles to vector instructions."""
     for i in range(hits.size):
         byte = np.uint32(0)
@@ -125,7 +125,7 @@ def _mark(words: Words, least: np.uint32, hits: Bytes) -> None:
 
 
 @kernel
-def _list(hits: Bytes, places: Positions, start: int, out: Positions, count: int) -> int:
+def _list_(hits: Bytes, places: Positions, start: int, out: Positions, count: int) -> int:
     """Appends the positions of the 1 bits: first the bytes that have any, without a branch, then their bits."""
     some = 0
     for i in range(hits.size):
@@ -141,7 +141,7 @@ def _list(hits: Bytes, places: Positions, start: int, out: Positions, count: int
 
 
 @kernel
-def _refine(positions: Positions, magnitudes: Words, out: Positions) -> None:
+def _refine_(positions: Positions, magnitudes: Words, out: Positions) -> None:
     """Finds the exact k-th magnitude, 31 bits from the top, then keeps what lies above it and the first ties."""
     prefix, remaining, shift = 0, out.size, 31
     for bits in (12, 12, 7):
@@ -162,7 +162,7 @@ def _refine(positions: Positions, magnitudes: Words, out: Positions) -> None:
 
 
 @kernel
-def _take_nonzero_and_first_zeros(words: Words, zeros: int, out: Positions) -> None:
+def _take_nonzero_and_first_zeros_(words: Words, zeros: int, out: Positions) -> None:
     count = 0
     for i in range(words.size):
         zero = words[i] & MAGNITUDE == 0

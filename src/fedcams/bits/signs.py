@@ -13,17 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.parallel import BLOCK, kernel, split
+from fedcams.bits.packing import pack_bools, packed_size, unpack_bools
+from fedcams.bits.parallel import BLOCK, kernel, map_ranges
 from fedcams.bits.vectors import abs_sum
 
 NEGATIVE_ZERO = np.uint32(0x80000000)  # as unsigned integers, exactly the negative floats lie above it
 CHUNK = 4096  # elements that stay in the first-level cache
 Segments = Sequence[tuple[int, int]]
-
-
-def packed_size(count: int) -> int:
-    """Bytes that hold `count` bits."""
-    return -(-count // 8)
 
 
 # -- packing -----------------------------------------------------------------------------------------------------
@@ -35,23 +31,23 @@ def pack_signs(x: Tensor) -> tuple[Tensor, Tensor]:
         return pack_bools(x >= 0), x.abs().sum(-1, dtype=torch.float64)
     out = torch.empty(x.shape[0], packed_size(x.shape[1]), dtype=torch.uint8)
     if x.shape[1] <= BLOCK:  # too short to be split: all rows in one call
-        return out, torch.from_numpy(_pack_rows(x.numpy(), x.numpy().view(np.uint32), out.numpy()))
-    sums = [_pack_row(row, target) for row, target in zip(x.numpy(), out.numpy(), strict=True)]
+        return out, torch.from_numpy(_pack_rows_(x.numpy(), x.numpy().view(np.uint32), out.numpy()))
+    sums = [_pack_row_(row, target) for row, target in zip(x.numpy(), out.numpy(), strict=True)]
     return out, torch.tensor(sums, dtype=torch.float64)
 
 
-def _pack_row(row: NDArray[np.float32], out: NDArray[np.uint8]) -> float:
+def _pack_row_(row: NDArray[np.float32], out: NDArray[np.uint8]) -> float:
     words = row.view(np.uint32)
-    parts = split(row.size, lambda a, b: _pack_and_sum(row[a:b], words[a:b], out[a >> 3 : (b + 7) >> 3]))
+    parts = map_ranges(row.size, lambda a, b: _pack_and_sum_(row[a:b], words[a:b], out[a >> 3 : (b + 7) >> 3]))
     return float(np.concatenate(parts).sum())
 
 
 @kernel
-def _pack_and_sum(row: NDArray[np.float32], words: NDArray[np.uint32], out: NDArray[np.uint8]) -> NDArray[np.float64]:
+def _pack_and_sum_(row: NDArray[np.float32], words: NDArray[np.uint32], out: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Chunk by chunk, so that the sum finds in the cache what packing has just read; one sum for each BLOCK."""
     sums = np.zeros((row.size + BLOCK - 1) // BLOCK)
     for start in range(0, row.size, CHUNK):
-        _pack(words[start : start + CHUNK], out[start >> 3 : (start + CHUNK) >> 3])
+        _pack_(words[start : start + CHUNK], out[start >> 3 : (start + CHUNK) >> 3])
         part = row[start : start + CHUNK]
         total = 0.0
         for i in range(part.size):
@@ -61,15 +57,15 @@ def _pack_and_sum(row: NDArray[np.float32], words: NDArray[np.uint32], out: NDAr
 
 
 @kernel
-def _pack_rows(x: NDArray[np.float32], words: NDArray[np.uint32], out: NDArray[np.uint8]) -> NDArray[np.float64]:
+def _pack_rows_(x: NDArray[np.float32], words: NDArray[np.uint32], out: NDArray[np.uint8]) -> NDArray[np.float64]:
     sums = np.zeros(x.shape[0])
     for row in range(x.shape[0]):
-        sums[row] = _pack_and_sum(x[row], words[row], out[row]).sum()
+        sums[row] = _pack_and_sum_(x[row], words[row], out[row]).sum()
     return sums
 
 
 @kernel
-def _pack(words: NDArray[np.uint32], out: NDArray[np.uint8]) -> None:
+def _pack_(words: NDArray[np.uint32], out: NDArray[np.uint8]) -> None:
     whole = words.size >> 3
     for i in range(whole):
         byte = np.uint32(0)
@@ -84,53 +80,39 @@ def _pack(words: NDArray[np.uint32], out: NDArray[np.uint8]) -> None:
         out[whole] = byte
 
 
-def pack_bools(mask: Tensor) -> Tensor:
-    """bool `[..., count]` -> uint8 `[..., ceil(count/8)]`, on any device."""
-    padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.shape[-1] % 8))
-    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=mask.device)
-    packed: Tensor = (padded.unflatten(-1, (-1, 8)) * weights).sum(-1, dtype=torch.uint8)
-    return packed
-
-
-def unpack_bools(bits: Tensor, count: int) -> Tensor:
-    """uint8 `[..., ceil(count/8)]` -> bool `[..., count]`, on any device."""
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return ((bits.unsqueeze(-1) >> places) & 1).flatten(-2)[..., :count].bool()
-
-
 # -- adding back ---------------------------------------------------------------------------------------------------
 
 
-def add_signs(out: Tensor, bits: Tensor, segments: Segments, magnitudes: Tensor) -> None:
+def add_signs_(out: Tensor, bits: Tensor, segments: Segments, magnitudes: Tensor) -> None:
     """`out [C, d] += ±magnitudes [C, S]`, one magnitude a segment, the sign from `bits [C, ceil(d/8)]`; in place.
 
     With `out [1, d]` all rows are added into the one, one after the other.
     """
     if out.device.type != "cpu":
-        return _add_signs_torch(out, bits, segments, magnitudes)
+        return _add_signs_torch_(out, bits, segments, magnitudes)
     if out.shape[1] <= BLOCK and len(segments) == 1:
-        return _add_rows(out.numpy(), bits.numpy(), magnitudes.numpy())
+        return _add_rows_(out.numpy(), bits.numpy(), magnitudes.numpy())
     for row, packed, sizes in zip(_rows(out, bits), bits.numpy(), magnitudes.numpy(), strict=False):
         for (start, stop), size in zip(segments, sizes, strict=True):
-            _add_segment(row[start:stop], packed, start, size)
+            _add_segment_(row[start:stop], packed, start, size)
 
 
 @kernel
-def _add_rows(out: NDArray[np.float32], bits: NDArray[np.uint8], magnitudes: NDArray[np.float32]) -> None:
+def _add_rows_(out: NDArray[np.float32], bits: NDArray[np.uint8], magnitudes: NDArray[np.float32]) -> None:
     for row in range(bits.shape[0]):
-        _add(out[row % out.shape[0]], bits[row], 0, magnitudes[row, 0])
+        _add_(out[row % out.shape[0]], bits[row], 0, magnitudes[row, 0])
 
 
 def _rows(out: Tensor, bits: Tensor) -> Iterable[NDArray[np.float32]]:
     return out.numpy() if len(out) == len(bits) else itertools.repeat(out.numpy()[0])
 
 
-def _add_segment(out: NDArray[np.float32], bits: NDArray[np.uint8], first: int, size: np.float32) -> None:
-    split(out.size, lambda a, b: _add(out[a:b], bits, first + a, size))
+def _add_segment_(out: NDArray[np.float32], bits: NDArray[np.uint8], first: int, size: np.float32) -> None:
+    map_ranges(out.size, lambda a, b: _add_(out[a:b], bits, first + a, size))
 
 
 @kernel
-def _add(out: NDArray[np.float32], bits: NDArray[np.uint8], first: int, size: np.float32) -> None:
+def _add_(out: NDArray[np.float32], bits: NDArray[np.uint8], first: int, size: np.float32) -> None:
     head = min(out.size, -first % 8)  # up to the first whole byte of this range
     for i in range(head):
         out[i] += size if (bits[(first + i) >> 3] >> ((first + i) & 7)) & 1 else -size
@@ -144,10 +126,10 @@ def _add(out: NDArray[np.float32], bits: NDArray[np.uint8], first: int, size: np
         body[i] += size if (whole[i >> 3] >> (i & 7)) & 1 else -size
 
 
-def _add_signs_torch(out: Tensor, bits: Tensor, segments: Segments, magnitudes: Tensor) -> None:
+def _add_signs_torch_(out: Tensor, bits: Tensor, segments: Segments, magnitudes: Tensor) -> None:
     if len(out) < len(bits):
         for packed, sizes in zip(bits, magnitudes, strict=True):
-            _add_signs_torch(out, packed[None], segments, sizes[None])
+            _add_signs_torch_(out, packed[None], segments, sizes[None])
         return
     positive = unpack_bools(bits, out.shape[-1])
     for number, (start, stop) in enumerate(segments):

@@ -11,29 +11,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.parallel import BLOCK, kernel, split
+from fedcams.bits.parallel import BLOCK, kernel, map_ranges
 
 Vector = NDArray[np.float32]
 SHORT = 1 << 15
 """Up to here torch does not use its threads, and is quicker to call."""
 
 
-def add(out: Tensor, x: Tensor, threads: int | None = None) -> None:
+def add_(out: Tensor, x: Tensor, threads: int | None = None) -> None:
     """`out [n] += x [n]`, in place; on as many threads as torch has, unless told otherwise."""
     if out.numel() <= SHORT or not (_plain(out) and _plain(x)):
         out.add_(x)
         return
     target, source = out.numpy(), x.numpy()
-    split(target.size, lambda a, b: _add(target[a:b], source[a:b]), threads)
+    map_ranges(target.size, lambda a, b: _add_kernel_(target[a:b], source[a:b]), threads)
 
 
-def divide(out: Tensor, by: float) -> None:
+def divide_(out: Tensor, by: float) -> None:
     """`out [n] /= by`, in place."""
     if out.numel() <= SHORT or not _plain(out):
         out.div_(by)
         return
     target = out.numpy()
-    split(target.size, lambda a, b: _divide(target[a:b], np.float32(by)))
+    map_ranges(target.size, lambda a, b: _divide_kernel_(target[a:b], np.float32(by)))
 
 
 def abs_sum(x: Tensor) -> float:
@@ -43,7 +43,7 @@ def abs_sum(x: Tensor) -> float:
     vector = x.numpy()
     if vector.size <= BLOCK:
         return float(_block_sums(vector).sum())
-    return float(np.concatenate(split(vector.size, lambda a, b: _block_sums(vector[a:b]))).sum())
+    return float(np.concatenate(map_ranges(vector.size, lambda a, b: _block_sums(vector[a:b]))).sum())
 
 
 def row_norms(rows: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def read_floats(data: NDArray[np.uint8]) -> tuple[Vector, float]:
         raw[4 * a : 4 * b] = data[4 * a : 4 * b]
         return _block_sums(vector[a:b])
 
-    return vector, float(np.concatenate(split(vector.size, read)).sum())
+    return vector, float(np.concatenate(map_ranges(vector.size, read)).sum())
 
 
 def _array(x: Tensor) -> NDArray[np.float32]:
@@ -101,13 +101,13 @@ def _plain(x: Tensor) -> bool:
 
 
 @kernel
-def _add(out: Vector, x: Vector) -> None:
+def _add_kernel_(out: Vector, x: Vector) -> None:
     for i in range(out.size):
         out[i] += x[i]
 
 
 @kernel
-def _divide(out: Vector, by: np.float32) -> None:
+def _divide_kernel_(out: Vector, by: np.float32) -> None:
     for i in range(out.size):
         out[i] /= by
 

@@ -1,5 +1,5 @@
 """The command line: `fedcams run demo`."""
 
-from fedcams.cli.app import app
+from fedcams.cli.main import app
 
 __all__ = ["app"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fedcams.schedules  # noqa: F401  (numbers may follow them)
-from fedcams.bits.signs import packed_size
+from fedcams.bits.packing import packed_size
 from fedcams.bits.vectors import abs_sum, row_norms
 from fedcams.errors import LayoutError, SpecError
 from fedcams.layout import Layout

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.bits.levels import add_levels, most, quantise
+from fedcams.bits.levels import add_levels_, most, quantise
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
@@ -80,4 +80,4 @@ class BlockQ(Compressor):
         return {"step": steps, "level": levels}
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
-        add_levels(out, code["level"], code["step"], self.bits, self.block, weight)
+        add_levels_(out, code["level"], code["step"], self.bits, self.block, weight)

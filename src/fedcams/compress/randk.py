@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.bits.sample import SEED_BITS, sample_positions
-from fedcams.bits.scatter import add_at, take_at
+from fedcams.bits.positions import SEED_BITS, add_at_, sample_positions, take_at
 from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.compress.budget import check_budget, kept
@@ -67,7 +66,7 @@ class RandK(Compressor):
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         positions = sample_positions(code["seed"][:, 0], code["value"].shape[-1], layout.d)
-        add_at(out, positions, code["value"], weight)
+        add_at_(out, positions, code["value"], weight)
 
     def norms(self, code: Code, layout: Layout) -> Tensor:
         return row_norms(code["value"])

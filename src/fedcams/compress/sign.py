@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.bits.signs import abs_sums, add_signs, pack_signs
+from fedcams.bits.signs import abs_sums, add_signs_, pack_signs
 from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.layout import Layout, segments
@@ -50,10 +50,10 @@ class Sign(Compressor):
 
     def accumulate_rows(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> None:
         each = torch.tensor(weights, dtype=torch.float32, device=out.device)[:, None]
-        add_signs(out, code["sign"], segments(layout, self.scope), code["scale"] * each)
+        add_signs_(out, code["sign"], segments(layout, self.scope), code["scale"] * each)
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
-        add_signs(out, code["sign"], segments(layout, self.scope), code["scale"] * weight)
+        add_signs_(out, code["sign"], segments(layout, self.scope), code["scale"] * weight)
 
     def norms(self, code: Code, layout: Layout) -> Tensor:
         roots = [math.sqrt(stop - start) for start, stop in segments(layout, self.scope)]

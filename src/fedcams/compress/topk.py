@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.bits.scatter import add_at, take_at
+from fedcams.bits.positions import add_at_, take_at
 from fedcams.bits.select import top_positions
 from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
@@ -87,7 +87,7 @@ class TopK(Compressor):
         return torch.cat([top_positions(x[:, a:b].contiguous(), k) + a for (a, b), k in parts], dim=-1)
 
     def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
-        add_at(out, code["position"], code["value"].float(), weight)
+        add_at_(out, code["position"], code["value"].float(), weight)
 
     def norms(self, code: Code, layout: Layout) -> Tensor:
         return row_norms(code["value"].float())

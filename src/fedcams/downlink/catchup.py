@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from fedcams.bits.scatter import take_at
-from fedcams.bits.touched import changed_since
+from fedcams.bits.positions import changed_since, take_at
 from fedcams.downlink.message import as_bytes, dense_size, message_size, replacing
 from fedcams.layout import Layout
 from fedcams.wire import pack, size

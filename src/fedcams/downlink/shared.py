@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcams.bits.touched import note_changes
+from fedcams.bits.positions import note_changes
 from fedcams.compress import Compressor
 from fedcams.downlink.base import Delivery, Downlink, Sent, Turn, check_contractive
 from fedcams.downlink.catchup import Catchup, Way

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedcams.bits.parallel import each
+from fedcams.bits.parallel import map_threads
 from fedcams.errors import FedcamsError
 
 DIGEST = 16
@@ -38,7 +38,7 @@ def digest_of(model: Tensor) -> bytes:
     """Sixteen bytes that stand for all bits of a model `[d]`: BLAKE2b of those of its pieces, found side by side."""
     data = model.detach().cpu().contiguous().numpy().data
     pieces = [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
-    return _digest(b"".join(each(pieces, lambda piece: _digest(piece, b"fedcams.piece"))), b"fedcams.model")
+    return _digest(b"".join(map_threads(pieces, lambda piece: _digest(piece, b"fedcams.piece"))), b"fedcams.model")
 
 
 def _digest(data: bytes | memoryview, purpose: bytes) -> bytes:

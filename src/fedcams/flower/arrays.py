@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcams.bits.parallel import each
+from fedcams.bits.parallel import map_threads
 from fedcams.errors import LayoutError, UpdateError
 from fedcams.flower.records import from_array, to_array
 from fedcams.layout import Layout
@@ -86,7 +86,7 @@ class ArrayNames:
         if self.buffer_layout is not None and buffers is not None:
             values |= self.buffer_layout.split(buffers)
         names = _largest_first(values)
-        made = dict(zip(names, each(names, lambda name: to_array(values[name].numpy())), strict=True))
+        made = dict(zip(names, map_threads(names, lambda name: to_array(values[name].numpy())), strict=True))
         return ArrayRecord({name: made.pop(name) if name in made else rest[name] for name in self.order})
 
     def trained(self, vector: Tensor) -> ArrayRecord:
@@ -127,7 +127,7 @@ def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None, out:
             np.subtract(values, base[name].numpy(), out=target.numpy(), casting="same_kind")
 
     targets = layout.split(out)
-    each(_largest_first(targets), lambda name: fill(name, targets[name]))
+    map_threads(_largest_first(targets), lambda name: fill(name, targets[name]))
     return out
 
 

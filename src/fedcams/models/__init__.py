@@ -1,4 +1,4 @@
-"""Models, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Models, one per file: every module in this folder is imported, which registers its model."""
 
 from fedcams.models.base import Model, build, model
 from fedcams.registry import import_folder

@@ -1,4 +1,4 @@
-"""Partitions, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Partitions, one per file: every module in this folder is imported, which registers its partition."""
 
 from fedcams.partition.base import Partition, label_histogram, partition, take_fraction
 from fedcams.registry import import_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedcams.bits.signs import packed_size
+from fedcams.bits.packing import packed_size
 from fedcams.compress import Compressor, Field
 from fedcams.layout import Layout
 from fedcams.wire.fields import fixed_size

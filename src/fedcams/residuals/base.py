@@ -11,7 +11,7 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor
 
-from fedcams.bits.vectors import add
+from fedcams.bits.vectors import add_
 from fedcams.errors import LayoutError, ResidualError
 from fedcams.layout import Layout
 
@@ -170,7 +170,7 @@ class ResidualStore(ABC):
 
     def _add_row(self, client: int, round: int, row: Tensor) -> None:
         """Adds this version into `row [d]`, in place."""
-        add(row, self._read(client, round).to(row.device))
+        add_(row, self._read(client, round).to(row.device))
 
     @abstractmethod
     def _put(self, client: int, round: int, row: Tensor, freed: int | None) -> None:

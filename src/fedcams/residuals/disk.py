@@ -9,7 +9,7 @@ version of a row, both numbers decimal and unpadded. A row file is never changed
     16  uint64    client
     24  uint64    round
     32  uint64    d
-    40  2 uint64  checksum of what follows, see `fedcams.bits.sums`
+    40  2 uint64  checksum of what follows, see `fedcams.bits.checksum`
     56  float32   the row, d values; the file ends here
 
 Every file is written under its name + `.tmp`, synced, renamed, and its folder synced. A store may keep a few files of
@@ -35,9 +35,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.parallel import split
-from fedcams.bits.sums import Sums, range_sums, sums, whole
-from fedcams.bits.vectors import add
+from fedcams.bits.checksum import Sums, range_sums, sums, whole
+from fedcams.bits.parallel import map_ranges
+from fedcams.bits.vectors import add_
 from fedcams.durable import os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
 from fedcams.layout import Layout
@@ -125,7 +125,7 @@ class DiskStore(ResidualStore):
     def _add_row(self, client: int, round: int, row: Tensor) -> None:
         def add_piece(start: int, piece: Piece) -> None:
             source = torch.from_numpy(piece.astype(np.float32, copy=False))
-            add(row[start : start + len(piece)], source.to(row.device), threads=1)
+            add_(row[start : start + len(piece)], source.to(row.device), threads=1)
 
         self._visit(client, round, add_piece)
 
@@ -139,7 +139,7 @@ class DiskStore(ResidualStore):
                 raise ResidualError(f"{path}: truncated, {size} of {total} bytes of the row; {_RESTORE}")
             if size > total:
                 raise ResidualError(f"{path}: something follows after the {total} bytes of the row; {_RESTORE}")
-            found = whole(split(self.layout.d, lambda a, b: _visit_range(file.fileno(), a, b, use)))
+            found = whole(map_ranges(self.layout.d, lambda a, b: _visit_range(file.fileno(), a, b, use)))
         if found != expected:
             raise ResidualError(f"{path}: damaged, checksum {_hex(found)} instead of {_hex(expected)}; {_RESTORE}")
 

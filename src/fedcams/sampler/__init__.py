@@ -1,4 +1,4 @@
-"""Samplers, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Samplers, one per file: every module in this folder is imported, which registers its sampler."""
 
 from fedcams.registry import import_folder
 from fedcams.sampler.base import Sampler, sampler

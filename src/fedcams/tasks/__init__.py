@@ -1,8 +1,7 @@
-"""Tasks, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Tasks, one per file: every module in this folder is imported, which registers its task."""
 
 from fedcams.registry import import_folder
-from fedcams.tasks.augment import Augmentation, CropFlip
-from fedcams.tasks.base import Task, TaskData, accuracy, cross_entropy, task
+from fedcams.tasks.base import Augmentation, CropFlip, Task, TaskData, accuracy, cross_entropy, task
 
 import_folder(__name__, __path__)
 

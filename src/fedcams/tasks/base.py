@@ -1,4 +1,7 @@
-"""What a task is: examples to train and to test on, a loss and a metric. It knows nothing of models and federation."""
+"""What a task is: examples to train and to test on, a loss, a metric, and perhaps an augmentation.
+
+Augmentation draws its numbers on the host and changes images on whatever device they are.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedcams.errors import DataError
+from fedcams.errors import DataError, SpecError
 from fedcams.registry import Spec, resolve
-from fedcams.tasks.augment import Augmentation
 
 Score = Callable[[Tensor, Tensor], Tensor]
 """Outputs `[n, ...]` and targets `[n]` -> a tensor."""
@@ -24,10 +27,10 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class TaskData:
-    """A loaded task.
+    """The data of a task.
 
-    Images are uint8 `[n, c, h, w]`, other features float32 `[n, ...]`; targets are int64 `[n]`. Keep examples as they
-    are, augment them if `augment` is there, and give the model what `prepare` makes of them.
+    Images are uint8 `[n, c, h, w]`, other features float32 `[n, ...]`; targets are int64 `[n]`. Store examples as they
+    are, augment them if `augment` is given, and pass the model what `prepare` returns.
     """
 
     train_x: Tensor
@@ -36,15 +39,15 @@ class TaskData:
     test_y: Tensor
     classes: int
     loss: Score
-    """One for each example, `[n]`."""
+    """Returns one loss per example, `[n]`."""
     metric: Score
-    """One score for each example, `[n]`, larger is better: 1.0 where the class is right."""
+    """Returns one score per example, `[n]`, larger is better: 1.0 if the class is right."""
     mean: Tensor | None = None
     """`[c, 1, 1]`, on the scale of pixels from 0 to 1; None leaves that scale as it is."""
     std: Tensor | None = None
     augment: Augmentation | None = None
     groups: Tensor | None = None
-    """`[n]`, whose each training example is by nature, for the partition `natural`; None where the data do not say."""
+    """`[n]`, the group (writer, user) of each training example, for the partition `natural`; None if unknown."""
 
     def __post_init__(self) -> None:
         check_examples("train", self.train_x, self.train_y, self.shape, self.classes)
@@ -59,7 +62,7 @@ class TaskData:
         return tuple(self.train_x.shape[1:])
 
     def prepare(self, x: Tensor) -> Tensor:
-        """`[..., *shape]` as the model takes it: pixels to float32 and normalised, floats as they are."""
+        """Return `x [..., *shape]` as the model takes it: pixels as normalised float32, floats unchanged."""
         if x.dtype != torch.uint8:
             return x
         if self.mean is None or self.std is None:
@@ -69,14 +72,14 @@ class TaskData:
         return (x.float() - 255 * mean) / (255 * std)
 
     def to(self, device: torch.device | str) -> TaskData:
-        """The same with all tensors on a device."""
+        """Return the same data with all tensors on a device."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
         return dataclasses.replace(self, **moved)
 
 
 def check_examples(where: str, x: Tensor, y: Tensor, shape: tuple[int, ...], classes: int) -> None:
-    """Refuses examples that are not `[n, *shape]` of uint8 or float32 with n > 0 targets from 0 to classes-1."""
+    """Refuse x unless it is `[n, *shape]` of uint8 or float32, n > 0, and y unless it is n targets below `classes`."""
     if len(x) == 0 or tuple(x.shape[1:]) != shape or x.dtype not in (torch.uint8, torch.float32):
         expected = f"uint8 or float32 [n, {', '.join(map(str, shape))}], n > 0"
         raise DataError(f"{where}: the examples are {x.dtype} {list(x.shape)}; expected: {expected}")
@@ -88,34 +91,76 @@ def check_examples(where: str, x: Tensor, y: Tensor, shape: tuple[int, ...], cla
 
 
 class Task(Spec, ABC):
-    """The root of all tasks. Subclasses write `load`."""
+    """Base class of all tasks. A subclass implements `load`."""
 
     kind = "task"
     reference: ClassVar[str] = ""
-    """Where the data or the problem come from."""
+    """The paper that describes the data or the problem."""
     model: ClassVar[str]
-    """The spec of a model that fits."""
+    """The spec of a model that fits the data."""
 
     @abstractmethod
     def load(self, folder: Path | None = None) -> TaskData:
-        """The data, on the CPU; `folder` is where downloaded files lie, by default `FEDCAMS_DATA`, else `data`."""
+        """Return the data, on the CPU. `folder` holds downloaded files; default: `FEDCAMS_DATA`, else `data`."""
 
 
 def task(spec: str | Task) -> Task:
-    """The task that a spec string such as `cifar10` spells."""
+    """Return the task for a spec such as `cifar10`; refuse an unknown name."""
     return cast(Task, resolve("task", spec))
 
 
 def data_folder(folder: Path | None) -> Path:
-    """Where downloaded data lie: as told, else as the environment says, else `data` in the working directory."""
+    """Return the folder of downloaded data: the given one, else `FEDCAMS_DATA`, else `data` where you are."""
     return Path(os.environ.get("FEDCAMS_DATA", "data")) if folder is None else Path(folder)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """`[n, classes, ...]` and `[n, ...]` -> the loss of each target."""
+    """Return the loss of each target: `[n, classes, ...]` and `[n, ...]` -> `[n, ...]`."""
     return functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """`[n, classes, ...]` and `[n, ...]` -> 1.0 where the largest output is the target, else 0.0."""
+    """Return 1.0 where the largest output is the target, else 0.0: `[n, classes, ...]` and `[n, ...]` -> `[n, ...]`."""
     return (outputs.argmax(1) == targets).float()
+
+
+# -- augmentation ------------------------------------------------------------------------------------------------
+
+
+class Augmentation(Protocol):
+    """A random change of images, separate from its random numbers: equal draws give equal images."""
+
+    def draw(self, rng: np.random.Generator, n: int) -> Tensor:
+        """Draw one row of integers for each of n examples."""
+
+    def apply(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Return the examples `[n, ...]`, changed as the draws say."""
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """Crop the original size out of the image with a black border, then mirror it half of the time."""
+
+    padding: int = 4
+
+    def __post_init__(self) -> None:
+        if self.padding < 0:
+            raise SpecError(f"padding={self.padding}; give 0 or more pixels")
+
+    def draw(self, rng: np.random.Generator, n: int) -> Tensor:
+        """Draw int64 `[n, 3]`: first row and first column of the crop, from 0 to 2·padding, and 1 for a flip."""
+        side = 2 * self.padding + 1
+        return torch.from_numpy(rng.integers(0, (side, side, 2), size=(n, 3)))
+
+    def apply(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Return `x [..., n, c, h, w]`, cropped and flipped by `draws [..., n, 3]` on its device, before `prepare`."""
+        top, left, flip = draws.unsqueeze(-2).unbind(-1)  # each [..., n, 1]
+        height, width = x.shape[-2:]
+        across = torch.arange(width, device=x.device)
+        rows = top + torch.arange(height, device=x.device)
+        columns = left + torch.where(flip == 1, width - 1 - across, across)
+        # One gather over the pixels of the padded planes, [..., n, c, (h+2p)·(w+2p)].
+        places = rows.unsqueeze(-1) * (width + 2 * self.padding) + columns.unsqueeze(-2)
+        planes = functional.pad(x, [self.padding] * 4).flatten(-2)
+        index = places.flatten(-2).unsqueeze(-2).expand(*x.shape[:-2], -1)
+        return planes.gather(-1, index).view(x.shape)

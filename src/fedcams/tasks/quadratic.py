@@ -1,9 +1,12 @@
-"""A quadratic problem whose smoothness and gradient noise are what one asks for."""
+"""A quadratic problem with given smoothness and gradient noise, and how to measure that noise."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -83,3 +86,28 @@ class Quadratic(Task):
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return -self._score(outputs, targets)
+
+
+# -- noise of gradients ------------------------------------------------------------------------------------------
+
+
+class Noise(NamedTuple):
+    """The two variances in convergence theorems: the smallest constants for which they hold at one point w."""
+
+    sigma_l: float
+    """`E‖∇f_i(w; z) - ∇f_i(w)‖² ≤ σ_l²` for one example z of any client i; a batch of b has σ_l²/b."""
+    sigma_g: float
+    """`mean_i ‖∇f_i(w) - ∇f(w)‖² ≤ σ_g²` with `f = mean_i f_i`."""
+
+
+def noise(gradients: Tensor, shards: Sequence[Tensor]) -> Noise:
+    """Return both constants from the gradient `[n, d]` of each example and the rows `[n_i]` of each client."""
+    held = [gradients[rows].double() for rows in shards]
+    means = torch.stack([rows.mean(0) for rows in held])
+    local = max(float(_variance(rows)) for rows in held)
+    return Noise(math.sqrt(local), math.sqrt(float(_variance(means))))
+
+
+def _variance(vectors: Tensor) -> Tensor:
+    """`mean_j ‖v_j - mean v‖²` of `[n, d]`."""
+    return (vectors - vectors.mean(0)).square().sum(-1).mean()

@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.parallel import each
+from fedcams.bits.packing import pack_uints, packed_size, unpack_uints
+from fedcams.bits.parallel import map_threads
 from fedcams.bits.rice import rice_decode, rice_encode, rice_size
-from fedcams.bits.signs import packed_size
-from fedcams.bits.uints import pack_uints, unpack_uints
 from fedcams.bits.vectors import abs_sum, read_floats
 from fedcams.compress.base import Field
 from fedcams.errors import BadPadding, NonFinite, Truncated
@@ -45,7 +44,7 @@ def index_sizes(rows: Tensor, d: int) -> list[int]:
     host = rows.detach().to("cpu", non_blocking=True)  # from a GPU: into pinned memory
     if rows.is_cuda:
         torch.cuda.current_stream(rows.device).synchronize()
-    return each(list(host.contiguous().numpy()), lambda row: rice_size(row, d))
+    return map_threads(list(host.contiguous().numpy()), lambda row: rice_size(row, d))
 
 
 def fixed_size(field: Field) -> int:

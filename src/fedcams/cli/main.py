@@ -1,4 +1,4 @@
-"""The application: its commands, and what becomes of errors."""
+"""The command `fedcams`: its subcommands, its own options, and how it reports errors."""
 
 from __future__ import annotations
 
@@ -15,29 +15,25 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from fedcams.cli.benching import bench
-from fedcams.cli.listing import list_
-from fedcams.cli.planning import plan
-from fedcams.cli.reporting import report
-from fedcams.cli.running import resume, run
-from fedcams.cli.sweeping import sweep
+from fedcams.cli.runs import report, resume, run, sweep
+from fedcams.cli.tools import bench, list_, plan
 from fedcams.errors import FedcamsError, SpecError
 from fedcams.version import __version__
 
-STOPPED = "stopped; give the same command again to go on from the last checkpoint"
+STOPPED = "stopped; run the same command again to continue from the last checkpoint"
 
 
 class Commands(TyperGroup):
-    """Shows what fedcams refuses as one line instead of a traceback."""
+    """Print an error of fedcams as one line instead of a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Begins; where the terminal has no letter for something it shows a question mark."""
+        """Parse the command line and run it; a character that the terminal cannot show becomes a question mark."""
         if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
             sys.stdout.reconfigure(errors="replace")
         return super().main(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command that was asked for."""
+        """Run the chosen subcommand and turn errors into messages and exit codes."""
         try:
             return super().invoke(ctx)
         except FedcamsError as error:
@@ -50,23 +46,23 @@ class Commands(TyperGroup):
 
 
 def refuse_key(error: click.NoSuchOption) -> None:
-    """Says how a key of the experiment is set: `--rounds 5` is what one tries first."""
+    """Explain how to set a key of the experiment when it is given as an option, such as `--rounds 5`."""
     if error.ctx is None or error.ctx.info_name != "run":
         return
     from fedcams.experiment.preset import KEYS
 
     key = error.option_name.lstrip("-").replace("-", "_")
     if key in (*KEYS, "seeds"):
-        refuse(f"{error.option_name} is no option; {key} is a key of the experiment: give -s {key}=VALUE")
+        refuse(f"{error.option_name} is not an option; {key} is a key of the experiment: use -s {key}=VALUE")
 
 
 def refuse(message: str) -> None:
-    """Leaves with an error."""
+    """Print an error and exit with code 2."""
     fail(f"[bold red]error:[/] [red]{escape(message)}[/]", code=2)
 
 
 def fail(message: str, code: int) -> None:
-    """Says why on standard error, and leaves."""
+    """Print a message on standard error and exit with the given code."""
     Console(stderr=True, soft_wrap=True, highlight=False).print(message)
     raise typer.Exit(code)
 
@@ -77,7 +73,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="`fedcams run demo` compares seven methods on a small problem, with nothing to download.",
+    epilog="`fedcams run demo` compares seven methods on a small problem. It downloads nothing.",
 )
 app.command()(run)
 app.command()(resume)
@@ -88,21 +84,21 @@ app.command("list")(list_)
 app.add_typer(bench, name="bench")
 
 
-def show_version(asked: bool) -> None:
-    """Prints the version and leaves."""
-    if asked:
+def show_version(wanted: bool) -> None:
+    """Print the version and exit."""
+    if wanted:
         Console(highlight=False).print(f"fedcams {__version__}")
         raise typer.Exit
 
 
 def load(modules: Sequence[str]) -> None:
-    """Imports what registers pieces of one's own, from the working directory too."""
+    """Import modules that register your own pieces; the working directory is searched too."""
     sys.path.insert(0, str(Path.cwd()))
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise SpecError(f"--import {module}: {error}; give a module that lies here or in PYTHONPATH") from None
+            raise SpecError(f"--import {module}: {error}; name a module that lies here or on PYTHONPATH") from None
 
 
 @app.callback()
@@ -113,7 +109,7 @@ def main(
             "--import",
             metavar="MODULE",
             envvar="FEDCAMS_IMPORT",
-            help="Import a module that registers pieces of your own; may be given several times.",
+            help="Import a module that registers your own pieces; repeat the option for several.",
             show_default=False,
         ),
     ] = None,

@@ -1,0 +1,100 @@
+"""Integers of b bits as bytes, one after the other, the lowest bit first, padding zero.
+
+Bools and levels (at most 8 bits) are packed in torch operations, on any device; wider integers by a kernel on the CPU.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fedcams.bits.parallel import kernel
+from fedcams.errors import BadPadding
+
+Bytes = NDArray[np.uint8]
+Values = NDArray[np.int64]
+
+
+def packed_size(count: int) -> int:
+    """Bytes that hold `count` bits."""
+    return -(-count // 8)
+
+
+def pack_bools(mask: Tensor) -> Tensor:
+    """bool `[..., count]` -> uint8 `[..., ceil(count/8)]`, on any device."""
+    padded = pad(mask.to(torch.uint8), (0, -mask.shape[-1] % 8))
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=mask.device)
+    packed: Tensor = (padded.unflatten(-1, (-1, 8)) * weights).sum(-1, dtype=torch.uint8)
+    return packed
+
+
+def unpack_bools(bits: Tensor, count: int) -> Tensor:
+    """uint8 `[..., ceil(count/8)]` -> bool `[..., count]`, on any device."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return ((bits.unsqueeze(-1) >> places) & 1).flatten(-2)[..., :count].bool()
+
+
+def pack_levels(levels: Tensor, bits: int) -> Tensor:
+    """uint8 `[..., count]`, each below 2^bits -> uint8 `[..., ceil(count·bits/8)]`, on any device."""
+    count = levels.shape[-1]
+    groups = pad(levels, (0, -count % 8)).unflatten(-1, (-1, 8)).long()
+    words = (groups << bits * torch.arange(8, device=levels.device)).sum(-1)
+    spread = (words[..., None] >> 8 * torch.arange(bits, device=levels.device)) & 255
+    packed: Tensor = spread.to(torch.uint8).flatten(-2)[..., : packed_size(count * bits)]
+    return packed
+
+
+def unpack_levels(data: Tensor, bits: int, count: int) -> Tensor:
+    """The reverse."""
+    groups = pad(data, (0, -data.shape[-1] % bits)).unflatten(-1, (-1, bits)).long()
+    words = (groups << 8 * torch.arange(bits, device=data.device)).sum(-1)
+    spread = (words[..., None] >> bits * torch.arange(8, device=data.device)) & ((1 << bits) - 1)
+    levels: Tensor = spread.to(torch.uint8).flatten(-2)[..., :count]
+    return levels
+
+
+def pack_uints(values: Values, bits: int) -> Bytes:
+    """int64 `[n]`, each in [0, 2^bits) with bits <= 32 -> `ceil(n bits / 8)` bytes."""
+    out = np.zeros(packed_size(values.size * bits), np.uint8)
+    _pack_(values, bits, out)
+    return out
+
+
+def unpack_uints(data: Bytes, bits: int, count: int) -> Values:
+    """The reverse; refuses padding that is not zero."""
+    values = np.empty(count, np.int64)
+    if _unpack_(data, bits, values):
+        raise BadPadding(f"the bits after the last of {count} {bits}-bit integers are not zero")
+    return values
+
+
+@kernel
+def _pack_(values: Values, bits: int, out: Bytes) -> None:
+    held, width, at = np.uint64(0), 0, 0
+    for i in range(values.size):
+        held |= np.uint64(values[i]) << np.uint64(width)
+        width += bits
+        while width >= 8:
+            out[at] = np.uint8(held & np.uint64(255))
+            held >>= np.uint64(8)
+            width, at = width - 8, at + 1
+    if width:
+        out[at] = np.uint8(held)
+
+
+@kernel
+def _unpack_(data: Bytes, bits: int, values: Values) -> bool:
+    """Returns whether anything but zeros is left."""
+    held, width, at = np.uint64(0), 0, 0
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    for i in range(values.size):
+        while width < bits:
+            held |= np.uint64(data[at]) << np.uint64(width)
+            width, at = width + 8, at + 1
+        values[i] = np.int64(held & mask)
+        held >>= np.uint64(bits)
+        width -= bits
+    return bool(held != 0)
