@@ -142,9 +142,7 @@ class Training:
         self.others: dict[str, MetricRecord | ConfigRecord] = {}
         """What the app answered beside the arrays; empty where a reply is only repeated."""
 
-    def __call__(
-        self, received: Received, instruction: Instruction, shift: Tensor | None, rate: float
-    ) -> ClientUpdate:
+    def __call__(self, received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
         """Have the app train. Consumes the model: the update is formed in its memory."""
         x = received.start
         self.message.content = self._content(received, instruction, shift, rate)
@@ -161,9 +159,7 @@ class Training:
             )
         return ClientUpdate(delta, after, examples, steps, loss)
 
-    def _content(
-        self, received: Received, instruction: Instruction, shift: Tensor | None, rate: float
-    ) -> RecordDict:
+    def _content(self, received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> RecordDict:
         content = self.message.content
         rest = content.array_records.get(REST, ArrayRecord())
         config = ConfigRecord(dict(content.config_records.get(self.config_key, {})))

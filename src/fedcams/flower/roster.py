@@ -88,7 +88,11 @@ class Roster:
 
     def _greet(self, grid: Grid, nodes: list[int]) -> None:
         content = RecordDict(
-            {ABOUT: about(kind="greeting", protocol=PROTOCOL), self.arrays_key: ArrayRecord(), self.config_key: ConfigRecord()}
+            {
+                ABOUT: about(kind="greeting", protocol=PROTOCOL),
+                self.arrays_key: ArrayRecord(),
+                self.config_key: ConfigRecord(),
+            }
         )
         for node in nodes:
             message = Message(content, node, MessageType.TRAIN, ttl=self.patience)

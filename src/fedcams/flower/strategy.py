@@ -119,9 +119,7 @@ class FedCAMS(FedAvg):
             evaluate = _Evaluation(self, grid, names, rest, timeout, evaluate_config or ConfigRecord(), evaluate_fn)
             return self._run(grid, state, num_rounds, rounds, evaluate)
 
-    def _run(
-        self, grid: Grid, state: ServerState, num_rounds: int, rounds: GridRound, evaluate: _Evaluation
-    ) -> Result:
+    def _run(self, grid: Grid, state: ServerState, num_rounds: int, rounds: GridRound, evaluate: _Evaluation) -> Result:
         self.summary()
         if state.round:
             logger.info("continuing %s after round %s", rounds.checkpoint.run, state.round)

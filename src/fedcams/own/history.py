@@ -85,7 +85,8 @@ class History:
             return False
         self.state, record = step
         self.records.append(record)
-        if any([callback(record) for callback in self.callbacks]):
+        answers = [callback(record) for callback in self.callbacks]  # all of them, whatever one says
+        if any(answers):
             self._stop()
         if self.finished:
             self.close()

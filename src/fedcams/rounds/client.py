@@ -49,12 +49,12 @@ class Client:
         needed = self.method.memory(self.layout, self.buffer_layout)
         if self.rows is None and needed:
             object.__setattr__(self, "rows", RowStore.in_memory(needed))
-        if self.rows is not None and {n: l.id for n, l in self.rows.layouts.items()} != {
-            n: l.id for n, l in needed.items()
-        }:
-            theirs, ours = (", ".join(f"{n} with d={l.d}" for n, l in x.items()) for x in (self.rows.layouts, needed))
-            raise LayoutError(f"rows holds {theirs or 'nothing'}, and this method keeps {ours or 'nothing'}; "
-                              "give a store made for this method and model")
+        if self.rows is not None and dict(self.rows.layouts) != needed:
+            theirs, ours = (
+                ", ".join(f"{name} with d={layout.d}" for name, layout in layouts.items()) or "nothing"
+                for layouts in (self.rows.layouts, needed)
+            )
+            raise LayoutError(f"rows holds {theirs}, and this method and model keep {ours}; give a store made for them")
 
     def keeps(self, name: str) -> bool:
         """Whether clients keep a row of this name."""

@@ -91,7 +91,7 @@ class DurableClient:
         return Answer(reply, again=False, note=note)
 
     def _settled_first(self, settled: Future[None]) -> Client:
-        """The client; a method with control variates reads its row before it trains, so that must be settled by then."""
+        """The client, once its rows are settled if its training starts from one of them, as with control variates."""
         if self.client.method.control.active:
             settled.result()
         return self.client

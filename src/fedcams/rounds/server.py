@@ -50,7 +50,7 @@ class Server:
         needed = {REPLICA: self.layout} if self.method.downlink.server_keeps_rows else {}
         if self.replicas is None and needed:
             object.__setattr__(self, "replicas", RowStore.in_memory(needed))
-        if self.replicas is not None and self.replicas.layouts != needed:
+        if self.replicas is not None and dict(self.replicas.layouts) != needed:
             raise LayoutError(
                 f"replicas holds rows of other layouts than this model's, d={self.layout.d}; give an empty store"
             )

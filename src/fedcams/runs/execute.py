@@ -237,7 +237,8 @@ def _note_environment(path: Path, round: int, now: dict[str, Any]) -> None:
 
 def _line(record: RoundRecord) -> str:
     """The record's line; JSON has no infinity, and a run that came to it is of no use."""
-    bad = {key: value for key, value in record.to_dict().items() if isinstance(value, float) and not math.isfinite(value)}
+    values = record.to_dict().items()
+    bad = {key: value for key, value in values if isinstance(value, float) and not math.isfinite(value)}
     if bad:
         found = ", ".join(f"{key} is {value}" for key, value in bad.items())
         raise UpdateError(f"round {record.round}: {found}; lower the learning rates or clip")

@@ -16,9 +16,7 @@ KINDS = {"delta": "deltas", "catchup": "catchup", "dense": "dense"}
 """How a model may travel to a client -> the ending of the record's key for its bytes."""
 
 
-def count_bytes(
-    server: Server, method: Method, cohort: int, outgoing: Outgoing, delivery: Delivery
-) -> dict[str, int]:
+def count_bytes(server: Server, method: Method, cohort: int, outgoing: Outgoing, delivery: Delivery) -> dict[str, int]:
     """Return the record's byte counts and paper bits of a round with a cohort of this size."""
     up, down = _up(server, method, outgoing), _beside_the_model(server, method)
     heads = instruction_size({MODEL: 0, **dict.fromkeys(down, 0)})

@@ -67,9 +67,7 @@ class Simulation:
         server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler)
         client = Client(method, layout, buffer_layout, rows, None, rounds)
         chosen = choose(engine, problem, rounds, sampler.size_varies)
-        return cls(
-            problem, server, client, sampler, chosen, test, metric, sampling_weights, evaluate_every, probes
-        )
+        return cls(problem, server, client, sampler, chosen, test, metric, sampling_weights, evaluate_every, probes)
 
     def start(self) -> ServerState:
         """Return the state before the first round, from the parameters and buffers that the model has now."""
