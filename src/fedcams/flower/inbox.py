@@ -20,7 +20,7 @@ from fedcams.flower.records import EXAMPLES, REPLY, about_of, examples_and_loss,
 from fedcams.flower.roster import APP_RAISED
 from fedcams.layout import Layout
 from fedcams.rounds import Refusal, Reply, Server, ServerState, answer_from_parts
-from fedcams.rounds.messages import REPLY_HOLDING
+from fedcams.rounds.messages import BUFFERS, UPDATE, reply_size
 from fedcams.wire import encode
 
 SLACK = 2
@@ -35,7 +35,10 @@ class Inbox:
     def __init__(self, folder: Path, names: ArrayNames, arrays_key: str, server: Server, state: ServerState) -> None:
         """Empties the folder; `state` is the server's when it opened the round."""
         self.folder, self.names, self.arrays_key, self.server, self.state = folder, names, arrays_key, server, state
-        self.limit = SLACK * (REPLY_HOLDING.overhead + dense_size(names.layout) + dense_size(names.buffer_layout))
+        dense = {UPDATE: dense_size(names.layout)}
+        if names.buffer_layout is not None:
+            dense[BUFFERS] = dense_size(names.buffer_layout)
+        self.limit = SLACK * reply_size(dense, holding=True)
         self.came: dict[int, list[int]] = {}
         """Client -> bytes of each part of its reply."""
         self.refusals: dict[int, Refusal] = {}
@@ -113,10 +116,11 @@ class Inbox:
         """An app without the mod returns its whole model; the change is formed here, against what it was sent."""
         delta, buffers = self.names.change(only_arrays(content, self.arrays_key), self.state.x)
         examples, loss = examples_and_loss(content)
-        apart = b"" if buffers is None else encode(IDENTITY, buffers, self.names.buffer_layout)
+        streams = {UPDATE: encode(IDENTITY, delta, self.names.layout)}
+        if buffers is not None:
+            streams[BUFFERS] = encode(IDENTITY, buffers, self.names.buffer_layout)
         held = self.server.downlink.expected(self.state.downlink, client)
-        payload = encode(IDENTITY, delta, self.names.layout)
-        return Reply(self.state.round + 1, client, payload, apart, examples, 0, loss, held).to_parts()
+        return Reply(self.state.round + 1, client, streams, examples, 0, loss, held).to_parts()
 
 
 def dense_size(layout: Layout | None) -> int:

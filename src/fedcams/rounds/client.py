@@ -15,7 +15,7 @@ from fedcams.errors import UpdateError
 from fedcams.feedback import ErrorFeedback, Pending
 from fedcams.keys import derive
 from fedcams.layout import Layout
-from fedcams.rounds.messages import Instruction, Refusal, Reply
+from fedcams.rounds.messages import BUFFERS, MODEL, UPDATE, Instruction, Refusal, Reply, expect_streams
 from fedcams.wire import decode, encode, pack
 
 
@@ -53,17 +53,20 @@ def reply(client: Client, instruction: Instruction, train: Train) -> tuple[Reply
     server.
     """
     codec, layout = client.uplink.compressor, client.uplink.layout
-    x, held = client.downlink.receive(instruction.model, layout, client.held, instruction.client, instruction.sealed)
-    buffers = decode(instruction.buffers, client.buffer_layout) if client.buffer_layout else None
+    expect_streams(instruction, [MODEL, BUFFERS] if client.buffer_layout else [MODEL])
+    streams, sealed = instruction.streams, instruction.sealed
+    x, held = client.downlink.receive(streams[MODEL], layout, client.held, instruction.client, sealed)
+    buffers = decode(streams[BUFFERS], client.buffer_layout) if client.buffer_layout else None
     update = train(x, buffers, instruction)
     if not math.isfinite(update.loss):  # before anything is held: no server would read the reply
         raise UpdateError(f"the training reports the loss {update.loss}; lower the learning rate or clip")
     key = derive(instruction.seed, "uplink", instruction.round, instruction.client)
     pending = client.uplink.prepare([instruction.client], update.delta[None], instruction.round, key)
-    payload = pack(codec, {name: tensor[0] for name, tensor in pending.code.items()}, layout)
-    sent = b"" if update.buffers is None else encode(IDENTITY, update.buffers, client.buffer_layout)
+    sent = {UPDATE: pack(codec, {name: tensor[0] for name, tensor in pending.code.items()}, layout)}
+    if update.buffers is not None:
+        sent[BUFFERS] = encode(IDENTITY, update.buffers, client.buffer_layout)
     about = (update.examples, update.steps, update.loss)
-    return Reply(instruction.round, instruction.client, payload, sent, *about, held), pending
+    return Reply(instruction.round, instruction.client, sent, *about, held), pending
 
 
 def refusal(instruction: Instruction, error: OutOfStep) -> Refusal:

@@ -16,7 +16,7 @@ from fedcams.errors import FedcamsError, LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.optimizers import ServerOptimizer
 from fedcams.residuals import ResidualStore
-from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply
+from fedcams.rounds.messages import BUFFERS, MODEL, UPDATE, Accepted, Instruction, Refusal, Reply, expect_streams
 from fedcams.wire import Payload, encode, unpack
 
 
@@ -88,10 +88,10 @@ def open(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[d
     A message that is lost, in whatever direction, changes nothing: the next one builds on what the client last said.
     """
     models, sent = server.downlink.send(state.downlink, _turn(server, state), sorted(cohort))
-    buffers = b"" if state.buffers is None else encode(IDENTITY, state.buffers, server.buffer_layout)
+    rest = {} if state.buffers is None else {BUFFERS: encode(IDENTITY, state.buffers, server.buffer_layout)}
     instructions = {
         client: Instruction(
-            state.round + 1, client, server.seed, model, buffers, state.accepted.get(client), sealed=True
+            state.round + 1, client, server.seed, {MODEL: model, **rest}, state.accepted.get(client), sealed=True
         )
         for client, model in models.items()
     }
@@ -180,9 +180,10 @@ class _Intake:
         if reply.held != (sent := self._expected(reply.client)):
             raise UpdateError(f"client {reply.client} trained from {reply.held or 'nothing kept'}, and was sent {sent}")
         weight = self.server.weight(reply.examples)
-        update = unpack(reply.payload, self.server.layout)
+        expect_streams(reply, [UPDATE] if self.buffers is None else [UPDATE, BUFFERS])
+        update = unpack(reply.streams[UPDATE], self.server.layout)
         self._check_norm(update)
-        buffers = unpack(reply.buffers, self.server.buffer_layout) if self.buffers is not None else None
+        buffers = unpack(reply.streams[BUFFERS], self.server.buffer_layout) if self.buffers is not None else None
         self.updates.add(reply.client, update, weight)
         if self.buffers is not None and buffers is not None:
             self.buffers.add(reply.client, buffers, weight)

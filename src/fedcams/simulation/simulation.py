@@ -19,7 +19,7 @@ from fedcams.feedback import ErrorFeedback, Pending
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.rounds import Server, ServerState
-from fedcams.rounds.messages import INSTRUCTION, reply_frame
+from fedcams.rounds.messages import instruction_size, reply_size
 from fedcams.sampler import Sampler
 from fedcams.simulation.evaluate import Metric, evaluate
 from fedcams.simulation.phases import Phases
@@ -110,11 +110,12 @@ class Simulation:
     ) -> tuple[int, int, int, int, int, int]:
         """wire_up, wire_down, wire_up_buffers, wire_down_buffers, paper_bits_up, paper_bits_down."""
         layout, count = self.server.layout, len(pending.ids)
-        apart = count * _buffer_size(self.server.buffer_layout, buffers)
-        head = reply_frame(self.server.downlink.keeps).overhead
-        up = count * head + sum(sizes(self.uplink.compressor, pending.code, layout)) + apart
+        extra = _buffer_sizes(self.server.buffer_layout, buffers)
+        apart, keeps = count * sum(extra.values()), self.server.downlink.keeps
+        updates = sizes(self.uplink.compressor, pending.code, layout)
+        up = sum(reply_size({"update": size, **extra}, keeps) for size in updates)
         paper = self.uplink.compressor.paper_bits(layout), self.server.downlink.paper_bits(layout)
-        down = count * INSTRUCTION.overhead + sum(size for _, size in sent) + apart
+        down = sum(instruction_size({"model": size, **extra}) for _, size in sent)
         return up, down, apart, apart, *paper
 
     def _skip(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
@@ -149,5 +150,5 @@ def _mean_error(pending: Pending) -> float | None:
     return None if pending.error is None else float(pending.error.double().mean())
 
 
-def _buffer_size(layout: Layout | None, buffers: Tensor | None) -> int:
-    return 0 if layout is None or buffers is None else size(IDENTITY, {"values": buffers}, layout)
+def _buffer_sizes(layout: Layout | None, buffers: Tensor | None) -> dict[str, int]:
+    return {} if layout is None or buffers is None else {"buffers": size(IDENTITY, {"values": buffers}, layout)}
