@@ -106,7 +106,7 @@ def client(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, roun
     model, apart = encode("identity", x, names.layout), encode("identity", buffers, names.buffer_layout)
     accepted = None
     for round in range(1, WARM + rounds + 1):
-        parts = Instruction(round, 0, 1, model, apart, accepted).to_parts()
+        parts = Instruction(round, 0, 1, {"model": model, "buffers": apart}, accepted).to_parts()
         rest, config = names.rest(arrays), ConfigRecord()
         content = RecordDict({INSTRUCTION: message_record(parts), ABOUT: told, REST: rest, "config": config})
         message = Message(content, 1, "train")

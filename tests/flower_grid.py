@@ -73,7 +73,7 @@ class CannedGrid(InProcessGrid):
 
     def __init__(self, nodes: int, payload: bytes, buffers: bytes = b"") -> None:
         super().__init__(range(nodes))
-        self.payload, self.buffers = payload, buffers
+        self.streams = {"update": payload} | ({"buffers": buffers} if buffers else {})
 
     def _taken(self, message: Message) -> Message:
         """Not the model, which would stay in memory."""
@@ -84,7 +84,7 @@ class CannedGrid(InProcessGrid):
         site, round = message.metadata.dst_node_id, int(message.metadata.group_id or 0)
         if not round:
             return Message(RecordDict({ABOUT: about(site=site)}), reply_to=message)  # a greeting
-        answer = Reply(round, site, self.payload, self.buffers, 10, 5, 0.5)
+        answer = Reply(round, site, self.streams, 10, 5, 0.5)
         content = RecordDict({REPLY: message_record([answer.to_bytes()]), ABOUT: about(note="")})
         return Message(content, reply_to=message)
 

@@ -65,7 +65,7 @@ def client(d: int, spec: str, folder: Path) -> int:
     told = about(kind="instruction", run="m", uplink=spec, feedback=True, downlink="none", model=names.to_json())
     most = 0
     for round in (1, 2, 3):
-        parts = Instruction(round, 0, 1, encode("identity", torch.zeros(d), layout(d))).to_parts()
+        parts = Instruction(round, 0, 1, {"model": encode("identity", torch.zeros(d), layout(d))}).to_parts()
         records = RecordDict(
             {INSTRUCTION: message_record(parts), ABOUT: told, REST: ArrayRecord(), "config": ConfigRecord()}
         )

@@ -44,7 +44,7 @@ def test_what_ends_in_its_own_checksum_is_sealed_and_nothing_else(data: bytes) -
 
 def test_a_message_around_a_sealed_model_is_the_same_unread() -> None:
     model = encode("identity", torch.arange(10.0))
-    known, unknown = (Instruction(1, 2, 3, model, b"", sealed=sealed) for sealed in (True, False))
+    known, unknown = (Instruction(1, 2, 3, {"model": model}, sealed=sealed) for sealed in (True, False))
     assert known.to_parts() == unknown.to_parts()
     assert Instruction.from_parts(known.to_parts()).sealed
 
@@ -52,7 +52,7 @@ def test_a_message_around_a_sealed_model_is_the_same_unread() -> None:
 def test_a_damaged_model_in_a_sound_message_is_refused() -> None:
     model = bytearray(encode("identity", torch.arange(10.0)))
     model[-10] ^= 1
-    asked = Instruction.from_parts(Instruction(1, 2, 3, bytes(model), b"").to_parts())
+    asked = Instruction.from_parts(Instruction(1, 2, 3, {"model": bytes(model)}).to_parts())
     assert not asked.sealed
     with pytest.raises(ChecksumMismatch):
-        downlink("none").receive(asked.model, Layout.flat(10), None, 2, asked.sealed)
+        downlink("none").receive(asked.streams["model"], Layout.flat(10), None, 2, asked.sealed)

@@ -227,7 +227,7 @@ def test_lost_messages_alone_never_cost_a_dense_model(spec: str) -> None:
 
 def after(sent: Tensor, instruction: bytes) -> Tensor:
     """The sum, in float64, of what a client was sent so far, and of what came last; a dense model begins it anew."""
-    message = Message.from_bytes(Instruction.from_bytes(instruction).model)
+    message = Message.from_bytes(Instruction.from_bytes(instruction).streams["model"])
     if message.kind == SET:
         code = unpack_payload(message.payloads[0], LAYOUT).code
         return sent.index_copy(0, code["position"], code["value"].double())
@@ -350,7 +350,7 @@ def test_a_version_from_the_future_or_of_another_run_falls_back_to_dense(spec: s
     world.state, closed = half.close(world.config, world.state, [0], [told])
     assert closed.refused == {0: "OutOfStep: elsewhere"}
     following, _ = half.open(world.config, world.state, [0, 1])
-    assert len(following[0].model) > 4 * D > len(following[1].model)
+    assert len(following[0].streams["model"]) > 4 * D > len(following[1].streams["model"])
 
 
 def held_of(version: int) -> Held:
@@ -362,7 +362,7 @@ def test_an_update_trained_from_something_else_is_refused(spec: str) -> None:
     world = in_step(spec)
     _, world.state = half.open(world.config, world.state, [0, 1])
     payload, x = encode("identity", torch.ones(D), LAYOUT), world.state.x.clone()
-    liars = [Reply(4, 0, payload, b"", 1, 1, 0.0, held_of(99)), Reply(4, 1, payload, b"", 1, 1, 0.0)]
+    liars = [Reply(4, 0, {"update": payload}, 1, 1, 0.0, held_of(99)), Reply(4, 1, {"update": payload}, 1, 1, 0.0)]
     world.state, closed = half.close(world.config, world.state, [0, 1], liars)
     assert closed.accepted == []
     assert "client 0 trained from version 99 (00010203), and was sent version 4" in closed.refused[0]
@@ -399,7 +399,7 @@ def test_a_damaged_model_is_noticed_by_its_digest(spec: str) -> None:
     assert "does not give version" in closed.refused[0]
     closed = world.round({0: "fine"})
     assert closed.accepted == [0]
-    assert len(Instruction.from_bytes(world.last[0]).model) > 4 * D
+    assert len(Instruction.from_bytes(world.last[0]).streams["model"]) > 4 * D
 
 
 def test_stores_of_another_layout_are_refused() -> None:
@@ -431,7 +431,7 @@ def test_who_starts_from_a_checkpoint_never_gets_a_dense_model(spec: str) -> Non
     for _ in range(4):
         closed = world.round(dict.fromkeys(range(CLIENTS), "fine"))
         assert closed.accepted == list(range(CLIENTS))
-        assert all(len(Instruction.from_bytes(sent).model) < 4 * D for sent in world.last.values())
+        assert all(len(Instruction.from_bytes(sent).streams["model"]) < 4 * D for sent in world.last.values())
     world = World(spec)
     world.stores[2] = HeldStore.in_memory(LAYOUT)  # it has no such checkpoint
     assert "client 2 holds nothing" in world.round({1: "fine", 2: "fine"}).refused[2]
@@ -444,7 +444,7 @@ def test_first_contacts_are_dense_and_later_ones_are_not(spec: str) -> None:
     sizes = []
     for cohort in ([0, 1], [0, 2], [1, 2]):
         world.round(dict.fromkeys(cohort, "fine"))
-        sizes.append([len(Instruction.from_bytes(world.last[i]).model) > 4 * D for i in cohort])
+        sizes.append([len(Instruction.from_bytes(world.last[i]).streams["model"]) > 4 * D for i in cohort])
     assert sizes == [[True, True], [False, True], [False, False]]
 
 
@@ -469,7 +469,7 @@ def test_a_client_killed_while_training_is_in_step_when_it_comes_back(tmp_path: 
     world.stores[0] = HeldStore.on_disk(LAYOUT, tmp_path)
     closed = world.round({0: "fine", 1: "fine"})
     assert closed.accepted == [0, 1]
-    assert len(Instruction.from_bytes(world.last[0]).model) < 4 * D
+    assert len(Instruction.from_bytes(world.last[0]).streams["model"]) < 4 * D
 
 
 KILLED = """

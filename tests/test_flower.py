@@ -295,7 +295,7 @@ class Faults:
             return reply
         record = reply.content.array_records[REPLY]
         answer = Reply.from_parts(message_parts(record, 10**9))
-        self.sent[answer.digest.hex()] = decode(answer.payload, max_d=100).double()
+        self.sent[answer.digest.hex()] = decode(answer.streams["update"], max_d=100).double()
         kind, late = KINDS[derive(1, "fault", answer.round, node) % len(KINDS)], self.kept.pop(node, None)
         if kind == "damaged":
             record["0"] = Array("uint8", record["0"].shape, record["0"].stype, record["0"].data[:-1] + b"x")
@@ -404,7 +404,7 @@ def evil_app(folder: Path, change: Callable[[Message], None]) -> ClientApp:
         if INSTRUCTION not in message.content.array_records:
             return app(message, context)
         asked = Instruction.from_parts(message_parts(message.content.array_records[INSTRUCTION], 10**9))
-        answer = Reply(asked.round, asked.client, encode("topk(k=3)", torch.ones(9), OWN), b"", 10, 1, 0.5)
+        answer = Reply(asked.round, asked.client, {"update": encode("topk(k=3)", torch.ones(9), OWN)}, 10, 1, 0.5)
         reply = Message(RecordDict({REPLY: message_record([answer.to_bytes()])}), reply_to=message)
         change(reply)
         return reply
@@ -476,14 +476,14 @@ NAN = encode("identity", torch.ones(9), OWN)
 NAN = NAN[:-8] + b"\0\0\xc0\x7f"
 NAN += zlib.crc32(NAN).to_bytes(4, "little")
 LIES: list[tuple[str, Callable[[Message], None]]] = [
-    ("NonFinite: field 'values': 1 of 9 numbers are NaN", lie(payload=NAN)),
-    ("LayoutMismatch: the payload is of layout", lie(payload=encode("sign", torch.ones(9)))),
+    ("NonFinite: field 'values': 1 of 9 numbers are NaN", lie(streams={"update": NAN})),
+    ("LayoutMismatch: the payload is of layout", lie(streams={"update": encode("sign", torch.ones(9))})),
     ("UpdateError: client 1 answers for client 0", lie(client=0)),
     ("UpdateError: an update for round 9 in round 1", lie(round=9)),
-    ("UpdateError: a message of 1000065 bytes; at most", lie(payload=bytes(10**6))),
+    ("UpdateError: a message of 1000065 bytes; at most", lie(streams={"update": bytes(10**6)})),
     (
         "UpdateError: an update of norm 3e\\+10; at most max_norm=100",
-        lie(payload=encode("sign", torch.full((9,), 1e10), OWN)),
+        lie(streams={"update": encode("sign", torch.full((9,), 1e10), OWN)}),
     ),
     ("NonFinite: client 1 reports the loss nan", lie(loss=float("nan"))),
     ("UnknownVersion: version 2; this reader knows version 1, update fedcams", newer),

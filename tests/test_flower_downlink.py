@@ -118,7 +118,7 @@ class Kinds:
         if INSTRUCTION not in message.content.array_records:
             return reply
         asked = Instruction.from_parts(message_parts(message.content.array_records[INSTRUCTION], 10**9))
-        self.dense.setdefault((asked.round, node), []).append(Model.from_bytes(asked.model).base is None)
+        self.dense.setdefault((asked.round, node), []).append(Model.from_bytes(asked.streams["model"]).base is None)
         return reply if self.fault is None else self.fault(node, message, reply)
 
     def of(self, node: int, rounds: range) -> list[list[bool]]:
@@ -154,7 +154,7 @@ def test_a_client_that_lost_its_model_says_so_and_gets_all_of_it_in_the_same_rou
 def refusing(node: int, message: Message, reply: Message | None) -> Message | None:
     """The answer to the second instruction in a round never comes."""
     asked = Instruction.from_parts(message_parts(message.content.array_records[INSTRUCTION], 10**9))
-    return None if (node, asked.round) == (101, 3) and Model.from_bytes(asked.model).base is None else reply
+    return None if (node, asked.round) == (101, 3) and Model.from_bytes(asked.streams["model"]).base is None else reply
 
 
 @pytest.mark.parametrize("downlink", KEEPING)

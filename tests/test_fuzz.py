@@ -135,10 +135,13 @@ def test_damaged_payloads_of_a_known_layout() -> None:
 def test_damaged_messages_are_refused_or_canonical(kind: Any) -> None:
     draw = random.Random(7)
     pool = [
-        Instruction(3, 5, -1, b"model", b"buffers", Accepted(2, bytes(range(16)))).to_bytes(),
-        Instruction(1, 0, 7, b"").to_bytes(),
-        Reply(3, 5, b"payload", b"", 10, 2, 0.5).to_bytes(),
-        Reply(3, 5, b"payload", b"", 10, 2, 0.5, Held(3, bytes(range(16)))).to_bytes(),
+        Instruction(3, 5, -1, {"model": b"model", "buffers": b"buffers"}, Accepted(2, bytes(range(16)))).to_bytes(),
+        Instruction(1, 0, 7, {"model": b""}).to_bytes(),
+        Instruction(3, 5, -1, {"model": b"model", "control": b"control", "x": b"y"}).to_bytes(),
+        Reply(3, 5, {"update": b"payload"}, 10, 2, 0.5).to_bytes(),
+        Reply(3, 5, {"update": b"payload", "control": b"c"}, 10, 2, 0.5).to_bytes(),
+        Reply(3, 5, {"update": b"payload"}, 10, 2, 0.5, Held(3, bytes(range(16)))).to_bytes(),
+        Reply(3, 5, {"a": b"a", "z": b"z"}, 10, 2, 0.5, Held(3, bytes(range(16)))).to_bytes(),
         Refusal(3, 5, Held(3, bytes(range(16))), "because").to_bytes(),
         Message(1, Held(2, bytes(range(16))), Held(3, bytes(range(16))), [b"one", b"two"]).to_bytes(),
         Message(0, None, Held(3, bytes(range(16))), [b"model"]).to_bytes(),

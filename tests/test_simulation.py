@@ -25,7 +25,7 @@ from fedcams.layout import Layout
 from fedcams.registry import registered
 from fedcams.rounds import Client, HeldStore, Instruction, Reply, Update, client
 from fedcams.rounds import server as half
-from fedcams.rounds.messages import INSTRUCTION
+from fedcams.rounds.messages import instruction_size
 from fedcams.simulation import History, RoundRecord, simulate
 
 COMPRESSORS = [compressor(spec) for cls in registered("compressor").values() for spec in cls.examples]
@@ -102,7 +102,7 @@ def assert_equal_rounds(batched: History, apart: History) -> None:
         assert buffers is None or torch.equal(batched.state.buffers, buffers)
         assert (record.wire_up, record.wire_down) == (up, down)
         parts = [record.wire_down_deltas, record.wire_down_catchup, record.wire_down_dense, record.wire_down_buffers]
-        assert sum(parts) + INSTRUCTION.overhead * len(record.cohort) == down
+        assert sum(parts) + instruction_size({"model": 0}) * len(record.cohort) == down
 
 
 DOWNLINKS = [spec for cls in registered("downlink").values() for spec in cls.examples]
@@ -179,7 +179,7 @@ def test_records_of_before_the_downlink_was_told_apart_are_read() -> None:
     old = {key: value for key, value in values.items() if key not in added}
     read = RoundRecord.from_json(json.dumps(old))
     assert read == dataclasses.replace(record, **dict.fromkeys(added))
-    assert record.wire_down_dense == record.wire_down - INSTRUCTION.overhead * len(record.cohort)
+    assert record.wire_down_dense == record.wire_down - instruction_size({"model": 0}) * len(record.cohort)
 
 
 def test_stacked_and_loop_tell_the_same_story() -> None:

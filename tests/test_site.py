@@ -31,7 +31,7 @@ def train(x: Tensor, buffers: Tensor | None, instruction: Instruction) -> Update
 
 
 def ask(round: int, accepted: Accepted | None, client: int = 3, seed: int = 1) -> list[bytes]:
-    return Instruction(round, client, seed, encode("identity", torch.zeros(D), LAYOUT), b"", accepted).to_parts()
+    return Instruction(round, client, seed, {"model": encode("identity", torch.zeros(D), LAYOUT)}, accepted).to_parts()
 
 
 def site(folder: Path, uplink: str = "topk(k=5)") -> Site:
@@ -69,7 +69,7 @@ def test_accepted_plus_residual_is_the_sum_of_the_updates_of_accepted_rounds(tmp
         cohort = [] if fate(round) == "refused" else [3]
         state, closed = half.close(config, state, cohort, received)
         if closed.accepted:
-            sent += decode(first.reply.payload, LAYOUT).double()
+            sent += decode(first.reply.streams["update"], LAYOUT).double()
             owed += update(round).double()
         fates.add(fate(round))
     instructions, state = half.open(config, state, [3])
@@ -140,7 +140,7 @@ def test_a_round_that_is_asked_for_in_another_way_is_trained_again(tmp_path: Pat
     first = site(tmp_path, "topk(k=5)").answer(ask(1, None), train)
     assert not site(tmp_path).answer(ask(1, None, seed=2), train).again
     assert site(tmp_path).answer(ask(1, None, seed=2), train).again
-    assert first.reply.payload == site(tmp_path).answer(ask(1, None), train).reply.payload
+    assert first.reply.streams == site(tmp_path).answer(ask(1, None), train).reply.streams
 
 
 def test_a_lost_residual_is_told_and_an_older_server_refused(tmp_path: Path) -> None:

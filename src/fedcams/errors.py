@@ -85,3 +85,19 @@ class BadPadding(WireError):
 
 class NonCanonical(WireError):
     """A symbol was coded in another way than the one the format prescribes."""
+
+
+class BadStreamCount(WireError):
+    """A message has no stream, or more than the format allows."""
+
+
+class BadStreamName(WireError):
+    """The name of a stream is empty, too long or has a character that the format does not allow."""
+
+
+class UnorderedStreams(WireError):
+    """The streams of a message do not stand in ascending order of their names, or one comes twice."""
+
+
+class WrongStreams(WireError):
+    """A message carries other streams than its reader needs."""

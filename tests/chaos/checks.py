@@ -58,9 +58,10 @@ def check_in_step(folder: Path, ledger: Ledger, built: Built) -> None:
     instructions, _ = half.open(server, state, sites(ledger))
     (run,) = (folder / "sites").iterdir()
     for site, instruction in instructions.items():
-        assert Message.from_bytes(instruction.model).base is not None, f"site {site} would get the dense model"
+        model = instruction.streams["model"]
+        assert Message.from_bytes(model).base is not None, f"site {site} would get the dense model"
         held = HeldStore.on_disk(server.layout, run / str(site) / MODELS)
-        server.downlink.receive(instruction.model, server.layout, held, site)  # raises OutOfStep
+        server.downlink.receive(model, server.layout, held, site)  # raises OutOfStep
 
 
 def residual(folder: Path, layout: Layout, site: int, last: int) -> np.ndarray:

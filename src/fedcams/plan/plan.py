@@ -20,7 +20,7 @@ from fedcams.layout import Layout
 from fedcams.plan.costs import payload_bytes, touched
 from fedcams.plan.participation import Contacts
 from fedcams.report.profiles import Link, Profile
-from fedcams.rounds.messages import INSTRUCTION, reply_frame
+from fedcams.rounds.messages import instruction_size, reply_size
 
 CANDIDATES = (
     "none",
@@ -85,10 +85,10 @@ class Plan:
 def plan(setting: Setting, spec: str | Downlink, contacts: Contacts) -> Plan:
     """What these contacts cost by this downlink."""
     chosen, layout = downlink(spec), setting.layout
-    apart = payload_bytes(IDENTITY, Layout.flat(setting.buffers)) if setting.buffers else 0
-    up = reply_frame(chosen.keeps).overhead + payload_bytes(setting.uplink, layout) + apart
+    extra = {"buffers": payload_bytes(IDENTITY, Layout.flat(setting.buffers))} if setting.buffers else {}
+    up = reply_size({"update": payload_bytes(setting.uplink, layout), **extra}, chosen.keeps)
     deltas, catchup, dense = _models(chosen, setting, contacts)
-    rest = (INSTRUCTION.overhead + apart) * contacts.total
+    rest = instruction_size({"model": 0, **extra}) * contacts.total
     memory, bound = _memory(chosen, setting, contacts), _bound(chosen, layout)
     return Plan(chosen, up * contacts.total, deltas, catchup, dense, rest, contacts.total, memory, bound)
 

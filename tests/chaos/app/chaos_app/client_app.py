@@ -37,7 +37,7 @@ def outside(message: Message, context: Context, app: ClientAppCallable) -> Messa
     if reply.has_content() and REPLY in reply.content.array_records:
         answer = answer_from_parts(message_parts(reply.content.array_records[REPLY], 2**40))
         if isinstance(answer, Reply):
-            write_whole(FOLDER / "payloads" / answer.digest.hex(), answer.payload)
+            write_whole(FOLDER / "payloads" / answer.digest.hex(), answer.streams["update"])
     tell(message, context, "after prepare")
     return reply
 
