@@ -105,6 +105,12 @@ def score(records: Sequence[RoundRecord]) -> float | None:
     return fmean(last) if last else None
 
 
+def has_diverged(records: Sequence[RoundRecord]) -> bool:
+    """Whether a run ended with a round in which every client was refused: their training was not finite."""
+    asked = [record for record in records if record.cohort]
+    return bool(asked) and len(asked[-1].refused) == len(asked[-1].cohort)
+
+
 # -- from a file to trials -----------------------------------------------------------------------------------------
 
 
@@ -153,9 +159,14 @@ def _result(trial: Trial, folder: Path, runner: Runner) -> Result:
     scores, diverged = [], 0
     for experiment in trial.experiments:
         try:
-            scores.append(score(runner(experiment, folder / folder_name(experiment))))
+            records = runner(experiment, folder / folder_name(experiment))
         except UpdateError:  # too large a step is what a sweep is there to find out
             diverged += 1
+            continue
+        if has_diverged(records):
+            diverged += 1
+        else:
+            scores.append(score(records))
     return Result(trial.label, trial.setting, [value for value in scores if value is not None], diverged)
 
 

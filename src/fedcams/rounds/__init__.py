@@ -1,45 +1,25 @@
-"""A federated round as two pure halves that meet only in an `Instruction` and a `Reply`."""
+"""A federated round: what clients and server do, on rows, and the messages in which they meet."""
 
-from fedcams.downlink import Held, HeldStore, OutOfStep
-from fedcams.feedback import Pending
-from fedcams.rounds import client, server
-from fedcams.rounds.client import Client, Update
-from fedcams.rounds.messages import (
-    PROTOCOL,
-    Accepted,
-    Instruction,
-    Refusal,
-    Reply,
-    answer_from_bytes,
-    answer_from_parts,
-    check_protocol,
-    expect_streams,
-    instruction_size,
-    reply_size,
-)
-from fedcams.rounds.server import Closed, Server, ServerState
+from fedcams.rounds.client import Client, ClientUpdate
+from fedcams.rounds.cohort import Arrival, Outgoing, Received
+from fedcams.rounds.intake import Intake
+from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply, answer_from_bytes, answer_from_parts
+from fedcams.rounds.server import Concluded, Server, ServerState
 
 __all__ = [
-    "PROTOCOL",
     "Accepted",
+    "Arrival",
     "Client",
-    "Closed",
-    "Held",
-    "HeldStore",
+    "ClientUpdate",
+    "Concluded",
     "Instruction",
-    "OutOfStep",
-    "Pending",
+    "Intake",
+    "Outgoing",
+    "Received",
     "Refusal",
     "Reply",
     "Server",
     "ServerState",
-    "Update",
     "answer_from_bytes",
     "answer_from_parts",
-    "check_protocol",
-    "client",
-    "expect_streams",
-    "instruction_size",
-    "reply_size",
-    "server",
 ]

@@ -22,8 +22,8 @@ from fedcams.feedback import encode_with_feedback_
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, RESIDUAL, Method
-from fedcams.rounds.cohort import MODEL, UPDATE, Arrival, Outgoing, Received, some_facts, some_rows
-from fedcams.rounds.messages import Instruction, Refusal, Reply
+from fedcams.rounds.cohort import Arrival, Outgoing, Received, some_rows
+from fedcams.rounds.messages import MODEL, UPDATE, Instruction, Refusal, Reply
 from fedcams.rows import RowStore
 from fedcams.transforms import Facts
 from fedcams.wire import decode, pack
@@ -144,7 +144,7 @@ class _Sending:
         places = [i for i, client in enumerate(self.facts.ids) if client not in refused]
         rows = [None if part is None else part[places] for part in (self.h, self.buffers, self.change)]
         received = Received(*(part if part is None or part.dim() == 1 else part[places] for part in self.received))
-        losses, facts = [self.losses[i] for i in places], some_facts(self.facts, places)
+        losses, facts = [self.losses[i] for i in places], self.facts.take(places)
         assert rows[0] is not None
         return _Sending(facts, losses, rows[0], rows[1], received, {**self.refused, **refused}, rows[2])
 

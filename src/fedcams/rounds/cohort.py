@@ -6,7 +6,6 @@ A simulation carries these values as they are and counts the bytes that they wou
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,11 +16,8 @@ from torch import Tensor
 from fedcams.compress import Code, Compressor
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
+from fedcams.rounds.messages import UPDATE
 from fedcams.transforms import Facts
-
-UPDATE, MODEL = "update", "model"
-"""The streams that every message has: the update on its way up, the model on its way down."""
-
 
 class Stream(NamedTuple):
     """Something that travels to the server in every round."""
@@ -69,7 +65,7 @@ class Arrival:
         if len(places) == len(self):
             return self
         codes = {name: (codec, code_rows(code, places)) for name, (codec, code) in self.codes.items()}
-        return Arrival(some_facts(self.facts, places), tuple(self.losses[i] for i in places), codes)
+        return Arrival(self.facts.take(places), tuple(self.losses[i] for i in places), codes)
 
 
 @dataclass(frozen=True)
@@ -83,12 +79,6 @@ class Outgoing:
     """`[C]`, the relative compression error ‖C(h)-h‖/‖h‖, if measured; zero for h = 0."""
     refused: Mapping[int, str]
     """Clients whose training gave something that is not finite, and why: they send a refusal instead."""
-
-
-def some_facts(facts: Facts, places: Sequence[int]) -> Facts:
-    """Return the facts of the clients at these places."""
-    lists = ("ids", "examples", "steps", "weights")
-    return dataclasses.replace(facts, **{key: tuple(getattr(facts, key)[i] for i in places) for key in lists})
 
 
 def code_rows(code: Code, places: Sequence[int]) -> dict[str, Tensor]:

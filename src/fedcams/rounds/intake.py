@@ -16,8 +16,8 @@ from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.method import BUFFERS, CONTROL
-from fedcams.rounds.cohort import UPDATE, Arrival, some_facts, streams_up
-from fedcams.rounds.messages import Refusal, Reply
+from fedcams.rounds.cohort import Arrival, streams_up
+from fedcams.rounds.messages import UPDATE, Refusal, Reply
 from fedcams.transforms import Facts
 from fedcams.wire import unpack
 
@@ -133,7 +133,7 @@ class Intake:
             codec, code = IDENTITY, IDENTITY.encode(rows, self.server.layout)
         self._add(arrival, codec, code)
         for place, client in enumerate(arrival.facts.ids):
-            self._accepted[client] = some_facts(arrival.facts, [place]), arrival.losses[place]
+            self._accepted[client] = arrival.facts.take([place]), arrival.losses[place]
 
     def _weighed(self, arrival: Arrival) -> Arrival:
         """The arrival with the weights that its clients have in the mean."""
@@ -146,10 +146,11 @@ class Intake:
         """The places of the rows that nothing speaks against; the others are refused."""
         guards = [transform for transform in self.method.transforms if "guard" in transform.points]
         codec, code = arrival.codes[UPDATE] if len(arrival) else (IDENTITY, {})
-        norms = codec.norms(code, self.server.layout).tolist() if guards else []
+        measured = any(guard.reads_norm for guard in guards)
+        norms = codec.norms(code, self.server.layout).tolist() if measured else [math.nan] * len(arrival)
         good = []
         for place, client in enumerate(arrival.facts.ids):
-            one = some_facts(arrival.facts, [place])
+            one = arrival.facts.take([place])
             reason = next((found for guard in guards if (found := guard.refuses(norms[place], one))), "")
             if client in self._accepted:
                 raise UpdateError(f"client {client} is in this round already; one update per client and round")

@@ -70,6 +70,11 @@ def reply_size(sizes: Mapping[str, int], holding: bool) -> int:
     return _reply_frame(holding).size(sizes)
 
 
+def refusal_size(reason: str) -> int:
+    """Return the bytes of a refusal with this reason."""
+    return REFUSAL.overhead + len(reason.encode())
+
+
 @dataclass(frozen=True)
 class Accepted:
     """The last update of a client that entered the model."""

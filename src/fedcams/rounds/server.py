@@ -17,9 +17,8 @@ from fedcams.downlink import Broadcast
 from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
-from fedcams.rounds.cohort import MODEL
 from fedcams.rounds.intake import Intake
-from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply
+from fedcams.rounds.messages import MODEL, Accepted, Instruction, Refusal, Reply
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.transforms import Facts

@@ -1,6 +1,6 @@
 """Named rows per client (residuals, replicas, control variates), in memory, on the GPU or on disk."""
 
 from fedcams.rows.base import RowStore, Versions
-from fedcams.rows.saved import SavedRows
+from fedcams.rows.saved import DirectRows, SavedRows
 
-__all__ = ["RowStore", "SavedRows", "Versions"]
+__all__ = ["DirectRows", "RowStore", "SavedRows", "Versions"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedcams.errors import ResidualError
 from fedcams.rows.base import RowStore, Versions
 from fedcams.rows.disk import DiskRows
 
@@ -43,18 +44,44 @@ class SavedRows:
         `expected` is what `save` returned for it. Refuses, before anything on disk changes, rows that are missing, of
         another round or of another run; and damaged values when it reads them.
         """
-        complete = self._disk.snapshot_round == round  # else the kill fell between the checkpoint and its mark
-        self._disk.verify(expected, at_snapshot=complete)
-        if complete:
-            self._disk.rollback(round)
-        else:
-            self._disk.snapshot(round)
+        _return_to(self._disk, round, expected)
         for client, committed, _ in expected:
             self._rows.commit([client], _of_client(self._disk, client), committed)
 
     @functools.cached_property
     def _disk(self) -> DiskRows:
         return RowStore.on_disk(self._rows.layouts, self._folder)
+
+
+class DirectRows:
+    """Rows that live on disk themselves: the same steps as `SavedRows`, without a copy in memory."""
+
+    def __init__(self, rows: RowStore) -> None:
+        """Takes the store, which must be one on disk."""
+        if not isinstance(rows, DiskRows):
+            raise ResidualError(f"{type(rows).__name__} ends with the process; give RowStore.on_disk, or SavedRows")
+        self._disk = rows
+
+    def save(self) -> Versions:
+        """Returns `[client, round, digest]` of all rows, which are on disk already."""
+        return self._disk.versions()
+
+    def mark(self, round: int) -> None:
+        """Says that the checkpoint of this round is complete: the rows of the one before are dropped."""
+        self._disk.snapshot(round)
+
+    def load(self, round: int, expected: Versions) -> None:
+        """Brings back the rows of the checkpoint of this round; refuses what `SavedRows.load` refuses."""
+        _return_to(self._disk, round, expected)
+
+
+def _return_to(disk: DiskRows, round: int, expected: Versions) -> None:
+    complete = disk.snapshot_round == round  # else the kill fell between the checkpoint and its mark
+    disk.verify(expected, at_snapshot=complete)
+    if complete:
+        disk.rollback(round)
+    else:
+        disk.snapshot(round)
 
 
 def _of_client(store: RowStore, client: int) -> dict[str, Tensor]:

@@ -6,8 +6,8 @@ from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Delivery
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
-from fedcams.rounds.cohort import MODEL, Outgoing, streams_up
-from fedcams.rounds.messages import instruction_size, refusal_size, reply_size
+from fedcams.rounds.cohort import Outgoing, streams_up
+from fedcams.rounds.messages import MODEL, instruction_size, refusal_size, reply_size
 from fedcams.rounds.server import Server
 from fedcams.wire import sizes
 from fedcams.wire.payload import fixed_payload_size

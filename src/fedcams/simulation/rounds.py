@@ -11,12 +11,13 @@ from torch import Tensor
 
 from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose
 from fedcams.method import RESIDUAL, Method
-from fedcams.probes import Leftovers, Probe
+from fedcams.probes import Leftovers, Probe, mean_before
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
 from fedcams.rounds.client import Client
-from fedcams.rounds.cohort import UPDATE, Outgoing, Received, code_rows
+from fedcams.rounds.cohort import Outgoing, Received, code_rows, some_rows
 from fedcams.rounds.intake import Intake
+from fedcams.rounds.messages import UPDATE
 from fedcams.rounds.server import REPLICA, Concluded, Server, ServerState
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
@@ -82,7 +83,7 @@ class Simulation:
         if not cohort:
             state = state._replace(round=round)
             return state, RoundRecord(round, [], wire_down_deltas=0, wire_down_catchup=0, wire_down_dense=0,
-                                      probes=self._unmeasured, **self._evaluate(state))  # fmt: skip
+                                      **self._evaluate(state))  # fmt: skip
         method = self.server.method.in_round(round, self.server.rounds)
         with phases("broadcast"):
             delivery = method.downlink.deliver(state.downlink, server_side.broadcast(self.server, state), cohort)
@@ -128,39 +129,26 @@ class Simulation:
     def _needs(self, what: str) -> bool:
         return any(what in probe.needs for probe in self.probes)
 
-    @functools.cached_property
-    def _unmeasured(self) -> dict[str, float | None]:
-        return {name: None for probe in self.probes for name in probe.names}
-
     def _measure(
         self, method: Method, cohort: Sequence[int], outgoing: Outgoing, delta: Tensor | None, concluded: Concluded
     ) -> Mapping[str, float | None]:
-        """What the probes find in this round; None where no update was accepted."""
+        """What the probes find in this round, before rows are committed; nothing if no update was accepted."""
         if concluded.mean is None or not self.probes:
-            return self._unmeasured
-        ids, facts = outgoing.arrival.facts.ids, concluded.facts
+            return {}
+        ids, facts, layout = outgoing.arrival.facts.ids, concluded.facts, self.server.layout
         places = [ids.index(client) for client in facts.ids]
         codec, code = outgoing.arrival.codes[UPDATE]
-        layout = self.server.layout
-        mean_h, norm = None, None
+        mean_h, norm = None, 0.0
         if delta is not None:
-            mean_h, norm = self._mean_before(delta[[cohort.index(client) for client in facts.ids]], concluded)
+            kept = self.client.rows if self.client.keeps(RESIDUAL) else None
+            residual = None if kept is None else kept.gather(RESIDUAL, facts.ids)
+            mean_h, norm = mean_before(some_rows(delta, [cohort.index(i) for i in facts.ids]), residual, facts.weights)
         left = Leftovers(
             method=method, layout=layout, facts=facts, mean=concluded.mean, mean_h=mean_h, mean_delta_norm=norm,
-            error=None if outgoing.errors is None else outgoing.errors[places],
+            error=None if outgoing.errors is None else some_rows(outgoing.errors, places),
             decoded=lambda: codec.decode(code_rows(code, places), layout), round=facts.round, seed=facts.seed,
         )  # fmt: skip
         return {name: value for probe in self.probes for name, value in probe.measure(left).items()}
-
-    def _mean_before(self, delta: Tensor, concluded: Concluded) -> tuple[Tensor, float]:
-        """The mean of what these clients compressed, and the norm of their mean update; before rows are committed."""
-        weights = concluded.facts.weights
-        parts = torch.tensor(weights, dtype=delta.dtype, device=delta.device) / sum(weights)
-        mean = parts @ delta
-        residual: Tensor | float = 0.0
-        if self.client.rows is not None and self.client.keeps(RESIDUAL):
-            residual = parts @ self.client.rows.gather(RESIDUAL, concluded.facts.ids).to(delta.device)
-        return mean + residual, float(mean.norm())
 
     # -- the record --------------------------------------------------------------------------------------------------
 

@@ -70,13 +70,16 @@ def size(compressor: Compressor, code: Code, layout: Layout) -> int:
     return fixed + sum(field_size(f, code[name], layout.d) for name, f in compressor.fields(layout).items())
 
 
+def fixed_payload_size(compressor: Compressor, layout: Layout) -> int:
+    """Return the bytes of a payload but for positions, whose length depends on what they are."""
+    fields = [field for field in compressor.fields(layout).values() if field.kind != "index"]
+    return HEADER.size + len(_spec_bytes(compressor)) + CHECKSUM.size + sum(map(fixed_size, fields))
+
+
 def sizes(compressor: Compressor, code: Code, layout: Layout) -> list[int]:
     """`size` of each row of a cohort's code (tensors `[C, columns]`)."""
-    fields = compressor.fields(layout)
-    fixed = HEADER.size + len(_spec_bytes(compressor)) + CHECKSUM.size
-    fixed += sum(fixed_size(field) for field in fields.values() if field.kind != "index")
-    total = [fixed] * len(next(iter(code.values())))
-    for name, field in fields.items():
+    total = [fixed_payload_size(compressor, layout)] * len(next(iter(code.values())))
+    for name, field in compressor.fields(layout).items():
         if field.kind == "index":  # the others are as long whatever they hold
             total = [known + more for known, more in zip(total, index_sizes(code[name], layout.d), strict=True)]
     return total
