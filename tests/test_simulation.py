@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import oracle
-from fedcams import FedcamsError, ResidualStore, compressor
+from fedcams import FedcamsError, HeldStore, compressor
 from fedcams.compress import Compressor
 from fedcams.engines import engine
 from fedcams.layout import Layout
@@ -58,32 +58,36 @@ def run(**options: Any) -> History:
 # -- the same as the two halves ----------------------------------------------------------------------------------------
 
 
-def through_bytes(history: History) -> Iterator[tuple[Tensor, Tensor | None, int, int]]:
-    """The same run client by client: x, buffers, bytes up and bytes down after each round."""
+def through_bytes(history: History) -> Iterator[tuple[Any, Any, int, int]]:
+    """The same run client by client: the state, how the round ended, bytes up and bytes down after each round."""
     simulation, state = history.simulation, history.state
-    config, problem = simulation.server, simulation.problem
-    held = HeldStore.in_memory(config.layout)
-    if getattr(config.downlink, "warm", False):
+    server, problem = simulation.server, simulation.problem
+    held = HeldStore.in_memory(server.layout)
+    if getattr(server.method.downlink, "warm", False):
         for i in problem.clients:
             held.start(i, state.x)
-    me = Client(simulation.uplink, config.buffer_layout, config.downlink, held)
+    me = dataclasses.replace(simulation.client, held=held)
 
-    def train(x: Tensor, buffers: Tensor | None, instruction: Instruction) -> Update:
-        update = engine("loop").train(problem, x, buffers, [instruction.client], instruction.round, instruction.seed)
+    def train(received: Received, asked: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
+        update = engine("loop").train(
+            problem, received.start, received.buffers, [asked.client], asked.round, asked.seed,
+            rate=rate, shift=None if shift is None else shift[None],
+        )  # fmt: skip
         after = None if update.buffers is None else update.buffers[0]
-        return Update(update.delta[0], after, update.examples[0], update.steps[0], float(update.loss[0]))
+        return ClientUpdate(update.delta[0], after, update.examples[0], update.steps[0], float(update.loss[0]))
 
     for round in range(1, history.rounds + 1):
-        cohort = simulation.sampler.sample(list(problem.clients), round, config.seed)
-        instructions, state = half.open(config, state, cohort)
+        cohort = simulation.sampler.sample(list(problem.clients), round, server.seed)
+        instructions, state = server_side.instruct(server, state, cohort)
         down = {i: instruction.to_bytes() for i, instruction in instructions.items()}
-        answers = [client.reply(me, Instruction.from_bytes(down[i]), train) for i in reversed(cohort)]
-        up = [reply.to_bytes() for reply, _ in answers]
-        state, closed = half.close(config, state, cohort, map(Reply.from_bytes, up))
-        assert closed.accepted == cohort
-        for _, pending in answers:
-            client.commit(me, pending)
-        yield state.x, state.buffers, sum(map(len, up)), sum(map(len, down.values()))
+        answers = [client_side.answer(me, Instruction.from_bytes(down[i]), train) for i in reversed(cohort)]
+        up = [message.to_bytes() for message, _ in answers]
+        intake = server_side.take_answers(server, state, cohort, map(answer_from_bytes, up))
+        state, concluded = server_side.conclude(server, state, intake)
+        for _, outgoing in answers:
+            if outgoing is not None:
+                client_side.commit(me, outgoing, concluded.accepted)
+        yield state, concluded, sum(map(len, up)), sum(map(len, down.values()))
 
 
 @pytest.mark.parametrize("codec", COMPRESSORS, ids=str)
@@ -96,13 +100,18 @@ def test_batched_rounds_are_the_two_halves_bit_for_bit(codec: Compressor, norm: 
 
 
 def assert_equal_rounds(batched: History, apart: History) -> None:
-    for record, (x, buffers, up, down) in zip(batched, through_bytes(apart), strict=True):
-        assert torch.equal(batched.state.x, x)
-        assert (buffers is None) == (batched.state.buffers is None)
-        assert buffers is None or torch.equal(batched.state.buffers, buffers)
+    for record, (state, concluded, up, down) in zip(batched, through_bytes(apart), strict=True):
+        assert torch.equal(batched.state.x, state.x)
+        for mine, theirs in zip(batched.state[2::4], state[2::4], strict=True):  # buffers and control
+            assert (mine is None) == (theirs is None)
+            assert mine is None or torch.equal(mine, theirs)
         assert (record.wire_up, record.wire_down) == (up, down)
+        assert dict(record.refused) == concluded.refused
+        assert record.delta_norm == concluded.delta_norm
         parts = [record.wire_down_deltas, record.wire_down_catchup, record.wire_down_dense, record.wire_down_buffers]
-        assert sum(parts) + instruction_size({"model": 0}) * len(record.cohort) == down
+        heads = len(record.cohort) * instruction_size({"model": 0, **({"buffers": 0} if state.buffers is not None else {})})
+        if state.control is None:
+            assert sum(parts) + heads == down
 
 
 DOWNLINKS = [spec for cls in registered("downlink").values() for spec in cls.examples]
@@ -120,7 +129,7 @@ def test_batched_rounds_are_the_two_halves_with_every_downlink(downlink: str, no
     options = {"model": net(norm), "uplink": "sign", "downlink": downlink, "rounds": 9, **KEEP_PAIRS}
     batched, apart = (run(**options, engine="loop", seed=3) for _ in range(2))
     assert_equal_rounds(batched, apart)
-    common = batched.simulation.server.downlink.common(batched.state.downlink)
+    common = batched.simulation.server.method.downlink.common(batched.state.downlink)
     for record in batched.records:
         assert (record.held_accuracy is None) == (common is None)
 
@@ -165,7 +174,7 @@ class Point(nn.Module):
 
 def test_two_runs_with_one_seed_are_identical_and_others_are_not() -> None:
     def lines(seed: int) -> list[str]:
-        return [record.to_json() for record in run(uplink="topk(ratio=0.1)", seed=seed, measure_gamma=True)]
+        return [record.to_json() for record in run(uplink="topk(ratio=0.1)", seed=seed, probes="q + gamma")]
 
     assert lines(1) == lines(1)
     assert lines(1) != lines(2)
@@ -238,13 +247,13 @@ def test_evaluation_every_few_rounds() -> None:
 
 
 def test_gamma_is_zero_without_compression_and_not_with_it() -> None:
-    assert all(record.gamma < 1e-6 for record in run(measure_gamma=True))
-    assert all(record.gamma > 0.01 for record in run(measure_gamma=True, uplink="sign"))
+    assert all(record.probes["gamma"] < 1e-6 for record in run(probes="q + gamma"))
+    assert all(record.probes["gamma"] > 0.01 for record in run(probes="q + gamma", uplink="sign"))
 
 
 def test_gamma_follows_the_weights_of_the_mean() -> None:
-    options = {"uplink": "identity", "weighting": "examples", "measure_gamma": True, "server": "fedavg"}
-    assert max(record.gamma for record in run(**options)) < 1e-5
+    options = {"uplink": "identity", "weighting": "examples", "probes": "q + gamma", "server": "fedavg"}
+    assert max(record.probes["gamma"] for record in run(**options)) < 1e-5
 
 
 def test_weighting_by_examples_and_sampling_by_them() -> None:
@@ -255,8 +264,8 @@ def test_weighting_by_examples_and_sampling_by_them() -> None:
 
 def test_residuals_may_be_kept_on_disk(tmp_path: Any) -> None:
     model = net()
-    store = ResidualStore.on_disk(Layout.of(model), tmp_path)
-    on_disk, in_memory = run(model=model, uplink="sign", residuals=store).run(), run(model=model, uplink="sign").run()
+    store = RowStore.on_disk({"residual": Layout.of(model)}, tmp_path)
+    on_disk, in_memory = run(model=model, uplink="sign", rows=store).run(), run(model=model, uplink="sign").run()
     assert torch.equal(on_disk.state.x, in_memory.state.x)
     assert store.ids()
 
@@ -286,7 +295,7 @@ def test_clients_that_never_take_part_are_never_loaded() -> None:
     history = run(clients=lazy, cohort=5, uplink="sign").run()
     taken = set().union(*(record.cohort for record in history.records))
     assert lazy.loaded == taken | {0}, "the first one tells how many classes there are"
-    assert history.simulation.uplink.store.ids() == sorted(taken)
+    assert history.simulation.client.rows.ids() == sorted(taken)
 
 
 class Pairs:
@@ -459,7 +468,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("give a torch.nn.Module", {"model": nn.Linear}),
     (r"the model gives shape \[3\] for one example", {"model": nn.Sequential(net(), nn.Flatten(0))}),
     ("the model gives a tuple for one example", {"model": nn.LSTM(8, 3)}),
-    ("the store holds residuals of layout", {"residuals": ResidualStore.in_memory(Layout.flat(3))}),
+    ("rows holds residual with d=3", {"uplink": "sign", "rows": RowStore.in_memory({"residual": Layout.flat(3)})}),
     ("no server is named 'fedamz'", {"server": "fedamz"}),
     ("has no contraction", {"uplink": "randk(ratio=0.5, scaled=true)"}),
     ("no engine is named 'stackd'", {"engine": "stackd"}),

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from fedcams.feedback import ErrorFeedback
     from fedcams.layout import Layout
     from fedcams.optimizers import server
-    from fedcams.residuals import ResidualStore
-    from fedcams.simulation import simulate
+    from fedcams.method import Method
+    from fedcams.own import simulate
+    from fedcams.rows import RowStore
     from fedcams.wire import decode, encode, payload_size
 else:
     HOMES = {
@@ -23,13 +24,14 @@ else:
         "ErrorFeedback": "feedback",
         "HeldStore": "downlink",
         "Layout": "layout",
-        "ResidualStore": "residuals",
+        "Method": "method",
+        "RowStore": "rows",
         "compressor": "compress",
         "decode": "wire",
         "encode": "wire",
         "payload_size": "wire",
         "server": "optimizers",
-        "simulate": "simulation",
+        "simulate": "own",
     }
 
     def __getattr__(name: str) -> Any:
@@ -52,7 +54,8 @@ __all__ = [
     "HeldStore",
     "Layout",
     "LayoutError",
-    "ResidualStore",
+    "Method",
+    "RowStore",
     "SpecError",
     "WireError",
     "__version__",

@@ -16,7 +16,7 @@ from fedcams.errors import SpecError
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.registry import Spec, resolve
-from fedcams.residuals import ResidualStore
+from fedcams.rows import RowStore
 
 
 class Turn(NamedTuple):
@@ -26,7 +26,7 @@ class Turn(NamedTuple):
     layout: Layout
     round: int
     seed: int
-    replicas: ResidualStore | None = None
+    replicas: RowStore | None = None
 
     def key(self, client: int = 0) -> int:
         """For compressors that draw: of what goes to one client, or without one of what goes to all alike."""
@@ -60,7 +60,7 @@ class Downlink(Spec, ABC):
     keeps: ClassVar[bool] = False
     """Whether clients keep the model that they got, in a HeldStore."""
     replicates: ClassVar[bool] = False
-    """Whether the server keeps a model of every client, in a ResidualStore."""
+    """Whether the server keeps a model of every client, in a RowStore."""
 
     def init(self, x: Tensor) -> Any:
         """What the server keeps between rounds, before anything was sent."""

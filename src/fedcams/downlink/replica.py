@@ -14,8 +14,12 @@ from fedcams.downlink.message import ADD, Message, as_bytes, as_tensor, dense_me
 from fedcams.downlink.versions import Held, digest_of
 from fedcams.layout import Layout
 from fedcams.registry import flag, nested, register
-from fedcams.residuals import ResidualStore
+from fedcams.rows import RowStore
 from fedcams.wire import pack, sizes
+
+
+ROW = "replica"
+"""The name of the rows: the model that each client holds."""
 
 
 class ReplicaState(NamedTuple):
@@ -95,12 +99,12 @@ class Replica(Downlink):
         """The client has taken the step that it was sent: so does its row."""
         message = Message.from_bytes(as_bytes(state.sent[client]))
         row = None if message.base is None else self._rows(state, turn, [client])[0].cpu()
-        _store(turn).commit([client], message.apply(row, turn.layout)[None], turn.round)
+        _store(turn).commit([client], {ROW: message.apply(row, turn.layout)[None]}, turn.round)
 
     def _rows(self, state: ReplicaState, turn: Turn, clients: Sequence[int]) -> Tensor:
         """`[C, d]`, on the device of x: what these clients hold, the initial model for those not seen."""
         store = _store(turn)
-        rows = store.gather(clients).to(turn.x.device)
+        rows = store.gather(ROW, clients).to(turn.x.device)
         for row, client in zip(rows, clients, strict=True):
             if store.round_of(client) is None and state.initial is not None:
                 row.copy_(state.initial)
@@ -121,14 +125,14 @@ class Replica(Downlink):
             rows[there] = self.codec.add_to(base, code, turn.layout)
             for i, payload in zip(there, sizes(self.codec, code, turn.layout), strict=True):
                 sent[i] = Sent("delta", message_size([payload]))
-        store.commit(clients, rows, turn.round)
+        store.commit(clients, {ROW: rows}, turn.round)
         return Delivery(rows, sent, state)
 
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)
 
 
-def _store(turn: Turn) -> ResidualStore:
+def _store(turn: Turn) -> RowStore:
     assert turn.replicas is not None, "a server whose downlink replicates has a store"
     return turn.replicas
 
