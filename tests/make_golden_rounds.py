@@ -77,7 +77,7 @@ def _variants(base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def bound_of(spec: str) -> float | None:
     """The proven bound of a compressor's error, if it has one."""
     codec: Any = resolve("compressor", spec)
-    bound: float | None = codec.contraction(Layout.flat(1))
+    bound: float | None = codec.squared_error_bound(Layout.flat(1))
     return bound
 
 

@@ -202,8 +202,8 @@ def test_it_learns_and_compression_costs_few_bytes() -> None:
     assert sign.records[-1].test_accuracy > 0.8
     assert sign.records[-1].wire_up * 3 < dense.records[-1].wire_up
     assert sign.records[-1].paper_bits_up == 32 + sign.simulation.server.layout.d
-    assert 0 < sign.records[-1].q < 1
-    assert dense.records[-1].q == 0
+    assert 0 < sign.records[-1].probes["q"] < 1
+    assert dense.records[-1].probes["q"] == 0
 
 
 def test_rounds_run_while_the_history_is_read() -> None:

@@ -19,7 +19,7 @@ from fedcams.registry import Spec, resolve
 from fedcams.rows import RowStore
 
 
-class Turn(NamedTuple):
+class Broadcast(NamedTuple):
     """What a downlink sends in a round, the server's model `x [d]`, and what it may need for that."""
 
     x: Tensor
@@ -57,9 +57,9 @@ class Downlink(Spec, ABC):
     """
 
     kind = "downlink"
-    keeps: ClassVar[bool] = False
+    client_keeps_model: ClassVar[bool] = False
     """Whether clients keep the model that they got, in a HeldStore."""
-    replicates: ClassVar[bool] = False
+    server_keeps_rows: ClassVar[bool] = False
     """Whether the server keeps a model of every client, in a RowStore."""
 
     def init(self, x: Tensor) -> Any:
@@ -67,14 +67,14 @@ class Downlink(Spec, ABC):
         return None
 
     @abstractmethod
-    def send(self, state: Any, turn: Turn, clients: Sequence[int]) -> tuple[dict[int, bytes], Any]:
+    def send(self, state: Any, turn: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], Any]:
         """The bytes for each of these clients, and the state until `heard`."""
 
     def expected(self, state: Any, client: int) -> Held | None:
         """What a client holds that got what was sent to it last; None for downlinks that keep nothing."""
         return None
 
-    def heard(self, state: Any, turn: Turn, words: Mapping[int, Held | None], over: bool = True) -> Any:
+    def acknowledge(self, state: Any, turn: Broadcast, acks: Mapping[int, Held | None], closing: bool = True) -> Any:
         """The state given what clients said in this round that they hold; of the others nothing new is known.
 
         Once a round is over, what was sent in it need not be remembered: the next message builds on what is known.
@@ -82,7 +82,7 @@ class Downlink(Spec, ABC):
         return state
 
     @abstractmethod
-    def deliver(self, state: Any, turn: Turn, clients: Sequence[int]) -> Delivery:
+    def deliver(self, state: Any, turn: Broadcast, clients: Sequence[int]) -> Delivery:
         """`send`, receipt and `heard` as a simulation needs them, in which nothing gets lost: no bytes, no digests."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Delivery, Downlink, Sent, Turn, check_contractive
+from fedcams.downlink.base import Delivery, Downlink, Sent, Broadcast, check_contractive
 from fedcams.downlink.message import ADD, Message, as_bytes, as_tensor, dense_message, dense_size, message_size
 from fedcams.downlink.versions import Held, digest_of
 from fedcams.layout import Layout
@@ -49,8 +49,8 @@ class Replica(Downlink):
     codec: Compressor = nested("compressor", doc="how a difference travels; it must have a contraction")
     warm: bool = flag(False, doc="clients hold the initial model already: a first contact sends no dense model")
 
-    keeps = True
-    replicates = True
+    client_keeps_model = True
+    server_keeps_rows = True
     examples = ("replica(blockq)", "replica(topk(ratio=1/64))", "replica(blockq(bits=2), warm=true)")
     refused = (("replica(randk(ratio=0.5, scaled=true))", "has no contraction"), ("replica(topk)", "give either ratio"))
 
@@ -63,14 +63,14 @@ class Replica(Downlink):
 
     # -- the server's side ---------------------------------------------------------------------------------------
 
-    def send(self, state: ReplicaState, turn: Turn, clients: Sequence[int]) -> tuple[dict[int, bytes], ReplicaState]:
+    def send(self, state: ReplicaState, turn: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], ReplicaState]:
         messages = {client: self._message(state, turn, client) for client in clients}
         made = {client: message.to_bytes() for client, message in messages.items()}
         sent = {**state.sent, **{client: as_tensor(data) for client, data in made.items()}}
         results = {**state.results, **{client: message.result.digest.hex() for client, message in messages.items()}}
         return made, state._replace(sent=sent, round=turn.round, results=results)
 
-    def _message(self, state: ReplicaState, turn: Turn, client: int) -> Message:
+    def _message(self, state: ReplicaState, turn: Broadcast, client: int) -> Message:
         base = _base(state, turn, client)
         if base is None:
             return dense_message(turn.x, turn.layout, Held(turn.round, digest_of(turn.x)))
@@ -82,26 +82,26 @@ class Replica(Downlink):
     def expected(self, state: ReplicaState, client: int) -> Held | None:
         return Held(state.round, bytes.fromhex(state.results[client])) if client in state.results else None
 
-    def heard(
-        self, state: ReplicaState, turn: Turn, words: Mapping[int, Held | None], over: bool = True
+    def acknowledge(
+        self, state: ReplicaState, turn: Broadcast, acks: Mapping[int, Held | None], closing: bool = True
     ) -> ReplicaState:
         digests = dict(state.digests)
-        for client, held in sorted(words.items()):
-            if over and held is not None and held == self.expected(state, client):  # a row changes once a round
+        for client, held in sorted(acks.items()):
+            if closing and held is not None and held == self.expected(state, client):  # a row changes once a round
                 self._follow(state, turn, client)
                 digests[client] = held.digest.hex()
             elif held is None or held != _base(state, turn, client):
                 digests[client] = ""  # its row is of no use until it has got the dense model
         state = state._replace(digests=dict(sorted(digests.items())))
-        return state._replace(sent={}, results={}) if over else state
+        return state._replace(sent={}, results={}) if closing else state
 
-    def _follow(self, state: ReplicaState, turn: Turn, client: int) -> None:
+    def _follow(self, state: ReplicaState, turn: Broadcast, client: int) -> None:
         """The client has taken the step that it was sent: so does its row."""
         message = Message.from_bytes(as_bytes(state.sent[client]))
         row = None if message.base is None else self._rows(state, turn, [client])[0].cpu()
         _store(turn).commit([client], {ROW: message.apply(row, turn.layout)[None]}, turn.round)
 
-    def _rows(self, state: ReplicaState, turn: Turn, clients: Sequence[int]) -> Tensor:
+    def _rows(self, state: ReplicaState, turn: Broadcast, clients: Sequence[int]) -> Tensor:
         """`[C, d]`, on the device of x: what these clients hold, the initial model for those not seen."""
         store = _store(turn)
         rows = store.gather(ROW, clients).to(turn.x.device)
@@ -112,7 +112,7 @@ class Replica(Downlink):
 
     # -- all of it at once ---------------------------------------------------------------------------------------
 
-    def deliver(self, state: ReplicaState, turn: Turn, clients: Sequence[int]) -> Delivery:
+    def deliver(self, state: ReplicaState, turn: Broadcast, clients: Sequence[int]) -> Delivery:
         store, dense = _store(turn), dense_size(turn.x, turn.layout)
         rows = self._rows(state, turn, clients)
         there = [i for i, client in enumerate(clients) if self.warm or store.round_of(client) is not None]
@@ -132,12 +132,12 @@ class Replica(Downlink):
         return self.codec.paper_bits(layout)
 
 
-def _store(turn: Turn) -> RowStore:
+def _store(turn: Broadcast) -> RowStore:
     assert turn.replicas is not None, "a server whose downlink replicates has a store"
     return turn.replicas
 
 
-def _base(state: ReplicaState, turn: Turn, client: int) -> Held | None:
+def _base(state: ReplicaState, turn: Broadcast, client: int) -> Held | None:
     """What the client is known to hold, as far as the server has it too."""
     version, name = _store(turn).round_of(client), state.digests.get(client)
     if version is not None:

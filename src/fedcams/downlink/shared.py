@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcams.bits.positions import note_changes
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Delivery, Downlink, Sent, Turn, check_contractive
+from fedcams.downlink.base import Delivery, Downlink, Sent, Broadcast, check_contractive
 from fedcams.downlink.catchup import Catchup, Way
 from fedcams.downlink.message import ADD, SET, Message, as_tensor, dense_message, dense_size
 from fedcams.downlink.versions import Held, digest_of
@@ -53,7 +53,7 @@ class Shared(Downlink):
     codec: Compressor = nested("compressor", doc="how a delta travels; it must have a contraction")
     warm: bool = flag(False, doc="clients hold the initial model already: a first contact sends no dense model")
 
-    keeps = True
+    client_keeps_model = True
     examples = ("shared(topk(ratio=1/64))", "shared(blockq)", "shared(sign, warm=true)")
     refused = (
         ("shared", "codec is missing"),
@@ -71,7 +71,7 @@ class Shared(Downlink):
 
     # -- the server's side ---------------------------------------------------------------------------------------
 
-    def send(self, state: SharedState, turn: Turn, clients: Sequence[int]) -> tuple[dict[int, bytes], SharedState]:
+    def send(self, state: SharedState, turn: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], SharedState]:
         if not clients:
             return {}, state
         digests = state.digests
@@ -83,7 +83,7 @@ class Shared(Downlink):
         made = {version: self._message(state, turn, version) for version in self._versions(state, clients)}
         return {i: made[self._held(state, i)] for i in clients}, state
 
-    def _message(self, state: SharedState, turn: Turn, version: int | None) -> bytes:
+    def _message(self, state: SharedState, turn: Broadcast, version: int | None) -> bytes:
         """For clients that hold this version, as far as the server has a name for it."""
         result = Held(state.version, bytes.fromhex(state.digests[state.version]))
         if version is None or version not in state.digests:
@@ -103,14 +103,14 @@ class Shared(Downlink):
         name = state.digests.get(state.version)  # none before anybody was sent this version
         return None if name is None else Held(state.version, bytes.fromhex(name))
 
-    def heard(self, state: SharedState, turn: Turn, words: Mapping[int, Held | None], over: bool = True) -> SharedState:
-        said = {client: _version(state, held) for client, held in words.items()}
+    def acknowledge(self, state: SharedState, turn: Broadcast, acks: Mapping[int, Held | None], closing: bool = True) -> SharedState:
+        said = {client: _version(state, held) for client, held in acks.items()}
         known = dict(sorted({**state.known, **said}.items()))
         state = state._replace(known=known)
         needed = {*known.values(), state.version, *([0] if self.warm else [])}
         return state._replace(digests={v: name for v, name in state.digests.items() if v in needed})
 
-    def _advance(self, state: SharedState, turn: Turn) -> SharedState:
+    def _advance(self, state: SharedState, turn: Broadcast) -> SharedState:
         """Moves w towards x by what C lets through, once a round; they are equal before the first step."""
         if state.version == turn.round or torch.equal(turn.x, state.w):
             return state
@@ -130,7 +130,7 @@ class Shared(Downlink):
 
     # -- all of it at once ---------------------------------------------------------------------------------------
 
-    def deliver(self, state: SharedState, turn: Turn, clients: Sequence[int]) -> Delivery:
+    def deliver(self, state: SharedState, turn: Broadcast, clients: Sequence[int]) -> Delivery:
         state = self._advance(state, turn)
         ways = {
             version: self.way(state, turn.layout, version, counting=True) for version in self._versions(state, clients)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Turn
+from fedcams.downlink import Broadcast
 from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
@@ -110,9 +110,9 @@ def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerSta
     return ServerState(0, x, buffers, method.server.init(x), method.downlink.init(x), {}, control, average)
 
 
-def broadcast(server: Server, state: ServerState) -> Turn:
+def broadcast(server: Server, state: ServerState) -> Broadcast:
     """Return what a downlink needs to send the model of this state to clients."""
-    return Turn(state.x, server.layout, state.round + 1, server.seed, server.replicas)
+    return Broadcast(state.x, server.layout, state.round + 1, server.seed, server.replicas)
 
 
 def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[dict[int, Instruction], ServerState]:

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcams.bits.parallel import split
-from fedcams.bits.sums import sums, whole
-from fedcams.bits.vectors import add
+from fedcams.bits.parallel import map_ranges
+from fedcams.bits.checksum import sums, whole
+from fedcams.bits.vectors import add_
 from fedcams.durable import os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
 from fedcams.layout import Layout
@@ -153,7 +153,7 @@ class DiskRows(RowStore):
     def _add_row_(self, name: str, client: int, round: int, row: Tensor) -> None:
         def add_piece(start: int, piece: Piece) -> None:
             source = torch.from_numpy(piece.astype(np.float32, copy=False))
-            add(row[start : start + len(piece)], source.to(row.device), threads=1)
+            add_(row[start : start + len(piece)], source.to(row.device), threads=1)
 
         self._visit(name, client, round, add_piece)
 
@@ -161,7 +161,7 @@ class DiskRows(RowStore):
         """Calls `use(start, values)` for each piece of the row, on several threads; damage is noticed at the end."""
         d, offset = self.layouts[name].d, self._format.offsets[name]
         with self._opened(client, round) as (descriptor, header):
-            found = whole(split(d, lambda a, b: read_range(descriptor, offset, a, b, use)))
+            found = whole(map_ranges(d, lambda a, b: read_range(descriptor, offset, a, b, use)))
         header.check_values(self.folder / file_name(client, round), name, found)
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@
              32 bytes  name, ASCII, filled up with zeros
              8 bytes   layout id
              uint64    d
-             2 uint64  checksum of the row's values, see `fedcams.bits.sums`
+             2 uint64  checksum of the row's values, see `fedcams.bits.checksum`
     48+64n   float32   the values of each row, in the order of the entries; the file ends after the last
 
 The header holds the checksums of the values, so its digest stands for the whole file and can be read without the
@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcams.bits.sums import Sums, range_sums, whole
+from fedcams.bits.checksum import Sums, range_sums, whole
 from fedcams.errors import ResidualError
 from fedcams.layout import Layout
 

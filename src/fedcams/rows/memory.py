@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedcams.bits.vectors import add
+from fedcams.bits.vectors import add_
 from fedcams.layout import Layout
 from fedcams.rows.base import RowStore
 
@@ -29,7 +29,7 @@ class MemoryRows(RowStore):
         row.copy_(self._rows[client, round][name])
 
     def _add_row_(self, name: str, client: int, round: int, row: Tensor) -> None:
-        add(row, self._rows[client, round][name].to(row.device))
+        add_(row, self._rows[client, round][name].to(row.device))
 
     def _digest(self, client: int, round: int) -> None:
         """Nothing to compare with: rows in memory cannot be swapped for those of another run."""

@@ -19,12 +19,13 @@ KINDS = {"delta": "deltas", "catchup": "catchup", "dense": "dense"}
 def count_bytes(server: Server, method: Method, cohort: int, outgoing: Outgoing, delivery: Delivery) -> dict[str, int]:
     """Return the record's byte counts and paper bits of a round with a cohort of this size."""
     up, down = _up(server, method, outgoing), _beside_the_model(server, method)
-    heads = instruction_size({MODEL: 0, **dict.fromkeys(down, 0)})
     kinds = {kind: sum(size for found, size in delivery.sent if found == kind) for kind in KINDS}
+    holding = method.downlink.client_keeps_model
+    replies = [reply_size(dict(zip(up, each, strict=True)), holding) for each in zip(*up.values(), strict=True)]
     return {
-        "wire_up": sum(up.values()) + _heads_up(method, outgoing, up),
-        "wire_down": cohort * (heads + sum(down.values())) + sum(kinds.values()),
-        "wire_up_buffers": up.get(BUFFERS, 0),
+        "wire_up": sum(replies) + sum(refusal_size(why) for why in outgoing.refused.values()),
+        "wire_down": cohort * instruction_size({MODEL: 0, **down}) + sum(kinds.values()),
+        "wire_up_buffers": sum(up.get(BUFFERS, [])),
         "wire_down_buffers": cohort * down.get(BUFFERS, 0),
         "paper_bits_up": method.uplink.paper_bits(server.layout),
         "paper_bits_down": method.downlink.paper_bits(server.layout),
@@ -32,17 +33,10 @@ def count_bytes(server: Server, method: Method, cohort: int, outgoing: Outgoing,
     }
 
 
-def _up(server: Server, method: Method, outgoing: Outgoing) -> dict[str, int]:
-    """Bytes of each stream, over all clients that sent one."""
+def _up(server: Server, method: Method, outgoing: Outgoing) -> dict[str, list[int]]:
+    """Bytes of each stream of each client that sent one."""
     layouts = {name: stream.layout for name, stream in streams_up(method, server.layout, server.buffer_layout).items()}
-    return {name: sum(sizes(codec, code, layouts[name])) for name, (codec, code) in outgoing.arrival.codes.items()}
-
-
-def _heads_up(method: Method, outgoing: Outgoing, up: dict[str, int]) -> int:
-    """Bytes of the heads of replies, and of refusals, which are sent in place of a reply."""
-    heads = reply_size(dict.fromkeys(up, 0), method.downlink.client_keeps_model) if up else 0
-    refusals = sum(refusal_size(why) for why in outgoing.refused.values())
-    return len(outgoing.arrival) * heads + refusals
+    return {name: sizes(codec, code, layouts[name]) for name, (codec, code) in outgoing.arrival.codes.items()}
 
 
 def _beside_the_model(server: Server, method: Method) -> dict[str, int]:

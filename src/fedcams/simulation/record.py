@@ -57,8 +57,8 @@ class RoundRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values by name, those of probes among them."""
-        values = {key.name: getattr(self, key.name) for key in dataclasses.fields(self)}
-        return {**values, "refused": dict(self.refused), **values.pop("probes")}
+        values = {key.name: getattr(self, key.name) for key in dataclasses.fields(self) if key.name != "probes"}
+        return {**values, "refused": dict(self.refused), **self.probes}
 
     def to_json(self) -> str:
         """Return one line; equal records give equal lines."""
