@@ -48,7 +48,7 @@ def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.devic
     clients = Shards(loaded.train_x, loaded.train_y, parts)
     problem = Problem(model, loaded.loss, clients, experiment.local, loaded.prepare, loaded.augment)
     layout, downlink = problem.layout, experiment.downlink
-    replicas = ResidualStore.in_memory(layout, device) if downlink.replicates else None
+    replicas = ResidualStore.in_memory(layout, device) if downlink.server_keeps_rows else None
     server = Server(
         layout, experiment.server, experiment.seed, problem.buffer_layout, downlink, experiment.weighting, replicas
     )
@@ -58,10 +58,10 @@ def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.devic
         server=server,
         uplink=ErrorFeedback(experiment.uplink, store, layout),
         sampler=experiment.sampler,
-        engine=choose(experiment.engine, problem, experiment.rounds, experiment.sampler.varies),
+        engine=choose(experiment.engine, problem, experiment.rounds, experiment.sampler.size_varies),
         test=(loaded.test_x, loaded.test_y),
         metric=loaded.metric,
-        sampling_weights=clients.sizes() if experiment.sampler.weighs else None,
+        sampling_weights=clients.sizes() if experiment.sampler.needs_weights else None,
         evaluate_every=experiment.evaluate_every,
         measure_gamma=experiment.measure_gamma,
     )

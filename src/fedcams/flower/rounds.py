@@ -70,7 +70,7 @@ class Rounds:
     def _needed(self) -> dict[str, int]:
         """How many clients must be connected, by the option that says so."""
         strategy = self.strategy
-        population = {"sampler": strategy.sampler.least} if strategy.clients is None else {}
+        population = {"sampler": strategy.sampler.min_population} if strategy.clients is None else {}
         return {"min_available": strategy.min_available, **population}
 
     def _too_few(self, what: str, found: int, needed: Mapping[str, int]) -> str:
@@ -81,7 +81,7 @@ class Rounds:
     def _cohort(self, round: int) -> set[int]:
         strategy, known = self.strategy, set(self.roster.clients)
         population = known if strategy.clients is None else {*range(strategy.clients), *self.roster.plain}
-        if len(population) < strategy.sampler.least:
+        if len(population) < strategy.sampler.min_population:
             return set()
         return set(strategy.sampler.sample(sorted(population), round, strategy.seed))
 

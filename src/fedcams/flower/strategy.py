@@ -89,7 +89,7 @@ class FedCAMS(FedAvg):
         self.optimizer, self.uplink = resolve_server(server), compressor(uplink)
         self.checkpoint, self.run_name = Path(checkpoint), safe_name(run)
         self.sampler, self.clients, self.seed = resolve_sampler(sampler), clients, seed
-        if self.sampler.weighs:
+        if self.sampler.needs_weights:
             raise SpecError(
                 f"sampler={self.sampler}: the server does not know how many examples clients have; use uniform"
             )
@@ -150,7 +150,7 @@ class FedCAMS(FedAvg):
             names.buffer_layout,
             self.downlink,
             self.weighting,
-            self._replicas(names) if self.downlink.replicates else None,
+            self._replicas(names) if self.downlink.server_keeps_rows else None,
             self.max_norm,
         )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcams.aggregate import Aggregator
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Downlink, Held, OutOfStep, Turn, downlink
+from fedcams.downlink import Broadcast, Downlink, Held, OutOfStep, downlink
 from fedcams.errors import FedcamsError, LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.optimizers import ServerOptimizer
@@ -36,7 +36,7 @@ class Server:
     """The L2 norm above which a decoded update is refused; checking it takes memory for one vector `[d]`."""
 
     def __post_init__(self) -> None:
-        if self.replicas is None and self.downlink.replicates:
+        if self.replicas is None and self.downlink.server_keeps_rows:
             object.__setattr__(self, "replicas", ResidualStore.in_memory(self.layout))
         if self.replicas is not None and self.replicas.layout.id != self.layout.id:
             theirs, ours = (f"{layout.id.hex()} with d={layout.d}" for layout in (self.replicas.layout, self.layout))
@@ -87,7 +87,7 @@ def open(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[d
 
     A message that is lost, in whatever direction, changes nothing: the next one builds on what the client last said.
     """
-    models, sent = server.downlink.send(state.downlink, _turn(server, state), sorted(cohort))
+    models, sent = server.downlink.send(state.downlink, _broadcast(server, state), sorted(cohort))
     rest = {} if state.buffers is None else {BUFFERS: encode(IDENTITY, state.buffers, server.buffer_layout)}
     instructions = {
         client: Instruction(
@@ -102,7 +102,9 @@ def resend(server: Server, state: ServerState, refusal: Refusal) -> tuple[Instru
     """An instruction for a client that refused the one of the round now open, built on what it says it holds."""
     if refusal.round != state.round + 1:
         raise UpdateError(f"a refusal of round {refusal.round} in round {state.round + 1}; it came too late")
-    told = server.downlink.heard(state.downlink, _turn(server, state), {refusal.client: refusal.held}, over=False)
+    told = server.downlink.acknowledge(
+        state.downlink, _broadcast(server, state), {refusal.client: refusal.held}, closing=False
+    )
     instructions, state = open(server, state._replace(downlink=told), [refusal.client])
     return instructions[refusal.client], state
 
@@ -124,7 +126,7 @@ def close(
         intake.offer(answer)
     delta, buffers = intake.means()
     accepted = {**state.accepted, **{client: Accepted(round, name) for client, name in intake.names.items()}}
-    told = server.downlink.heard(state.downlink, _turn(server, state), intake.words)
+    told = server.downlink.acknowledge(state.downlink, _broadcast(server, state), intake.acks)
     state = state._replace(round=round, accepted=accepted, downlink=told)
     if delta is None:
         return state, Closed(round, [], intake.refused, 0.0)
@@ -133,8 +135,8 @@ def close(
     return state._replace(x=x, optimizer=optimizer, buffers=state.buffers if buffers is None else buffers), closed
 
 
-def _turn(server: Server, state: ServerState) -> Turn:
-    return Turn(state.x, server.layout, state.round + 1, server.seed, server.replicas)
+def _broadcast(server: Server, state: ServerState) -> Broadcast:
+    return Broadcast(state.x, server.layout, state.round + 1, server.seed, server.replicas)
 
 
 class _Intake:
@@ -145,7 +147,7 @@ class _Intake:
         self.updates = Aggregator(server.layout, in_order=in_order)
         self.buffers = Aggregator(server.buffer_layout, in_order=in_order) if server.buffer_layout else None
         self.names: dict[int, bytes] = {}
-        self.words: dict[int, Held | None] = {}
+        self.acks: dict[int, Held | None] = {}
         """What clients say they hold: even a reply that is refused tells that."""
         self.refused: dict[int, str] = {}
 
@@ -169,8 +171,8 @@ class _Intake:
 
     def _listen(self, answer: Reply | Refusal) -> None:
         """That a client holds what it was sent last outweighs anything else it said in this round."""
-        if self.words.get(answer.client) != self._expected(answer.client):
-            self.words[answer.client] = answer.held
+        if self.acks.get(answer.client) != self._expected(answer.client):
+            self.acks[answer.client] = answer.held
 
     def _expected(self, client: int) -> Held | None:
         return self.server.downlink.expected(self.state.downlink, client)

@@ -63,7 +63,7 @@ class Site:
         store = ResidualStore.on_disk(layout, folder / RESIDUALS, spares=1) if feedback else None
         self.folder, self.uplink = folder, DurableFeedback(uplink, store, layout)
         downlink = resolve_downlink(downlink)
-        held = HeldStore.on_disk(layout, folder / MODELS) if downlink.keeps else None
+        held = HeldStore.on_disk(layout, folder / MODELS) if downlink.client_keeps_model else None
         self.client = Client(self.uplink, buffer_layout, downlink, held)
 
     def answer(self, instruction: Sequence[bytes], train: Train) -> Answer:

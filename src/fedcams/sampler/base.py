@@ -26,9 +26,9 @@ class Sampler(Spec, ABC):
     kind = "sampler"
     reference: ClassVar[str] = ""
     """Where it was published."""
-    weighs: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = False
     """Whether it asks for weights."""
-    varies: ClassVar[bool] = False
+    size_varies: ClassVar[bool] = False
     """Whether the size of a cohort does."""
 
     def sample(
@@ -50,7 +50,7 @@ class Sampler(Spec, ABC):
         return self.draw(population, generator(seed, "cohort", round), weights)
 
     @property
-    def least(self) -> int:
+    def min_population(self) -> int:
         """The smallest population that it can draw from."""
         return 1
 

@@ -23,7 +23,7 @@ class Bernoulli(Sampler):
     p: Number = number(0.1, low=0, high=1, open="low", doc="probability that a client takes part")
 
     reference = "McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018"
-    varies = True
+    size_varies = True
     examples = ("bernoulli", "bernoulli(p=0.5)", "bernoulli(p=1)")
     refused = (
         ("bernoulli(p=0)", r"allowed: a number in \(0, 1\]"),

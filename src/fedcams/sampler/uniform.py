@@ -24,7 +24,7 @@ class Uniform(Sampler):
     refused = (("uniform(n=0)", r"allowed: an integer in \[1, inf\)"), ("uniform(n=1.5)", "not a whole number"))
 
     @property
-    def least(self) -> int:
+    def min_population(self) -> int:
         return self.n
 
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:

@@ -24,12 +24,12 @@ class Weighted(Sampler):
     n: int = integer(10, low=1, doc="clients in a cohort, at most the population")
 
     reference = "Efraimidis, Spirakis: Weighted Random Sampling with a Reservoir, Information Processing Letters 2006"
-    weighs = True
+    needs_weights = True
     examples = ("weighted", "weighted(n=20)")
     refused = (("weighted(n=0)", r"allowed: an integer in \[1, inf\)"), ("weighted(p=0.5)", "has no key 'p'"))
 
     @property
-    def least(self) -> int:
+    def min_population(self) -> int:
         return self.n
 
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:

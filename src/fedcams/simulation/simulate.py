@@ -71,14 +71,14 @@ def simulate(
     store = (residuals or ResidualStore.in_memory(layout, problem.device)) if feedback else None
     chosen = _sampler(cohort)
     down = resolve_downlink(downlink)
-    replicas = ResidualStore.in_memory(layout, problem.device) if down.replicates else None
+    replicas = ResidualStore.in_memory(layout, problem.device) if down.server_keeps_rows else None
     config = Server(layout, resolve_server(server), seed, buffer_layout, down, weighting, replicas)
     simulation = Simulation(
         problem,
         config,
         ErrorFeedback(uplink, store, layout),
         chosen,
-        choose(engine, problem, rounds, chosen.varies),
+        choose(engine, problem, rounds, chosen.size_varies),
         _examples_to_test(test, problem.clients),
         metric,
         _sampling_weights(chosen, problem),
@@ -143,6 +143,6 @@ def _examples_to_test(test: Any, clients: Mapping[int, Any]) -> Examples | None:
 
 def _sampling_weights(sampler: Sampler, problem: Problem) -> list[float] | None:
     """The numbers of examples, where the sampler asks for them: looks at every client once."""
-    if not sampler.weighs:
+    if not sampler.needs_weights:
         return None
     return [float(len(x)) for x, _ in problem.clients.values()]

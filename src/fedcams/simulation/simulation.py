@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedcams.aggregate import mean_of_rows
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Sent, Turn
+from fedcams.downlink import Broadcast, Sent
 from fedcams.engines import Engine, Examples, Problem
 from fedcams.errors import UpdateError
 from fedcams.feedback import ErrorFeedback, Pending
@@ -51,8 +51,8 @@ class Simulation:
         if not cohort:
             return self._skip(state._replace(round=round))
         with phases("broadcast"):
-            turn = Turn(state.x, self.server.layout, round, seed, self.server.replicas)
-            start, sent, told = self.server.downlink.deliver(state.downlink, turn, cohort)
+            broadcast = Broadcast(state.x, self.server.layout, round, seed, self.server.replicas)
+            start, sent, told = self.server.downlink.deliver(state.downlink, broadcast, cohort)
         with phases("train"):
             update = self.engine.train(self.problem, start, state.buffers, cohort, round, seed)
         weights = [self.server.weight(examples) for examples in update.examples]
@@ -111,7 +111,7 @@ class Simulation:
         """wire_up, wire_down, wire_up_buffers, wire_down_buffers, paper_bits_up, paper_bits_down."""
         layout, count = self.server.layout, len(pending.ids)
         extra = _buffer_sizes(self.server.buffer_layout, buffers)
-        apart, keeps = count * sum(extra.values()), self.server.downlink.keeps
+        apart, keeps = count * sum(extra.values()), self.server.downlink.client_keeps_model
         updates = sizes(self.uplink.compressor, pending.code, layout)
         up = sum(reply_size({"update": size, **extra}, keeps) for size in updates)
         paper = self.uplink.compressor.paper_bits(layout), self.server.downlink.paper_bits(layout)
