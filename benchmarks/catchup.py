@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fedcams import Layout
 from fedcams.bench.timing import REPEATS, best_of
-from fedcams.downlink import Turn, downlink
+from fedcams.downlink import Broadcast, downlink
 from fedcams.downlink.message import ADD, SET, Message
 from fedcams.downlink.shared import Shared, SharedState
 from fedcams.downlink.versions import Held
@@ -66,7 +66,7 @@ def after_rounds(shared: Shared, layout: Layout, rounds: int) -> SharedState:
     state = shared.init(x)
     for round in range(1, rounds + 1):
         x = x + 0.01 * torch.randn(D, generator=draw)
-        state = shared.deliver(state, Turn(x, layout, round, 0), [0]).state
+        state = shared.deliver(state, Broadcast(x, layout, round, 0), [0]).state
     return state
 
 

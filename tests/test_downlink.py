@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedcams import ErrorFeedback, Layout, ResidualStore, WireError, compressor, encode, server
-from fedcams.downlink import Downlink, Turn, downlink
+from fedcams.downlink import Broadcast, Downlink, downlink
 from fedcams.downlink.message import ADD, DENSE, SET, Message, message_size
 from fedcams.downlink.shared import Shared
 from fedcams.downlink.versions import Held, digest_of
@@ -255,10 +255,10 @@ def test_what_was_sent_and_what_is_left_is_the_servers_model(codec: str) -> None
 def test_what_stays_still_is_reached(spec: str) -> None:
     """Error feedback: once the server's model rests, clients come to hold it."""
     one = downlink(spec)
-    rows = ResidualStore.in_memory(LAYOUT) if one.replicates else None
+    rows = ResidualStore.in_memory(LAYOUT) if one.server_keeps_rows else None
     state, target = one.init(START), torch.randn(D, generator=torch.Generator().manual_seed(5))
     for round in range(1, 16):
-        start, _, state = one.deliver(state, Turn(target, LAYOUT, round, 0, rows), [0])
+        start, _, state = one.deliver(state, Broadcast(target, LAYOUT, round, 0, rows), [0])
     assert torch.allclose(start.reshape(-1), target, atol=1e-6)
 
 
@@ -271,7 +271,7 @@ def server_only(one: Downlink, rounds: int, walk: float = 0.1) -> tuple[Any, lis
     xs, ws = [], []
     for round in range(1, rounds + 1):
         x = x + walk * torch.randn(D, generator=draw)
-        _, _, state = one.deliver(state, Turn(x, LAYOUT, round, 0), [0])
+        _, _, state = one.deliver(state, Broadcast(x, LAYOUT, round, 0), [0])
         xs.append(x)
         ws.append(state.w)
     return state, xs, ws
@@ -311,10 +311,10 @@ def test_a_long_absence_under_sparse_deltas_is_made_up_by_values() -> None:
     for round in range(1, 31):
         x = x.clone()
         x[:50] += torch.randn(50, generator=torch.Generator().manual_seed(round))
-        _, sent, state = one.deliver(state, Turn(x, layout, round, 0), [0] if round < 30 else [0, 1])
+        _, sent, state = one.deliver(state, Broadcast(x, layout, round, 0), [0] if round < 30 else [0, 1])
     assert [way.kind for way in sent] == ["delta", "dense"]
     state = state._replace(known={1: 2})
-    _, [way], _ = one.deliver(state, Turn(x + 1e-3, layout, 31, 0), [1])
+    _, [way], _ = one.deliver(state, Broadcast(x + 1e-3, layout, 31, 0), [1])
     delta = state.log[30].numel()
     assert way.kind == "catchup"
     assert way.size < 4 * delta
@@ -325,7 +325,7 @@ def test_the_parts_of_a_round_are_counted_by_kind() -> None:
     state, x = one.init(START), START
     kinds = []
     for round, cohort in enumerate([[0, 1], [0, 1], [0], [0], [0, 1], [2]], start=1):
-        _, sent, state = one.deliver(state, Turn(x, LAYOUT, round, 0), cohort)
+        _, sent, state = one.deliver(state, Broadcast(x, LAYOUT, round, 0), cohort)
         kinds.append([way.kind for way in sent])
         x = x + 0.1
     assert kinds == [["dense"] * 2, ["delta"] * 2, ["delta"], ["delta"], ["delta", "catchup"], ["dense"]]

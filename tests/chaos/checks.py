@@ -48,9 +48,9 @@ def check_in_step(folder: Path, ledger: Ledger, built: Built) -> None:
     """Nobody was ever out of step, and what the server would send next fits what every site holds."""
     server, start = built.simulation.server, built.state
     assert not any("OutOfStep" in str(line) or "out of step" in str(line) for line in ledger)
-    if not server.downlink.keeps:
+    if not server.downlink.client_keeps_model:
         return
-    if server.downlink.replicates:
+    if server.downlink.server_keeps_rows:
         rows = ResidualStore.on_disk(server.layout, folder / "server" / REPLICAS)
         server = dataclasses.replace(server, replicas=rows)
     with contextlib.closing(Book(folder / "server", "demo", {}, server)) as book:

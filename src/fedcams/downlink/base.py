@@ -51,7 +51,7 @@ class Delivery(NamedTuple):
 
 
 class Downlink(Spec, ABC):
-    """The root of all downlinks. State is data: `init` makes it, `send` and `heard` return the next one.
+    """The root of all downlinks. State is data: `init` makes it, `send` and `acknowledge` return the next one.
 
     The server never assumes that a message has arrived: what it believes of a client changes by what the client says.
     """
@@ -67,23 +67,26 @@ class Downlink(Spec, ABC):
         return None
 
     @abstractmethod
-    def send(self, state: Any, turn: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], Any]:
-        """The bytes for each of these clients, and the state until `heard`."""
+    def send(self, state: Any, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], Any]:
+        """The bytes for each of these clients, and the state until `acknowledge`."""
 
     def expected(self, state: Any, client: int) -> Held | None:
         """What a client holds that got what was sent to it last; None for downlinks that keep nothing."""
         return None
 
-    def acknowledge(self, state: Any, turn: Broadcast, acks: Mapping[int, Held | None], closing: bool = True) -> Any:
-        """The state given what clients said in this round that they hold; of the others nothing new is known.
+    def acknowledge(
+        self, state: Any, broadcast: Broadcast, acks: Mapping[int, Held | None], closing: bool = True
+    ) -> Any:
+        """Return the state, given what clients said in this round that they hold (None: nothing sound).
 
-        Once a round is over, what was sent in it need not be remembered: the next message builds on what is known.
+        Of clients that are not in `acks` nothing new is known. `closing` ends the round: what was sent in it need not
+        be remembered, because the next message builds on what is known.
         """
         return state
 
     @abstractmethod
-    def deliver(self, state: Any, turn: Broadcast, clients: Sequence[int]) -> Delivery:
-        """`send`, receipt and `heard` as a simulation needs them, in which nothing gets lost: no bytes, no digests."""
+    def deliver(self, state: Any, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
+        """`send`, receipt and `acknowledge` in one, for a simulation, in which nothing gets lost: no bytes, no digests."""
 
     @abstractmethod
     def paper_bits(self, layout: Layout) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink.base import Delivery, Downlink, Sent, Broadcast
+from fedcams.downlink.base import Broadcast, Delivery, Downlink, Sent
 from fedcams.downlink.held import HeldStore
 from fedcams.layout import Layout
 from fedcams.registry import register
@@ -22,13 +22,15 @@ class NoDownlink(Downlink):
 
     examples = ("none",)
 
-    def send(self, state: None, turn: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
-        turn.layout.check_finite(turn.x, "model")
-        dense = pack(IDENTITY, {"values": turn.x}, turn.layout)  # not encode, which copies x first
+    def send(self, state: None, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
+        broadcast.layout.check_finite(broadcast.x, "model")
+        dense = pack(IDENTITY, {"values": broadcast.x}, broadcast.layout)  # not encode, which copies x first
         return dict.fromkeys(clients, dense), None
 
-    def deliver(self, state: None, turn: Broadcast, clients: Sequence[int]) -> Delivery:
-        return Delivery(turn.x, [Sent("dense", size(IDENTITY, {"values": turn.x}, turn.layout))] * len(clients), None)
+    def deliver(self, state: None, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
+        return Delivery(
+            broadcast.x, [Sent("dense", size(IDENTITY, {"values": broadcast.x}, broadcast.layout))] * len(clients), None
+        )
 
     def paper_bits(self, layout: Layout) -> int:
         return IDENTITY.paper_bits(layout)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Delivery, Downlink, Sent, Broadcast, check_contractive
+from fedcams.downlink.base import Broadcast, Delivery, Downlink, Sent, check_contractive
 from fedcams.downlink.message import ADD, Message, as_bytes, as_tensor, dense_message, dense_size, message_size
 from fedcams.downlink.versions import Held, digest_of
 from fedcams.layout import Layout
@@ -63,48 +63,50 @@ class Replica(Downlink):
 
     # -- the server's side ---------------------------------------------------------------------------------------
 
-    def send(self, state: ReplicaState, turn: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], ReplicaState]:
-        messages = {client: self._message(state, turn, client) for client in clients}
+    def send(
+        self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]
+    ) -> tuple[dict[int, bytes], ReplicaState]:
+        messages = {client: self._message(state, broadcast, client) for client in clients}
         made = {client: message.to_bytes() for client, message in messages.items()}
         sent = {**state.sent, **{client: as_tensor(data) for client, data in made.items()}}
         results = {**state.results, **{client: message.result.digest.hex() for client, message in messages.items()}}
-        return made, state._replace(sent=sent, round=turn.round, results=results)
+        return made, state._replace(sent=sent, round=broadcast.round, results=results)
 
-    def _message(self, state: ReplicaState, turn: Broadcast, client: int) -> Message:
-        base = _base(state, turn, client)
+    def _message(self, state: ReplicaState, broadcast: Broadcast, client: int) -> Message:
+        base = _base(state, broadcast, client)
         if base is None:
-            return dense_message(turn.x, turn.layout, Held(turn.round, digest_of(turn.x)))
-        row = self._rows(state, turn, [client])[0]
-        code = self.codec.encode(turn.x - row, turn.layout, turn.key(client))
-        after = self.codec.add_to(row, code, turn.layout)
-        return Message(ADD, base, Held(turn.round, digest_of(after)), [pack(self.codec, code, turn.layout)])
+            return dense_message(broadcast.x, broadcast.layout, Held(broadcast.round, digest_of(broadcast.x)))
+        row = self._rows(state, broadcast, [client])[0]
+        code = self.codec.encode(broadcast.x - row, broadcast.layout, broadcast.key(client))
+        after = self.codec.add_to(row, code, broadcast.layout)
+        return Message(ADD, base, Held(broadcast.round, digest_of(after)), [pack(self.codec, code, broadcast.layout)])
 
     def expected(self, state: ReplicaState, client: int) -> Held | None:
         return Held(state.round, bytes.fromhex(state.results[client])) if client in state.results else None
 
     def acknowledge(
-        self, state: ReplicaState, turn: Broadcast, acks: Mapping[int, Held | None], closing: bool = True
+        self, state: ReplicaState, broadcast: Broadcast, acks: Mapping[int, Held | None], closing: bool = True
     ) -> ReplicaState:
         digests = dict(state.digests)
         for client, held in sorted(acks.items()):
             if closing and held is not None and held == self.expected(state, client):  # a row changes once a round
-                self._follow(state, turn, client)
+                self._follow(state, broadcast, client)
                 digests[client] = held.digest.hex()
-            elif held is None or held != _base(state, turn, client):
+            elif held is None or held != _base(state, broadcast, client):
                 digests[client] = ""  # its row is of no use until it has got the dense model
         state = state._replace(digests=dict(sorted(digests.items())))
         return state._replace(sent={}, results={}) if closing else state
 
-    def _follow(self, state: ReplicaState, turn: Broadcast, client: int) -> None:
+    def _follow(self, state: ReplicaState, broadcast: Broadcast, client: int) -> None:
         """The client has taken the step that it was sent: so does its row."""
         message = Message.from_bytes(as_bytes(state.sent[client]))
-        row = None if message.base is None else self._rows(state, turn, [client])[0].cpu()
-        _store(turn).commit([client], {ROW: message.apply(row, turn.layout)[None]}, turn.round)
+        row = None if message.base is None else self._rows(state, broadcast, [client])[0].cpu()
+        _store(broadcast).commit([client], {ROW: message.apply(row, broadcast.layout)[None]}, broadcast.round)
 
-    def _rows(self, state: ReplicaState, turn: Broadcast, clients: Sequence[int]) -> Tensor:
+    def _rows(self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]) -> Tensor:
         """`[C, d]`, on the device of x: what these clients hold, the initial model for those not seen."""
-        store = _store(turn)
-        rows = store.gather(ROW, clients).to(turn.x.device)
+        store = _store(broadcast)
+        rows = store.gather(ROW, clients).to(broadcast.x.device)
         for row, client in zip(rows, clients, strict=True):
             if store.round_of(client) is None and state.initial is not None:
                 row.copy_(state.initial)
@@ -112,34 +114,34 @@ class Replica(Downlink):
 
     # -- all of it at once ---------------------------------------------------------------------------------------
 
-    def deliver(self, state: ReplicaState, turn: Broadcast, clients: Sequence[int]) -> Delivery:
-        store, dense = _store(turn), dense_size(turn.x, turn.layout)
-        rows = self._rows(state, turn, clients)
+    def deliver(self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
+        store, dense = _store(broadcast), dense_size(broadcast.x, broadcast.layout)
+        rows = self._rows(state, broadcast, clients)
         there = [i for i, client in enumerate(clients) if self.warm or store.round_of(client) is not None]
         new = [i for i in range(len(clients)) if i not in there]
-        rows[new] = turn.x
+        rows[new] = broadcast.x
         sent = [Sent("dense", dense)] * len(clients)
         if there:
             base = rows[there]
-            code = self.codec.encode(turn.x - base, turn.layout, [turn.key(clients[i]) for i in there])
-            rows[there] = self.codec.add_to(base, code, turn.layout)
-            for i, payload in zip(there, sizes(self.codec, code, turn.layout), strict=True):
+            code = self.codec.encode(broadcast.x - base, broadcast.layout, [broadcast.key(clients[i]) for i in there])
+            rows[there] = self.codec.add_to(base, code, broadcast.layout)
+            for i, payload in zip(there, sizes(self.codec, code, broadcast.layout), strict=True):
                 sent[i] = Sent("delta", message_size([payload]))
-        store.commit(clients, {ROW: rows}, turn.round)
+        store.commit(clients, {ROW: rows}, broadcast.round)
         return Delivery(rows, sent, state)
 
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)
 
 
-def _store(turn: Broadcast) -> RowStore:
-    assert turn.replicas is not None, "a server whose downlink replicates has a store"
-    return turn.replicas
+def _store(broadcast: Broadcast) -> RowStore:
+    assert broadcast.replicas is not None, "a server whose downlink replicates has a store"
+    return broadcast.replicas
 
 
-def _base(state: ReplicaState, turn: Broadcast, client: int) -> Held | None:
+def _base(state: ReplicaState, broadcast: Broadcast, client: int) -> Held | None:
     """What the client is known to hold, as far as the server has it too."""
-    version, name = _store(turn).round_of(client), state.digests.get(client)
+    version, name = _store(broadcast).round_of(client), state.digests.get(client)
     if version is not None:
         return Held(version, bytes.fromhex(name)) if name else None
     if state.initial is None or name == "":

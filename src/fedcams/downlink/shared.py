@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcams.bits.positions import note_changes
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Delivery, Downlink, Sent, Broadcast, check_contractive
+from fedcams.downlink.base import Broadcast, Delivery, Downlink, Sent, check_contractive
 from fedcams.downlink.catchup import Catchup, Way
 from fedcams.downlink.message import ADD, SET, Message, as_tensor, dense_message, dense_size
 from fedcams.downlink.versions import Held, digest_of
@@ -71,27 +71,29 @@ class Shared(Downlink):
 
     # -- the server's side ---------------------------------------------------------------------------------------
 
-    def send(self, state: SharedState, turn: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], SharedState]:
+    def send(
+        self, state: SharedState, broadcast: Broadcast, clients: Sequence[int]
+    ) -> tuple[dict[int, bytes], SharedState]:
         if not clients:
             return {}, state
         digests = state.digests
         if self.warm and not digests and state.version == 0:
             digests = {0: digest_of(state.w).hex()}
-        state = self._advance(state._replace(digests=digests), turn)
+        state = self._advance(state._replace(digests=digests), broadcast)
         if state.version not in state.digests:
             state = state._replace(digests={**state.digests, state.version: digest_of(state.w).hex()})
-        made = {version: self._message(state, turn, version) for version in self._versions(state, clients)}
+        made = {version: self._message(state, broadcast, version) for version in self._versions(state, clients)}
         return {i: made[self._held(state, i)] for i in clients}, state
 
-    def _message(self, state: SharedState, turn: Broadcast, version: int | None) -> bytes:
+    def _message(self, state: SharedState, broadcast: Broadcast, version: int | None) -> bytes:
         """For clients that hold this version, as far as the server has a name for it."""
         result = Held(state.version, bytes.fromhex(state.digests[state.version]))
         if version is None or version not in state.digests:
-            return dense_message(state.w, turn.layout, result).to_bytes()
+            return dense_message(state.w, broadcast.layout, result).to_bytes()
         base = Held(version, bytes.fromhex(state.digests[version]))
-        way = self.way(state, turn.layout, version)
+        way = self.way(state, broadcast.layout, version)
         if way.kind == "dense":
-            return dense_message(state.w, turn.layout, result).to_bytes()
+            return dense_message(state.w, broadcast.layout, result).to_bytes()
         return Message(SET if way.replaces else ADD, base, result, way.payloads()).to_bytes()
 
     def way(self, state: SharedState, layout: Layout, held: int | None, counting: bool = False) -> Way:
@@ -103,23 +105,25 @@ class Shared(Downlink):
         name = state.digests.get(state.version)  # none before anybody was sent this version
         return None if name is None else Held(state.version, bytes.fromhex(name))
 
-    def acknowledge(self, state: SharedState, turn: Broadcast, acks: Mapping[int, Held | None], closing: bool = True) -> SharedState:
+    def acknowledge(
+        self, state: SharedState, broadcast: Broadcast, acks: Mapping[int, Held | None], closing: bool = True
+    ) -> SharedState:
         said = {client: _version(state, held) for client, held in acks.items()}
         known = dict(sorted({**state.known, **said}.items()))
         state = state._replace(known=known)
         needed = {*known.values(), state.version, *([0] if self.warm else [])}
         return state._replace(digests={v: name for v, name in state.digests.items() if v in needed})
 
-    def _advance(self, state: SharedState, turn: Broadcast) -> SharedState:
+    def _advance(self, state: SharedState, broadcast: Broadcast) -> SharedState:
         """Moves w towards x by what C lets through, once a round; they are equal before the first step."""
-        if state.version == turn.round or torch.equal(turn.x, state.w):
+        if state.version == broadcast.round or torch.equal(broadcast.x, state.w):
             return state
-        code = self.codec.encode(turn.x - state.w, turn.layout, turn.key())
-        w = self.codec.add_to(state.w.clone(), code, turn.layout)
-        touched = None if state.touched is None else note_changes(state.touched, state.w, w, turn.round)
-        log = {**state.log, turn.round: as_tensor(pack(self.codec, code, turn.layout))}
-        log, since = _bounded(log, state.since, dense_size(w, turn.layout))
-        return state._replace(w=w, version=turn.round, touched=touched, log=log, since=since)
+        code = self.codec.encode(broadcast.x - state.w, broadcast.layout, broadcast.key())
+        w = self.codec.add_to(state.w.clone(), code, broadcast.layout)
+        touched = None if state.touched is None else note_changes(state.touched, state.w, w, broadcast.round)
+        log = {**state.log, broadcast.round: as_tensor(pack(self.codec, code, broadcast.layout))}
+        log, since = _bounded(log, state.since, dense_size(w, broadcast.layout))
+        return state._replace(w=w, version=broadcast.round, touched=touched, log=log, since=since)
 
     def _held(self, state: SharedState, client: int) -> int | None:
         version = state.known.get(client, 0 if self.warm else NOTHING)
@@ -130,10 +134,11 @@ class Shared(Downlink):
 
     # -- all of it at once ---------------------------------------------------------------------------------------
 
-    def deliver(self, state: SharedState, turn: Broadcast, clients: Sequence[int]) -> Delivery:
-        state = self._advance(state, turn)
+    def deliver(self, state: SharedState, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
+        state = self._advance(state, broadcast)
         ways = {
-            version: self.way(state, turn.layout, version, counting=True) for version in self._versions(state, clients)
+            version: self.way(state, broadcast.layout, version, counting=True)
+            for version in self._versions(state, clients)
         }
         sent = [Sent(way.kind, way.size) for way in (ways[self._held(state, i)] for i in clients)]
         known = dict(sorted({**state.known, **dict.fromkeys(clients, state.version)}.items()))

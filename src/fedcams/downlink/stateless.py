@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Delivery, Downlink, Sent, Broadcast
+from fedcams.downlink.base import Broadcast, Delivery, Downlink, Sent
 from fedcams.downlink.held import HeldStore
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
@@ -40,14 +40,14 @@ class Stateless(Downlink):
                 "one, such as blockq(bits=8, rounding=stochastic), or a downlink that keeps what is lost"
             )
 
-    def send(self, state: None, turn: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
-        return {i: encode(self.codec, turn.x, turn.layout, turn.key(i)) for i in clients}, None
+    def send(self, state: None, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
+        return {i: encode(self.codec, broadcast.x, broadcast.layout, broadcast.key(i)) for i in clients}, None
 
-    def deliver(self, state: None, turn: Broadcast, clients: Sequence[int]) -> Delivery:
-        rows, keys = turn.x.expand(len(clients), -1), [turn.key(i) for i in clients]
-        code = self.codec.encode(rows, turn.layout, keys)
-        sent = [Sent("delta", size) for size in sizes(self.codec, code, turn.layout)]
-        return Delivery(self.codec.decode(code, turn.layout), sent, None)
+    def deliver(self, state: None, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
+        rows, keys = broadcast.x.expand(len(clients), -1), [broadcast.key(i) for i in clients]
+        code = self.codec.encode(rows, broadcast.layout, keys)
+        sent = [Sent("delta", size) for size in sizes(self.codec, code, broadcast.layout)]
+        return Delivery(self.codec.decode(code, broadcast.layout), sent, None)
 
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)

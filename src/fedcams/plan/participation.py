@@ -48,7 +48,7 @@ def simulated_contacts(sampler: Sampler, population: int, rounds: int, seed: int
     """Of one run: the cohorts are those that a simulation with this seed draws, whose clients are 0, 1, 2, …"""
     first, gaps = np.zeros(rounds + 1), np.zeros(rounds)
     last = np.zeros(population, np.int64)
-    weights = np.ones(population) if sampler.weighs else None
+    weights = np.ones(population) if sampler.needs_weights else None
     for round in range(1, rounds + 1):
         cohort = sampler.places(population, round, seed, weights)
         before = last[cohort]

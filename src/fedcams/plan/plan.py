@@ -86,7 +86,7 @@ def plan(setting: Setting, spec: str | Downlink, contacts: Contacts) -> Plan:
     """What these contacts cost by this downlink."""
     chosen, layout = downlink(spec), setting.layout
     extra = {"buffers": payload_bytes(IDENTITY, Layout.flat(setting.buffers))} if setting.buffers else {}
-    up = reply_size({"update": payload_bytes(setting.uplink, layout), **extra}, chosen.keeps)
+    up = reply_size({"update": payload_bytes(setting.uplink, layout), **extra}, chosen.client_keeps_model)
     deltas, catchup, dense = _models(chosen, setting, contacts)
     rest = instruction_size({"model": 0, **extra}) * contacts.total
     memory, bound = _memory(chosen, setting, contacts), _bound(chosen, layout)
