@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class RunFolder:
                 write_file(self.path / EXPERIMENT, experiment.to_toml().encode())
         return state, found.records[: state.round], found.stopped == state.round
 
-    def rounds(self, state: ServerState, trackers: Sequence[Tracker]) -> Iterator[tuple[ServerState, RoundRecord]]:
+    def rounds(self, state: ServerState, trackers: Sequence[Tracker]) -> Generator[tuple[ServerState, RoundRecord]]:
         """Run the rounds after this state and write them down; trackers follow."""
         with locked(self.path), contextlib.ExitStack() as stack:
             for tracker in trackers:

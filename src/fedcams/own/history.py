@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from fedcams.errors import SpecError
 from fedcams.extras import load
 from fedcams.own.folder import RunFolder
+from fedcams.rounds import ServerState
 from fedcams.simulation import RoundRecord, Simulation
 from fedcams.trackers import Tracker
 
@@ -46,7 +47,7 @@ class History:
         """Whether a callback stopped the run."""
         if folder is not None:
             self.state, self.records, self.stopped = folder.open(self.state)
-        self._steps: Iterator[tuple[Any, RoundRecord]] | None = None
+        self._steps: Generator[tuple[ServerState, RoundRecord]] | None = None
 
     @property
     def finished(self) -> bool:
@@ -69,21 +70,14 @@ class History:
     def close(self) -> None:
         """Let go of the run's folder, with a checkpoint of the rounds so far; the run can go on later."""
         if self._steps is not None:
-            close = getattr(self._steps, "close", None)
-            if close is not None:
-                close()
+            self._steps.close()
             self._steps = None
 
     def _advance(self) -> bool:
         """Simulate one more round, if there is one."""
         if self.finished:
             return False
-        if self._steps is None:
-            self._steps = self._simulated() if self.folder is None else self.folder.rounds(self.state, self.trackers)
-        step = next(self._steps, None)
-        if step is None:
-            return False
-        self.state, record = step
+        self.state, record = self._step()
         self.records.append(record)
         answers = [callback(record) for callback in self.callbacks]  # all of them, whatever one says
         if any(answers):
@@ -92,11 +86,12 @@ class History:
             self.close()
         return True
 
-    def _simulated(self) -> Iterator[tuple[Any, RoundRecord]]:
-        state = self.state
-        while state.round < self.rounds:
-            state, record = self.simulation.advance(state)
-            yield state, record
+    def _step(self) -> tuple[ServerState, RoundRecord]:
+        if self.folder is None:
+            return self.simulation.advance(self.state)
+        if self._steps is None:
+            self._steps = self.folder.rounds(self.state, self.trackers)
+        return next(self._steps)
 
     def _stop(self) -> None:
         self.stopped = True

@@ -20,7 +20,6 @@ from fedcams.method import Method, method_of
 from fedcams.own.folder import RunFolder
 from fedcams.own.history import Callback, History
 from fedcams.probes import Probe
-from fedcams.registry import resolve_several
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.simulation import Simulation
@@ -99,7 +98,7 @@ def simulate(
         metric=metric,
         sampling_weights=_sampling_weights(sampler, problem),
         evaluate_every=evaluate_every,
-        probes=resolve_several(Probe, probes),
+        probes=Probe.parse_several(probes),
         rows=rows,
     )
     if out is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
@@ -69,6 +69,11 @@ class Spec:
         if not isinstance(found, cls):
             raise SpecError(f"{found} is a {type(found).__name__}, not a {cls.__name__}")
         return found
+
+    @classmethod
+    def parse_several(cls, specs: str | Spec | Sequence[str | Spec]) -> tuple[Self, ...]:
+        """The pieces of this kind that a text such as `q + gamma` spells, or a list names one by one."""
+        return tuple(cls.parse(spec) for spec in resolve_several(cls.kind, specs))
 
     def at(self, round: int, rounds: int) -> Self:
         """The same piece with the values that its schedules, nested ones too, have in round 1, 2, ... of `rounds`.
@@ -148,7 +153,7 @@ def resolve(kind: str, spec: str | Spec) -> Spec:
     return spec
 
 
-def resolve_several(kind: str, specs: str | Spec | tuple[str | Spec, ...] | list[str | Spec]) -> tuple[Spec, ...]:
+def resolve_several(kind: str, specs: str | Spec | Sequence[str | Spec]) -> tuple[Spec, ...]:
     """The registered pieces that a text such as `clip(norm=1) + fednova` spells, or a list names one by one."""
     if isinstance(specs, str):
         return tuple(_build(kind, call) for call in parse_several(specs))

@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,7 +138,7 @@ class Journal:
         """Return the state of the checkpoint with its rows, or `start` if there is none."""
         return self.checkpoint.load(start)
 
-    def rounds(self, state: ServerState) -> Iterator[Step]:
+    def rounds(self, state: ServerState) -> Generator[Step]:
         """Run the rounds after the loaded state; each is written down when it is yielded.
 
         If the caller stops early, a checkpoint of the last round is written then.
