@@ -24,7 +24,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LEVELS: list[set[str]] = [
     {"version", "errors", "extras", "registry", "durable"},
     {"layout", "bits", "keys", "schedules"},
-    {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"},
+    {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"}
+    | {"parts", "transforms", "probes", "control", "aggregates", "averages"},
     {"wire", "feedback", "residuals", "downlink", "aggregate", "engines"},
     {"rounds"},
     {"simulation"},
