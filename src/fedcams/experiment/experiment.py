@@ -10,15 +10,20 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import fedcams.aggregates
+import fedcams.averages
 import fedcams.compress
+import fedcams.control
 import fedcams.downlink
 import fedcams.engines
 import fedcams.models
 import fedcams.optimizers
 import fedcams.partition
+import fedcams.probes
 import fedcams.sampler
 import fedcams.schedules
-import fedcams.tasks  # noqa: F401  (what they register is what specs may name)
+import fedcams.tasks
+import fedcams.transforms  # noqa: F401  (what they register is what specs may name)
 from fedcams.compress import Compressor
 from fedcams.downlink import Downlink
 from fedcams.errors import SpecError
