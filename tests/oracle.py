@@ -112,6 +112,7 @@ def topk(h: Vector, ratio: Fraction | float | str) -> Vector:
 # -- FedCAMS -----------------------------------------------------------------------------------------------------------
 
 Compress = Callable[[Vector], Vector]
+Gradient = Callable[[int, Vector], Vector]
 ServerStep = Callable[[Memory, Vector, Vector], Vector]
 
 
@@ -144,7 +145,7 @@ def fedcams(
 
 def run(
     x0: Vector,
-    grad: Callable[[int, Vector], Vector],
+    grad: Gradient,
     cohorts: Iterable[Sequence[int]],
     local_steps: int,
     local_lr: float,
@@ -160,6 +161,102 @@ def run(
         return w - x
 
     return fedcams(x0, update, cohorts, server_step, compress)
+
+
+# -- transforms --------------------------------------------------------------------------------------------------------
+
+
+def clip(delta: Vector, norm: float) -> Vector:
+    """The update, or the vector of length `norm` in its direction where it is longer."""
+    length = float(np.sqrt(np.sum(delta**2)))
+    return delta if length <= norm else delta * (norm / length)
+
+
+def fednova(
+    x0: Vector,
+    grad: Gradient,
+    cohorts: Iterable[Sequence[int]],
+    local_steps: Sequence[int],
+    local_lr: float,
+    weights: Sequence[float] | None = None,
+) -> list[Vector]:
+    """FedNova with local gradient descent: client i takes `local_steps[i]` steps and counts `weights[i]`.
+
+    `x -= τ_eff Σ p_i lr d_i`, where d_i is the mean of client i's gradients and `τ_eff = Σ p_i τ_i`.
+    """
+    x, xs = np.array(x0, dtype=np.float64), []
+    for cohort in cohorts:
+        p = np.array([1.0 if weights is None else weights[i] for i in cohort])
+        p = p / p.sum()
+        tau = np.array([local_steps[i] for i in cohort])
+        d = []
+        for i in cohort:
+            w, gradients = x, []
+            for _ in range(local_steps[i]):
+                gradients.append(grad(i, w))
+                w = w - local_lr * gradients[-1]
+            d.append(np.mean(gradients, axis=0))
+        x = x - (p @ tau) * local_lr * (p @ np.array(d))
+        xs.append(x)
+    return xs
+
+
+# -- SCAFFOLD ----------------------------------------------------------------------------------------------------------
+
+
+def scaffold(
+    x0: Vector,
+    grad: Gradient,
+    cohorts: Iterable[Sequence[int]],
+    clients: int,
+    local_steps: int,
+    local_lr: float | Sequence[float],
+    server_lr: float = 1.0,
+) -> tuple[list[Vector], Vector, NDArray[np.float64]]:
+    """Algorithm 1 with Option II: the model after each round, and at the end c and every c_i.
+
+    `local_lr` is one rate, or one for each round.
+    """
+    x = np.array(x0, dtype=np.float64)
+    c, c_i = np.zeros_like(x), np.zeros((clients, len(x)))
+    xs = []
+    for t, cohort in enumerate(cohorts):
+        lr = local_lr[t] if isinstance(local_lr, Sequence) else local_lr
+        dy, dc = np.zeros_like(x), np.zeros_like(x)
+        for i in cohort:
+            y = x
+            for _ in range(local_steps):
+                y = y - lr * (grad(i, y) - c_i[i] + c)
+            c_plus = c_i[i] - c + (x - y) / (local_steps * lr)
+            dy, dc = dy + (y - x) / len(cohort), dc + (c_plus - c_i[i]) / len(cohort)
+            c_i[i] = c_plus
+        x, c = x + server_lr * dy, c + len(cohort) / clients * dc
+        xs.append(x)
+    return xs, c, c_i
+
+
+# -- what is combined, averaged and measured ---------------------------------------------------------------------------
+
+
+def trimmed_mean(rows: NDArray[np.float64], fraction: Fraction | float | str) -> Vector:
+    """In every coordinate, the mean without the floor(fraction·C) smallest and largest values."""
+    trim = int(Fraction(str(fraction)) * len(rows))
+    kept = np.sort(rows, axis=0)[trim : len(rows) - trim]
+    return np.mean(kept, axis=0, dtype=np.float64)
+
+
+def ema(xs: Iterable[Vector], decay: float) -> list[Vector]:
+    """The average after each step: `a += w (x - a)`, `w = max(1 - decay, 1/t)`."""
+    a, averages = np.zeros(1), []
+    for t, x in enumerate(xs, start=1):
+        a = a + max(1 - decay, 1 / t) * (x - a)
+        averages.append(a)
+    return averages
+
+
+def cosines(rows: NDArray[np.float64], mean: Vector) -> Vector:
+    """The cosine of each row with the mean."""
+    return np.array([row @ mean / np.sqrt((row @ row) * (mean @ mean)) for row in rows])
 
 
 def quadratic(clients: int, d: int, seed: int = 0) -> Callable[[int, Vector], Vector]:

@@ -24,14 +24,16 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LEVELS: list[set[str]] = [
     {"version", "errors", "extras", "registry", "durable"},
     {"layout", "bits", "keys", "schedules"},
-    {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"},
-    {"wire", "feedback", "residuals", "rows", "downlink", "aggregate", "engines"},
+    {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"}
+    | {"parts", "transforms", "probes", "control", "aggregates", "averages"},
+    {"wire", "feedback", "rows", "downlink", "aggregate", "engines"},
+    {"method"},
     {"rounds"},
     {"simulation"},
     {"experiment"},
     {"runs"},
     {"report", "trackers", "bench", "plan", "flower"},
-    {"cli"},
+    {"own", "cli"},
     {"__main__"},
 ]
 """A module imports from its own level or from lower ones; `fedcams` itself (its __init__) stands above them all."""

@@ -1,0 +1,57 @@
+"""The trimmed mean: a few clients with wild updates cannot move it far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcams.aggregates.base import Aggregate, check_rows
+from fedcams.errors import SpecError, UpdateError
+from fedcams.parts import Parts
+from fedcams.registry import Number, exact, number, register
+
+PIECE = 1 << 16
+"""Coordinates that are sorted at a time: what sorting needs beside the rows stays small."""
+
+
+@register("trimmed")
+@dataclass(frozen=True)
+class Trimmed(Aggregate):
+    """In every coordinate, the mean without the floor(fraction·C) largest and as many smallest of C values.
+
+    All decoded updates of a round are held at once. Clients count the same: weights are refused.
+    """
+
+    fraction: Number = number(0.1, low=0, high=0.5, open="high", doc="what is left out at either end")
+
+    reference = "Yin et al.: Byzantine-Robust Distributed Learning, ICML 2018"
+    examples = ("trimmed", "trimmed(fraction=1/3)")
+    refused = (("trimmed(fraction=0.5)", r"allowed: a number in \[0, 0.5\)"),)
+
+    def combine(self, rows: Tensor, weights: Sequence[float]) -> Tensor:
+        check_rows(rows, weights)
+        if len(set(weights)) > 1:
+            raise UpdateError(f"{self} and weights={list(weights)}; a trimmed mean takes equal weights")
+        out = torch.empty_like(rows[0])
+        for piece, columns in zip(out.split(PIECE), rows.split(PIECE, dim=1), strict=True):
+            self._combine_(piece, columns)
+        return out
+
+    def _combine_(self, out: Tensor, columns: Tensor) -> None:
+        trim = math.floor(exact(self.fraction) * len(columns))
+        kept = columns.sort(dim=0).values[trim : len(columns) - trim]
+        out.zero_()
+        for row in kept:  # one after the other, so that every device adds in the same order
+            out.add_(row)
+        out.div_(len(kept))
+
+    def check(self, method: Parts) -> None:
+        if method.weighting != "uniform":
+            raise SpecError(
+                f"{self} counts every client the same, and weighting={method.weighting} does not; "
+                "set weighting=uniform, or aggregate=mean"
+            )

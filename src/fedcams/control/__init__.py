@@ -1,0 +1,8 @@
+"""Control of the clients' gradients, one file each: whatever lies in this folder is imported and thereby registered."""
+
+from fedcams.control.base import Control
+from fedcams.registry import import_folder
+
+import_folder(__name__, __path__)
+
+__all__ = ["Control"]

@@ -1,0 +1,51 @@
+"""SCAFFOLD: control variates that take the clients' drift out of their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcams.compress import Compressor
+from fedcams.control.base import Control
+from fedcams.errors import SpecError, UpdateError
+from fedcams.parts import Parts
+from fedcams.registry import nested, register
+
+
+@register("scaffold")
+@dataclass(frozen=True)
+class Scaffold(Control):
+    """Local steps follow `g - c_i + c`; after them `c_i⁺ = c_i - c - Δ_i/Σ rates`, the paper's Option II.
+
+    The server takes `c += |S|/N mean(c_i⁺ - c_i)` over the accepted clients S, so c stays the mean of all c_i.
+    Needs local steps that are plain rates, and the number N of clients.
+    """
+
+    codec: Compressor = nested("compressor", "identity", doc="how the change of a client's variate travels")
+
+    reference = "Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"
+    examples = ("scaffold", "scaffold(blockq(bits=8))")
+    refused = (("scaffold(codec=none)", "no compressor is named 'none'"),)
+
+    def shift(self, c: Tensor, rows: Tensor) -> Tensor:
+        return c - rows
+
+    def change(self, c: Tensor, rows: Tensor, delta: Tensor, rate_sum: Tensor) -> Tensor:
+        rates = rate_sum.to(delta.dtype)[:, None]
+        moved = -delta / rates.where(rates > 0, 1.0) - c
+        return moved * (rates > 0)  # a client that took no step has nothing to say
+
+    def step_(self, c: Tensor, mean_change: Tensor, accepted: int, population: int) -> None:
+        if not 1 <= accepted <= population:
+            raise UpdateError(
+                f"scaffold: accepted={accepted} of population={population}; say how many clients there are"
+            )
+        c.add_(mean_change, alpha=accepted / population)
+
+    def check(self, method: Parts) -> None:
+        if not method.local.steps_are_rates:
+            raise SpecError(
+                f"scaffold reads gradients out of updates, and the steps of {method.local} are not plain rates; "
+                "choose sgd without momentum, or control=none"
+            )

@@ -1,0 +1,64 @@
+"""What a probe is: what a round leaves behind, turned into named numbers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedcams.layout import Layout
+from fedcams.parts import Parts
+from fedcams.registry import Spec
+from fedcams.transforms.base import Facts
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What a round leaves behind. Probes only read it; what none of them needs may be missing."""
+
+    method: Parts
+    """The method of this round, without schedules."""
+    layout: Layout
+    facts: Facts
+    """Of the accepted clients."""
+    mean: Tensor
+    """`[d]`, the mean of the decoded updates after the transforms of the mean."""
+    decoded: Callable[[], Tensor]
+    """Gives the decoded rows `[C, d]` of the accepted clients."""
+    seed: int
+    round: int
+    error: Tensor | None = None
+    """`[C]`, the relative compression errors ‖C(h)-h‖/‖h‖ of the accepted clients."""
+    mean_h: Tensor | None = None
+    """`[d]`, the mean of what they compressed, h = Δ + e."""
+    mean_delta_norm: float = 0.0
+    """The norm of their mean update Δ."""
+
+
+class Probe(Spec, ABC):
+    """The root of all probes. A subclass writes `measure` and says what it `needs`."""
+
+    kind = "probe"
+    reference: ClassVar[str] = ""
+    """Where it was published."""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What a round must keep for it, of `error`, `mean_h` (with the norm of the mean update) and `rows`."""
+
+    @abstractmethod
+    def measure(self, left: Leftovers) -> dict[str, float]:
+        """Name -> number of one round in which at least one client was accepted; a name is the key in the record."""
+
+
+def mean_before(delta: Tensor, residual: Tensor | None, weights: Sequence[float]) -> tuple[Tensor, float]:
+    """The weighted mean of h = Δ + e and the norm of the mean update, of rows `[C, d]`, before anything is compressed.
+
+    `residual` None stands for clients that keep none.
+    """
+    parts = torch.tensor(weights, dtype=delta.dtype, device=delta.device) / sum(weights)
+    mean = parts @ delta
+    kept = 0.0 if residual is None else parts @ residual.to(delta.device)
+    return mean + kept, float(mean.norm())

@@ -1,0 +1,24 @@
+"""Whether clients pull the same way: the cosine between their updates and the mean of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedcams.bits.vectors import row_dots, row_norms
+from fedcams.probes.base import Leftovers, Probe
+from fedcams.registry import register
+
+
+@register("cosine")
+@dataclass(frozen=True)
+class Cosine(Probe):
+    """`cosine_mean`, `cosine_min`: of the accepted clients' decoded updates with their mean; 0 for a zero vector."""
+
+    needs = frozenset({"rows"})
+    examples = ("cosine",)
+
+    def measure(self, left: Leftovers) -> dict[str, float]:
+        rows = left.decoded()
+        lengths = row_norms(rows) * row_norms(left.mean[None])
+        cosines = (row_dots(rows, left.mean) / lengths.clamp(min=1e-300)).clamp(-1, 1)
+        return {"cosine_mean": float(cosines.mean()), "cosine_min": float(cosines.min())}

@@ -1,0 +1,44 @@
+"""What compression loses: in each update, and between the mean of codes and the code of the mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedcams.keys import derive
+from fedcams.probes.base import Leftovers, Probe
+from fedcams.registry import register
+
+
+@register("q")
+@dataclass(frozen=True)
+class CompressionError(Probe):
+    """`q`: the mean over the accepted clients of the relative compression error ‖C(h)-h‖/‖h‖, not squared."""
+
+    needs = frozenset({"error"})
+    examples = ("q",)
+
+    def measure(self, left: Leftovers) -> dict[str, float]:
+        return {} if left.error is None else {"q": float(left.error.double().mean())}
+
+
+@register("gamma")
+@dataclass(frozen=True)
+class Dissimilarity(Probe):
+    """`gamma`: ‖C(mean h) - mean C(h)‖/‖mean Δ‖, how far the clients' codes are from one code of their mean.
+
+    It is 0 where the mean update is. Encodes one vector more in every round.
+    """
+
+    reference = "Wang, Lin, Chen: Communication-Efficient Adaptive Federated Learning, ICML 2022"
+    needs = frozenset({"mean_h"})
+    examples = ("gamma",)
+
+    def measure(self, left: Leftovers) -> dict[str, float]:
+        if left.mean_h is None:
+            return {}
+        if not left.mean_delta_norm:
+            return {"gamma": 0.0}
+        codec = left.method.uplink
+        code = codec.encode(left.mean_h, left.layout, derive(left.seed, "gamma", left.round))
+        apart = float((codec.decode(code, left.layout) - left.mean).norm())
+        return {"gamma": apart / left.mean_delta_norm}

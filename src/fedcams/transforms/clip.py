@@ -1,0 +1,32 @@
+"""Clipping of updates: no client moves the model further than a given distance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcams.bits.vectors import row_norms
+from fedcams.layout import Layout
+from fedcams.registry import Number, number, register
+from fedcams.transforms.base import Facts, Transform
+
+
+@register("clip")
+@dataclass(frozen=True)
+class Clip(Transform):
+    """Scales a client's update down to L2 norm `norm` where it is longer: Δ min(1, norm/‖Δ‖).
+
+    Shorter updates stay as they are, bit for bit; one that is not finite stays so, for the server to refuse.
+    """
+
+    norm: Number = number(low=0, open="low", doc="largest L2 norm of an update")
+
+    reference = "McMahan et al.: Learning Differentially Private Recurrent Language Models, ICLR 2018"
+    examples = ("clip(norm=1)", "clip(norm=linear(start=10, end=1))")
+    refused = (("clip(norm=0)", r"allowed: a number in \(0, inf\)"), ("clip(1, 2)", "at most 1 values"))
+
+    def update_(self, rows: Tensor, facts: Facts, layout: Layout) -> None:
+        bound = float(self.norm)
+        factors = bound / row_norms(rows).clamp(min=bound)
+        rows.mul_(factors.to(rows.dtype)[:, None])

@@ -1,0 +1,53 @@
+"""FedNova: the mean of the clients' updates a step, so that those who take more steps do not pull harder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcams.errors import SpecError, UpdateError
+from fedcams.layout import Layout
+from fedcams.parts import Parts
+from fedcams.registry import register
+from fedcams.transforms.base import Facts, Transform
+
+
+@register("fednova")
+@dataclass(frozen=True)
+class FedNova(Transform):
+    """A client with τ_i steps sends Δ_i/τ_i; the server multiplies the mean by τ_eff = Σ p_i τ_i.
+
+    p_i are the weights of the accepted clients, normalised. Needs local steps that are plain rates.
+    """
+
+    reference = "Wang et al.: Tackling the Objective Inconsistency Problem, NeurIPS 2020"
+    examples = ("fednova",)
+    refused = (("fednova(1)", "at most 0 values"),)
+
+    def update_(self, rows: Tensor, facts: Facts, layout: Layout) -> None:
+        steps = torch.tensor(facts.steps, dtype=rows.dtype, device=rows.device)
+        rows.div_(steps.clamp(min=1)[:, None])  # without a step there is no update; the server refuses the reply
+
+    def refuses(self, norm: float, facts: Facts) -> str:
+        return _without_steps(facts)
+
+    def mean_(self, mean: Tensor, facts: Facts, layout: Layout) -> None:
+        if reason := _without_steps(facts):
+            raise UpdateError(reason)
+        weighted = sum(weight * steps for weight, steps in zip(facts.weights, facts.steps, strict=True))
+        mean.mul_(weighted / sum(facts.weights))
+
+    def check(self, method: Parts) -> None:
+        if not method.local.steps_are_rates:
+            raise SpecError(
+                f"fednova divides an update by its number of steps, and those of {method.local} are not plain rates; "
+                "choose sgd without momentum, or leave fednova out"
+            )
+
+
+def _without_steps(facts: Facts) -> str:
+    """Which client took no step, or an empty text."""
+    idle = [client for client, steps in zip(facts.ids, facts.steps, strict=True) if steps < 1]
+    return f"client {idle[0]} took 0 steps; fednova needs at least one" if idle else ""

@@ -1,0 +1,128 @@
+"""Aggregates and averages: against their oracles, and what they refuse."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import oracle
+from fedcams.aggregate import mean_of_rows
+from fedcams.aggregates import Aggregate
+from fedcams.aggregates.trimmed import PIECE
+from fedcams.averages import Average
+from fedcams.compress.identity import IDENTITY
+from fedcams.errors import SpecError, UpdateError
+from fedcams.layout import Layout
+from fedcams.registry import registered
+
+AGGREGATES = [Aggregate.parse(spec) for cls in registered("aggregate").values() for spec in cls.examples]
+AVERAGES = [Average.parse(spec) for cls in registered("average").values() for spec in cls.examples]
+each_aggregate = pytest.mark.parametrize("aggregate", AGGREGATES, ids=str)
+each_average = pytest.mark.parametrize("average", AVERAGES, ids=str)
+
+
+def draw(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def method(weighting: str) -> Any:
+    return SimpleNamespace(weighting=weighting)
+
+
+@each_aggregate
+def test_what_every_aggregate_keeps(aggregate: Aggregate) -> None:
+    """Equal rows give themselves, one more or less is no matter of memory, and the rows are only read."""
+    rows = draw(7, 50)
+    before = rows.clone()
+    out = aggregate.combine(rows, [1.0] * 7)
+    assert torch.equal(rows, before)
+    assert out.shape == (50,)
+    assert bool((rows.min(0).values - 1e-6 <= out).all())
+    assert bool((out <= rows.max(0).values + 1e-6).all())
+    torch.testing.assert_close(aggregate.combine(rows[:1].repeat(5, 1), [1.0] * 5), rows[0], rtol=1e-6, atol=1e-7)
+    assert torch.equal(aggregate.combine(rows[:1], [1.0]), rows[0])
+    aggregate.check(method("uniform"))
+    for bad in (rows[:0], rows[0]):
+        with pytest.raises(UpdateError, match="give one or more and a weight each"):
+            aggregate.combine(bad, [])
+
+
+@pytest.mark.parametrize("weights", [[1.0] * 6, [3.0, 1.0, 0.5, 2.0, 7.0, 1.0]])
+@pytest.mark.parametrize("d", [10, 100_003])
+def test_the_mean_has_the_bits_of_the_streaming_one(weights: list[float], d: int) -> None:
+    rows = draw(6, d)
+    streamed = mean_of_rows(IDENTITY, {"values": rows}, Layout.flat(d), weights)
+    assert torch.equal(Aggregate.parse("mean").combine(rows, weights), streamed)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 10, 11, 20])
+@pytest.mark.parametrize("fraction", ["0", "0.1", "1/3", "0.49"])
+def test_the_trimmed_mean_is_the_oracles(count: int, fraction: str) -> None:
+    rows = draw(count, 200, seed=count)
+    out = Aggregate.parse(f"trimmed({fraction})").combine(rows, [2.0] * count)
+    np.testing.assert_allclose(out.numpy(), oracle.trimmed_mean(rows.double().numpy(), fraction), rtol=1e-5, atol=1e-6)
+
+
+def test_a_long_vector_is_trimmed_in_pieces() -> None:
+    rows = draw(5, PIECE + 7)
+    whole = Aggregate.parse("trimmed(0.2)").combine(rows, [1.0] * 5)
+    np.testing.assert_allclose(whole, oracle.trimmed_mean(rows.double().numpy(), "0.2"), rtol=1e-5, atol=1e-6)
+    parts = [Aggregate.parse("trimmed(0.2)").combine(part, [1.0] * 5) for part in (rows[:, :100], rows[:, 100:])]
+    assert torch.equal(whole, torch.cat(parts))
+
+
+def test_wild_clients_do_not_move_a_trimmed_mean_far() -> None:
+    rows = draw(10, 300)
+    honest = rows[:8]
+    rows[8:] = torch.tensor([[1e30], [-1e30]])
+    out = Aggregate.parse("trimmed(0.2)").combine(rows, [1.0] * 10)
+    assert bool((honest.min(0).values <= out).all())
+    assert bool((out <= honest.max(0).values).all())
+
+
+def test_a_trimmed_mean_refuses_weights() -> None:
+    trimmed = Aggregate.parse("trimmed")
+    with pytest.raises(UpdateError, match=r"trimmed and weights=\[1.0, 2.0\]; a trimmed mean takes equal weights"):
+        trimmed.combine(draw(2, 3), [1.0, 2.0])
+    with pytest.raises(SpecError, match="trimmed counts every client the same, and weighting=examples does not; set"):
+        trimmed.check(method("examples"))
+
+
+# -- averages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.97])
+def test_the_exponential_average_is_the_oracles(decay: float) -> None:
+    xs = draw(60, 25).double()
+    average = Average.parse(f"ema({decay})")
+    a = average.init(torch.full((25,), 1e6, dtype=torch.float64))
+    for t, (x, expected) in enumerate(zip(xs, oracle.ema(xs.numpy(), decay), strict=True), start=1):
+        average.step_(a, x, t)
+        np.testing.assert_allclose(a.numpy(), expected, rtol=1e-13, atol=1e-13)
+        if 1 / t >= 1 - decay:
+            np.testing.assert_allclose(a.numpy(), xs[:t].mean(0).numpy(), rtol=1e-12, atol=1e-13)
+
+
+@each_average
+def test_what_every_average_keeps(average: Average) -> None:
+    """It starts as the first model bit for bit, stays where the model stays, and never writes to the model."""
+    x = draw(1000) * 1e4
+    a = average.init(draw(1000, seed=2))
+    for t in range(1, 200):
+        kept = x.clone()
+        average.step_(a, x, t)
+        assert torch.equal(x, kept)
+        assert 0 < average.weight(t) <= 1
+        torch.testing.assert_close(a, x, rtol=0 if t == 1 else 1e-6, atol=0)
+    fresh = average.init(x)
+    fresh.add_(1)
+    assert torch.equal(x, kept), "it starts in memory of its own"
+
+
+def test_positional_decay_is_spelled_out() -> None:
+    assert str(Average.parse("ema(0.97)")) == "ema(decay=0.97)"
+    assert not Average.parse("none").active

@@ -1,0 +1,139 @@
+"""Probes: against their oracles, and what every one must keep."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+from fedcams.aggregate import mean_of_rows
+from fedcams.compress import Compressor, compressor
+from fedcams.keys import derive
+from fedcams.probes import Leftovers, Probe, mean_before
+from fedcams.registry import registered
+from fedcams.transforms import Facts
+from inputs import tensors_layout
+
+PROBES = [Probe.parse(spec) for cls in registered("probe").values() for spec in cls.examples]
+everyone = pytest.mark.parametrize("probe", PROBES, ids=str)
+LAYOUT = tensors_layout(300)
+WEIGHTS = (1.0, 2.0, 4.0, 1.0)
+
+
+class Parts(SimpleNamespace):
+    """A method, as probes see it."""
+
+    local: Any
+    uplink: Compressor
+    weighting: str
+
+
+def round_of(codec: Compressor, delta: Tensor, residual: Tensor | None) -> Leftovers:
+    """What one round of error feedback leaves behind."""
+    ids = tuple(range(len(delta)))
+    facts = Facts(5, 9, ids, (1,) * len(delta), (1,) * len(delta), WEIGHTS, 0.1)
+    h = delta if residual is None else delta + residual
+    code = codec.encode(h, LAYOUT, [facts.key("uplink", i) for i in ids])
+    decoded = codec.decode(code, LAYOUT)
+    mean_h, norm = mean_before(delta, residual, WEIGHTS)
+    return Leftovers(
+        Parts(uplink=codec),
+        LAYOUT,
+        facts,
+        mean=mean_of_rows(codec, code, LAYOUT, WEIGHTS),
+        decoded=lambda: decoded,
+        seed=9,
+        round=5,
+        error=(decoded - h).norm(dim=-1) / h.norm(dim=-1),
+        mean_h=mean_h,
+        mean_delta_norm=norm,
+    )
+
+
+def vectors() -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    return torch.randn(4, LAYOUT.d, generator=draw), 0.3 * torch.randn(4, LAYOUT.d, generator=draw)
+
+
+@everyone
+@pytest.mark.parametrize("codec", ["identity", "sign", "randk(ratio=1/16)"])
+def test_what_every_probe_keeps(probe: Probe, codec: str) -> None:
+    """Finite named numbers, the same again, and everything only read."""
+    left = round_of(compressor(codec), *vectors())
+    tensors = [left.mean, left.error, left.mean_h, left.decoded()]
+    before = [tensor.clone() for tensor in tensors if tensor is not None]
+    numbers = probe.measure(left)
+    assert numbers
+    assert all(name.isidentifier() and np.isfinite(value) for name, value in numbers.items())
+    assert all(type(value) is float for value in numbers.values())
+    assert probe.measure(left) == numbers
+    assert all(torch.equal(a, b) for a, b in zip(before, [t for t in tensors if t is not None], strict=True))
+    assert probe.needs <= {"error", "mean_h", "rows"}
+
+
+def test_names_are_given_once() -> None:
+    left = round_of(compressor("sign"), *vectors())
+    names = [name for probe in PROBES for name in probe.measure(left)]
+    assert len(set(names)) == len(names)
+
+
+def test_q_is_the_mean_error() -> None:
+    delta, residual = vectors()
+    h = (delta + residual).double().numpy()
+    errors = [np.linalg.norm(oracle.scaled_sign(row) - row) / np.linalg.norm(row) for row in h]
+    assert Probe.parse("q").measure(round_of(compressor("sign"), delta, residual))["q"] == pytest.approx(
+        np.mean(errors), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_gamma_is_the_dissimilarity(with_residual: bool) -> None:
+    delta, residual = vectors()
+    left = round_of(compressor("sign"), delta, residual if with_residual else None)
+    h = (delta + residual * with_residual).double().numpy()
+    p = np.array(WEIGHTS) / sum(WEIGHTS)
+    apart = oracle.scaled_sign(p @ h) - p @ np.array([oracle.scaled_sign(row) for row in h])
+    expected = np.linalg.norm(apart) / np.linalg.norm(p @ delta.double().numpy())
+    assert Probe.parse("gamma").measure(left)["gamma"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_gamma_draws_with_a_key_of_its_own() -> None:
+    codec = compressor("randk(ratio=1/16)")
+    left = round_of(codec, *vectors())
+    assert left.mean_h is not None
+    code = codec.encode(left.mean_h, LAYOUT, derive(9, "gamma", 5))
+    expected = float((codec.decode(code, LAYOUT) - left.mean).norm()) / left.mean_delta_norm
+    assert Probe.parse("gamma").measure(left) == {"gamma": expected}
+
+
+def test_gamma_of_no_update_is_zero() -> None:
+    left = round_of(compressor("sign"), torch.zeros(4, LAYOUT.d), torch.ones(4, LAYOUT.d))
+    assert Probe.parse("gamma").measure(left) == {"gamma": 0.0}
+
+
+def test_cosines_are_the_oracles() -> None:
+    left = round_of(compressor("topk(ratio=0.1)"), *vectors())
+    expected = oracle.cosines(left.decoded().double().numpy(), left.mean.double().numpy())
+    numbers = Probe.parse("cosine").measure(left)
+    assert numbers["cosine_mean"] == pytest.approx(expected.mean(), rel=1e-12)
+    assert numbers["cosine_min"] == pytest.approx(expected.min(), rel=1e-12)
+    assert numbers["cosine_min"] < numbers["cosine_mean"] < 1
+
+
+def test_cosines_of_equal_and_of_zero_updates() -> None:
+    delta, _ = vectors()
+    alike = round_of(compressor("identity"), delta[:1].repeat(4, 1), None)
+    assert Probe.parse("cosine").measure(alike)["cosine_min"] == pytest.approx(1, rel=1e-12)
+    none = round_of(compressor("identity"), torch.zeros(4, LAYOUT.d), torch.zeros(4, LAYOUT.d))
+    assert Probe.parse("cosine").measure(none) == {"cosine_mean": 0.0, "cosine_min": 0.0}
+
+
+def test_what_was_not_kept_is_not_measured() -> None:
+    known = round_of(compressor("sign"), *vectors())
+    bare = Leftovers(known.method, LAYOUT, known.facts, known.mean, known.decoded, 9, 5)
+    assert Probe.parse("q").measure(bare) == Probe.parse("gamma").measure(bare) == {}
