@@ -363,6 +363,19 @@ def test_steps_of_whole_models(spec: str, name: str) -> None:
     assert_close(Prepared(task).train(task, "float32", 8, 2, x, buffers, [0, 7], round=1, seed=0), truth, 1e-4)
 
 
+def test_adamw_rates_and_shifts_by_kernels() -> None:
+    """By the rule's own step on what the kernels leave; a plain rule reads the rate of each round inside them."""
+    for spec, shifted in (("adamw(eps=0.01, steps=2, batch=3)", False), (LOCALS[0], False), (LOCALS[0], True)):
+        task = small("cnn(channels=4)", spec, (4, 2))
+        (x, buffers), made = start(task), Prepared(task)
+        shift = randn(2, task.layout.d) if shifted else None
+        for rate in (0.1, 0.02):
+            truth = engine("loop").train(task, x, buffers, [0, 7], round=1, seed=0, rate=rate, shift=shift)
+            ours = made.train(task, "float32", 8, 2, x, buffers, [0, 7], round=1, seed=0, rate=rate, shift=shift)
+            assert_close(ours, truth, 1e-4)
+        assert len(made.cohorts) == 1
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_predictions_of_whole_models(name: str) -> None:
     task = small(name, LOCALS[0], (3,))

@@ -92,6 +92,16 @@ def _corrections(t: int, beta1: float, beta2: float, bias_correction: bool) -> t
     return (1 - beta1**t, np.sqrt(1 - beta2**t)) if bias_correction else (1.0, 1.0)
 
 
+# -- local rules: a step from w along the gradient g; moments start at zero in every round ----------------------------
+
+
+def adamw(s, w, g, lr=0.001, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01):
+    s.t += 1
+    s.m = beta1 * s.m + (1 - beta1) * g
+    s.v = beta2 * s.v + (1 - beta2) * g**2
+    return w - lr * weight_decay * w - lr * (s.m / (1 - beta1**s.t)) / (np.sqrt(s.v / (1 - beta2**s.t)) + eps)
+
+
 # -- compressors -------------------------------------------------------------------------------------------------------
 
 

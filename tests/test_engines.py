@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from fedcams.engines import CohortUpdate, Engine, Problem, choose, engine
 from fedcams.engines.batches import lay_out
 from fedcams.engines.compiled import has_compiler
 from fedcams.errors import SpecError, UpdateError
-from fedcams.local import local, plan
+from fedcams.local import Local, Rate, Slots, local, plan
+from fedcams.local.base import descend_, only_active
 from fedcams.registry import registered
+from fedcams.registry import spec as spec_module
 
 ENGINES = [cls for cls in registered("engine").values() if not cls.needs_cuda]  # test_graphs.py has the others
 EAGER = [spec for cls in ENGINES for spec in cls.examples if "compile" not in spec]
@@ -97,18 +100,25 @@ def problem(
     return Problem(net, loss, clients, local(spec), augment=Shift() if augment else None)
 
 
-def train(spec: str | Engine, task: Problem, cohort: list[int] | None = None) -> CohortUpdate:
+def train(
+    spec: str | Engine,
+    task: Problem,
+    cohort: list[int] | None = None,
+    rate: float | None = None,
+    shift: Tensor | None = None,
+) -> CohortUpdate:
     start = task.layout.read(task.model, out=torch.empty(task.layout.d, dtype=task.dtype))
     buffers = None
     if task.buffer_layout is not None:
         buffers = task.buffer_layout.read(task.model, out=torch.empty(task.buffer_layout.d, dtype=task.dtype))
-    return engine(spec).train(task, start, buffers, cohort or list(task.clients), round=3, seed=5)
+    chosen = cohort or list(task.clients)
+    return engine(spec).train(task, start, buffers, chosen, round=3, seed=5, rate=rate, shift=shift)
 
 
 def assert_close(ours: CohortUpdate, truth: CohortUpdate, tolerance: float) -> None:
     assert float((ours.delta - truth.delta).norm()) <= tolerance * float(truth.delta.norm())
     assert float((ours.loss - truth.loss).norm()) <= tolerance * float(truth.loss.norm())
-    assert (ours.examples, ours.steps) == (truth.examples, truth.steps)
+    assert (ours.examples, ours.steps, ours.rate) == (truth.examples, truth.steps, truth.rate)
     assert (ours.buffers is None) == (truth.buffers is None)
     if ours.buffers is not None and truth.buffers is not None:
         assert float((ours.buffers - truth.buffers).norm()) <= tolerance * float(truth.buffers.norm())
@@ -118,6 +128,7 @@ LOCALS = [
     "sgd(lr=0.1, epochs=2, batch=8)",
     "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, steps=5, batch=8)",
     "sgd(lr=0.1, clip=0.1, prox=0.5, batch=8, drop_last=true)",
+    "adamw(lr=0.01, epochs=2, batch=8)",
 ]
 
 
@@ -129,6 +140,73 @@ def test_a_whole_round_in_float64(fast: str, spec: str, model: str, mean_loss: b
     task = problem(model, spec, mean_loss=mean_loss)
     truth = train("loop", problem(model, spec, mean_loss=mean_loss))
     assert_close(train(fast, task), truth, 1e-9)
+
+
+# -- rates, shifts and rules of one's own ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", EAGER)
+@pytest.mark.parametrize("spec", LOCALS)
+def test_a_rate_of_the_round_stands_for_that_of_the_rule(by: str, spec: str) -> None:
+    given = train(by, problem(spec=spec), rate=0.03)
+    rule = dataclasses.replace(local(spec), lr=0.03)  # type: ignore[type-var]
+    truth = train(by, dataclasses.replace(problem(spec=spec), local=rule))
+    assert torch.equal(given.delta, truth.delta)
+    assert given.rate == truth.rate == 0.03
+    assert train(by, problem(spec=spec)).rate == float(local(spec).lr)
+    for bad in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(SpecError, match="give a local learning rate of at least 0"):
+            train(by, problem(spec=spec), rate=bad)
+
+
+def test_the_loop_adds_a_shift_to_every_gradient() -> None:
+    """Without momentum and for one step: `Δ = -rate (gradient + shift)`, for each client its own."""
+    spec = "sgd(lr=0.1, steps=1, batch=50)"
+    shift = torch.randn(5, problem().layout.d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    plain, shifted = (train("loop", problem(spec=spec), shift=added) for added in (None, shift))
+    torch.testing.assert_close(shifted.delta, plain.delta - 0.1 * shift, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("spec", LOCALS)
+@pytest.mark.parametrize("model", ["mlp", "batch-norm"])
+def test_shifted_rounds_with_a_rate(fast: str, spec: str, model: str) -> None:
+    """With uneven clients; a shift is in the order of the cohort, which need not be ascending."""
+    task, cohort = problem(model, spec), [40, 0, 30, 20]
+    shift = torch.randn(4, task.layout.d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ours, truth = (train(by, problem(model, spec), cohort, 0.02, shift) for by in (fast, "loop"))
+    assert_close(ours, truth, 1e-9)
+    assert not torch.allclose(ours.delta, train(fast, problem(model, spec), cohort, 0.02).delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class Signs(Local):
+    """A rule of one's own with a slot: steps along the signs of a running sum."""
+
+    lr: float = 0.01
+    epochs: int | None = 2
+    steps: int | None = None
+    batch: int = 8
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        """Fields of a class in a test are no declared params."""
+
+    def init(self, x: Tensor) -> Slots:
+        return {"sum": torch.zeros_like(x), "count": torch.zeros(len(x), dtype=torch.int64, device=x.device)}
+
+    def step_(self, x: Tensor, gradient: Tensor, slots: Slots, rate: Rate, active: Tensor | None = None) -> None:
+        with only_active(active, x, *slots.values()):
+            slots["sum"].mul_(0.5).add_(gradient)
+            slots["count"].add_(1)
+            descend_(x, slots["sum"].tanh() / slots["count"][:, None], rate)
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_rule_of_ones_own_trains_in_every_engine(fast: str, model: str) -> None:
+    ours, truth = (train(by, dataclasses.replace(problem(model), local=Signs())) for by in (fast, "loop"))
+    assert_close(ours, truth, 1e-9)
 
 
 @pytest.mark.parametrize("fast", FAST)
@@ -369,15 +447,69 @@ def test_auto_compiles_where_that_pays() -> None:
     assert str(choose("auto", many, rounds=334)) == "loop"
 
 
+def test_an_engine_that_cannot_train_a_model_is_refused_before_it_runs() -> None:
+    dropping = problem()
+    dropping.model.append(nn.Dropout(0.5))  # type: ignore[operator]
+    cases = {
+        "stacked": (dropping, "layer '4' is a Dropout and draws; use engine=loop"),
+        "stacked(compile=true)": (problem("batch-norm"), "only models without buffers"),
+        "graphs": (problem(), "the model is on cpu; move it to a CUDA device"),
+    }
+    for spec, (task, reason) in cases.items():
+        assert reason in engine(spec).supports(task)
+        with pytest.raises(SpecError, match=reason):
+            choose(spec, task)
+    assert not any(engine(by).supports(problem()) for by in ("loop", "stacked", "stacked(compile=true)"))
+    assert not engine("loop").supports(dropping)
+
+
+class Eager(Engine):
+    """Says that it takes everything, and trains wrong."""
+
+    priority, needs_trial = 9, True
+
+    def supports(self, problem: Problem) -> str:
+        return ""
+
+    def train(self, problem: Problem, *given: Any, **named: Any) -> CohortUpdate:
+        right = engine("loop").train(problem, *given, **named)
+        return right._replace(delta=2 * right.delta)
+
+
+def test_auto_knows_engines_by_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new engine is asked in the order of its priority, and tried where it says that only a trial shows."""
+    new = dataclasses.dataclass(frozen=True)(Eager)
+    known = spec_module._REGISTRY["engine"]
+    new.name = "eager"
+    monkeypatch.setitem(known, "eager", new)
+    assert choose("auto", problem()).name == "stacked"
+    monkeypatch.setattr(new, "needs_trial", False)
+    assert choose("auto", problem()).name == "eager"
+    monkeypatch.setattr(new, "priority", -1)
+    assert choose("auto", problem()).name == "stacked"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_a_compiled_step_serves_every_rate() -> None:
+    """The rate is an input, a shift takes code of its own; clients of uneven size, some done before the others."""
+    spec = "adamw(lr=0.01, epochs=2, batch=8)"
+    task = problem("mlp", spec)
+    shift = torch.randn(5, task.layout.d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for rate, added in ((None, None), (0.05, None), (0.02, shift), (0.01, shift)):
+        truth = train("loop", problem("mlp", spec), rate=rate, shift=added)
+        assert_close(train("stacked(compile=true)", task, rate=rate, shift=added), truth, 1e-9)
+    assert len(task.compiled) == 2
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_a_compiled_step_is_the_same() -> None:
     """In one shape for all steps: clients of uneven size, some done before the others."""
     spec = "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=2, batch=8)"
-    assert_close(train("stacked(compile=true)", problem("mlp", spec)), train("loop", problem("mlp", spec)), 1e-9)
     first = problem("mlp", spec)
     again = dataclasses.replace(first, local=local("sgd(lr=0.2, batch=8)"), loss=lambda out, y: out.square().sum(-1))
-    train("stacked(compile=true)", first)
+    assert_close(train("stacked(compile=true)", first), train("loop", problem("mlp", spec)), 1e-9)
     assert_close(train("stacked(compile=true)", again), train("loop", again), 1e-9)
     with pytest.raises(SpecError, match="only models without buffers"):
         train("stacked(compile=true)", problem("batch-norm"))

@@ -17,8 +17,8 @@ from fedcams import Layout, models
 from fedcams.engines import CohortUpdate, Problem, Shards, choose, engine
 from fedcams.engines.batches import Batches
 from fedcams.engines.graphs.block import ALIGN, Packing
-from fedcams.engines.graphs.engine import check_device, check_loss
-from fedcams.engines.graphs.prepared import prepared
+from fedcams.engines.graphs.engine import check_device, check_loss, check_rule
+from fedcams.engines.graphs.prepared import Prepared, prepared
 from fedcams.engines.graphs.program import ConvNorm
 from fedcams.engines.graphs.tiles import depth, power, splits, together
 from fedcams.engines.graphs.translation import translate
@@ -31,6 +31,7 @@ SMALL = ["resnet18(width=4)", "convmixer(dim=8, depth=2)", "cnn(channels=4)", "m
 LOCALS = [
     "sgd(lr=0.05, epochs=2, batch=4)",
     "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5, prox=0.3, steps=5, batch=3)",
+    "adamw(lr=0.01, epochs=2, batch=4)",
 ]
 on_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or importlib.util.find_spec("triton") is None, reason="needs a CUDA device and Triton"
@@ -91,6 +92,30 @@ def test_a_program_trains_as_the_loop_does(name: str, spec: str) -> None:
     for at_once, lanes in ((2, 1), (8, 2)):
         ours = prepared(task).train(task, "float32", at_once, lanes, x, buffers, [0, 7, 14], round=2, seed=1)
         assert_close(ours, truth, 1e-9)
+
+
+@pytest.mark.parametrize("spec", LOCALS)
+def test_rates_and_shifts_need_no_new_memory(spec: str) -> None:
+    """Each round its own rate and shift, in turns of two, by one cohort with and one without a shift."""
+    task = problem("resnet18(width=4)", spec, (8, 6, 3))
+    (x, buffers), made = start(task), Prepared(task)
+    shift = torch.randn(3, task.layout.d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for round, (rate, added) in enumerate(((0.05, None), (0.02, shift), (0.01, -shift), (0.03, None)), start=1):
+        given = {"round": round, "seed": 1, "rate": rate, "shift": added}
+        truth = engine("loop").train(task, x, buffers, [0, 7, 14], **given)
+        ours = made.train(task, "float32", 2, 1, x, buffers, [0, 7, 14], **given)
+        assert_close(ours, truth, 1e-9)
+        assert ours.rate == truth.rate == rate
+    assert len(made.cohorts) == 2
+
+
+def test_a_rule_that_looks_at_shapes_is_refused() -> None:
+    """Coordinates are stored in an order of their own; there is none for a rule of whole tensors."""
+    rule = local("adamw")
+    check_rule(rule)
+    object.__setattr__(rule, "elementwise", False)
+    with pytest.raises(SpecError, match=r"engine=graphs: local=adamw needs the layout's own order; use engine=stacked"):
+        check_rule(rule)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -291,6 +316,26 @@ def test_a_round_on_a_gpu_repeats_bit_for_bit_and_in_turns() -> None:
     turns = engine("graphs(clients=2)").train(task, x, buffers, [0, 7, 14], round=1, seed=0)
     assert float((turns.delta - first.delta).norm()) <= 0.05 * float(first.delta.norm())
     assert choose("auto", task).name == "graphs"
+
+
+@on_gpu
+@pytest.mark.parametrize("spec", LOCALS)
+def test_one_graph_serves_every_rate(spec: str) -> None:
+    """A rate given is that of the rule to the bit, after graphs were captured with another; and so without a shift."""
+    exact()
+    task = problem("resnet18(width=16)", spec, (8, 5, 16), torch.float32, "cuda")
+    (x, buffers), made = start(task), Prepared(task)
+    rule = dataclasses.replace(task.local, lr=0.02)  # type: ignore[type-var]
+    own = Prepared(task).train(
+        dataclasses.replace(task, local=rule), "float32", 8, 2, x, buffers, [0, 7, 14], round=1, seed=0
+    )
+    for rate in (0.5, 0.02):
+        given = made.train(task, "float32", 8, 2, x, buffers, [0, 7, 14], round=1, seed=0, rate=rate)
+    assert torch.equal(given.delta, own.delta)
+    assert len(made.cohorts) == 1
+    shift = torch.zeros(3, task.layout.d, device="cuda")
+    unfused = made.train(task, "float32", 8, 2, x, buffers, [0, 7, 14], round=1, seed=0, rate=0.02, shift=shift)
+    assert float((unfused.delta - own.delta).norm()) <= 0.05 * float(own.delta.norm())
 
 
 def against_float64(task: Problem, by: str) -> float:

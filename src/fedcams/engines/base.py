@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
@@ -85,8 +86,10 @@ def rows(vector: Tensor, cohort: Sequence[int]) -> Tensor:
 
 
 def local_rate(problem: Problem, rate: float | None) -> float:
-    """Returns the learning rate of a round: the one given, or that of the local rule."""
-    value = float(problem.local.lr if rate is None else rate)
+    """Returns the learning rate of a round: the one given, or that of the local rule; refuses a schedule."""
+    value = problem.local.lr if rate is None else rate
+    if not isinstance(value, Real):
+        raise SpecError(f"local: lr={value} changes from round to round; give rate=, that of the round")
     if not 0 <= value < math.inf:
         raise SpecError(f"rate={value}; give a local learning rate of at least 0")
-    return value
+    return float(value)
