@@ -48,7 +48,9 @@ def _layout(chart: Chart) -> dict[str, Any]:
 
 
 def _axis(axis: Axis, title: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"title": {"text": title}, "zeroline": False}
+    found: dict[str, Any] = {"zeroline": False}
+    if title:  # an empty one would take room
+        found |= {"title": {"text": title}}
     if axis.log:
         found |= {"type": "log"}
     if axis.percent:
