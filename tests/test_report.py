@@ -21,18 +21,33 @@ import pytest
 from fedcams.experiment import Experiment, sweep
 from fedcams.experiment.preset import folder_name
 from fedcams.extras import ExtraMissing
-from fedcams.report import PROFILES, Method, Profile, collect, report, summarize
-from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, PAPER_BITS, ROUNDS, TRAIN_LOSS, Q
-from fedcams.report.page import page
-from fedcams.report.palette import COLOURS, look
-from fedcams.report.partitions import histograms
-from fedcams.report.parts import parts
+from fedcams.report import PROFILES, Method, Profile, collect, figures, plotly, report, summarize
+from fedcams.report.charts import Chart, describe
+from fedcams.report.collection import COLOURS, look
+from fedcams.report.page import ReportError, page
 from fedcams.report.profiles import compute, time_to
-from fedcams.report.series import curve, position
-from fedcams.report.summary import final_score
-from fedcams.report.tables import markdown, write_rounds_csv, write_summary_csv
-from fedcams.report.units import human_bytes, human_seconds, score
-from fedcams.report.write import ReportError
+from fedcams.report.series import (
+    ACCURACY,
+    BYTES,
+    BYTES_UP,
+    PAPER_BITS,
+    ROUNDS,
+    TRAIN_LOSS,
+    Axis,
+    Q,
+    curve,
+    histograms,
+    position,
+)
+from fedcams.report.summary import final_score, parts
+from fedcams.report.tables import (
+    human_bytes,
+    human_seconds,
+    markdown,
+    score,
+    write_rounds_csv,
+    write_summary_csv,
+)
 from fedcams.runs import RunError
 from fedcams.simulation import RoundRecord
 
@@ -449,13 +464,40 @@ def test_labels_are_text_and_never_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", ["_hidden", "$half", "a$b$c", "naïve ε"])
 def test_any_label_can_be_printed(label: str, tmp_path: Path) -> None:
-    from fedcams.report.figures import _figures
-
     collection = collect([write_run(tmp_path / "run", rising(0.5), label=label)])
-    name, figure = next(_figures(collection, summarize(collection)))
-    assert name == "test_accuracy-rounds"
+    chart = describe(collection, summarize(collection)).curves[0]
+    figure = figures.figure(chart, ROUNDS)
     figure.savefig(tmp_path / "figure.svg")
     assert [text.get_text().strip().replace("\\", "") for text in figure.legends[0].get_texts()] == [label]
+
+
+def drawn(chart: Chart, axis: Axis) -> list[tuple[list[float], list[float]]]:
+    """x and y of every line or marker of a printed figure."""
+    axes = figures.figure(chart, axis).axes[0]
+    shown = [line for line in axes.lines if len(line.get_xdata()) and line.get_marker() != "_"]
+    return [(list(map(float, line.get_xdata())), list(map(float, line.get_ydata()))) for line in shown]
+
+
+def test_the_page_and_the_figures_draw_the_same_numbers(two_way_report: Path) -> None:
+    collection = collect([two_way_report.parent / "runs"])
+    charts = describe(collection, summarize(collection))
+    assert charts.curves
+    assert charts.partitions
+    for chart in (*charts.curves, *charts.compression, charts.communication[0]):
+        page_figure = plotly.figure(chart)
+        named = [trace for trace in page_figure["data"] if "name" in trace]
+        assert [trace["name"] for trace in named] == [series.name for series in chart.series]
+        for axis in chart.x:
+            places = page_figure["x"].get(axis.key) or [trace["x"] for trace in named]
+            for (x, y), place, trace in zip(drawn(chart, axis), places, named, strict=True):
+                assert x == pytest.approx(place, rel=1e-4)
+                assert y == pytest.approx(trace["y"], rel=1e-4)
+    stacks, (bars,) = charts.communication[1], charts.network
+    for chart, size in ((stacks, "get_width"), (bars, "get_height")):
+        printed = [getattr(bar, size)() for bar in figures.figure(chart, chart.x[0]).axes[0].patches]
+        traces = plotly.figure(chart)["data"]
+        values = [value for trace in traces for value in trace["x" if chart is stacks else "y"]]
+        assert printed == pytest.approx([np.nan if v is None else v for v in values], rel=1e-4, nan_ok=True)
 
 
 def test_equal_runs_make_equal_reports(two_way_report: Path, tmp_path: Path) -> None:
@@ -517,7 +559,7 @@ def test_a_run_without_rounds_is_refused_by_name_and_noted_among_others(runs: Pa
         ("rounds.jsonl", '{"round": 1}\n', "damaged"),
         ("rounds.jsonl", "3\n", "damaged"),
         ("experiment.toml", "=", "damaged"),
-        ("experiment.toml", 'server = "nothing"', "a piece of your own, fedcams --import MODULE loads it"),
+        ("experiment.toml", 'server = "nothing"', "if it is your own, load it with fedcams --import MODULE"),
         ("timings.jsonl", "3\n", "a timing is not an object"),
         ("partition.json", '{"histogram": [[1, 2], [3]]}', "damaged"),
         ("partition.json", '{"histogram": [1, 2]}', "not a table"),
@@ -538,7 +580,7 @@ def test_records_must_be_numbers_in_order(tmp_path: Path) -> None:
     (run / "rounds.jsonl").write_text(lines + lines)
     assert "not in ascending order" in refused([run])
     (run / "rounds.jsonl").write_text(lines.replace('"wire_up": 1000', '"wire_up": "x"'))
-    assert "something else than numbers and a cohort" in refused([run])
+    assert "something other than numbers and a cohort" in refused([run])
 
 
 def test_a_folder_that_cannot_be_written_is_named(runs: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedcams.plan.paper import ROUNDS, D, PaperRow, paper_tables
 from fedcams.registry import Spec, exact, kinds, params, registered
 from fedcams.registry.params import nearest, show
 from fedcams.report.profiles import PROFILES
-from fedcams.report.units import human_bytes, human_seconds
+from fedcams.report.tables import human_bytes, human_seconds
 from fedcams.sampler import Sampler, sampler
 
 if TYPE_CHECKING:

@@ -1,192 +1,159 @@
-"""The charts of the page, as figures for plotly.js; colours of text and grid are set in the page, by its theme."""
+"""The charts of a report, each described once: `plotly` draws them for the page, `figures` for papers.
+
+A chart says what is drawn against what and how every method looks; it knows nothing of the library that draws it.
+"""
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from fedcams.report.axes import ACCURACY, AXES, BYTES, COMPRESSION, CURVES, ROUNDS, Metric
-from fedcams.report.collect import Collection, Method
-from fedcams.report.palette import Look
-from fedcams.report.partitions import Histogram
-from fedcams.report.parts import PARTS, Parts, parts
-from fedcams.report.series import Array, Curve, curve, height
-from fedcams.report.summary import Row, Summary
-from fedcams.report.units import human_bytes
+import numpy as np
+from numpy.typing import NDArray
 
-Trace = dict[str, Any]
-"""One line, bar or map of a chart, as plotly.js takes it."""
+from fedcams.report.collection import Collection, Look
+from fedcams.report.profiles import PROFILES, time_to
+from fedcams.report.series import (
+    ACCURACY,
+    AXES,
+    BYTES,
+    COMPRESSION,
+    CURVES,
+    ROUNDS,
+    Array,
+    Axis,
+    Histogram,
+    Metric,
+    curve,
+    height,
+    histograms,
+)
+from fedcams.report.summary import PARTS, Parts, Row, Summary, parts
+from fedcams.report.tables import human_bytes, score
+
+Kind = Literal["lines", "points", "stacks", "bars", "map"]
+"""Curves with bands, points with error bars, horizontal stacked bars, groups of bars, a heat map."""
+PART, CLIENT, LABEL, NETWORK = (
+    Axis("part", "Part of all bytes, up + down", percent=True, range=(0.0, 1.0)),
+    Axis("client", "Client"),
+    Axis("label", "Label"),
+    Axis("network", names=tuple((p.name, f"{p.down:g}/{p.up:g} Mbit/s", f"{p.latency:g} ms") for p in PROFILES)),
+)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line, row of points, or set of bars of equal look; arrays `[T]`."""
+
+    name: str
+    look: Look
+    x: dict[str, Array]
+    """By the key of an axis: where the values stand on it."""
+    y: NDArray[np.number[Any]]
+    """The values; of a map whole numbers `[rows, columns]`."""
+    low: Array | None = None
+    """With `high`, the band around a line or the error bar of a point."""
+    high: Array | None = None
+    notes: tuple[str, ...] = ()
+    """What a pointer shows at each value."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with its place in the page."""
+    """What is drawn, in the words of no library."""
 
+    kind: Kind
     key: str
+    """Its name in files and in the page."""
     title: str
-    figure: dict[str, Any]
-    """`data` and `layout`, as plotly.js takes them."""
-    x: dict[str, list[list[float | None]]]
-    """For each axis the x of every method drawn; empty when there is only one axis, and x stands in the figure."""
+    x: tuple[Axis, ...]
+    """The horizontal axes to choose from."""
+    y: Axis
+    series: tuple[Series, ...]
 
 
-def curves(collection: Collection, percent: bool) -> list[Chart]:
-    """Accuracy and losses, to be put on any axis."""
-    charts = [_lines(collection, metric, percent and metric == ACCURACY) for metric in CURVES]
-    return [chart for chart in charts if chart.figure["data"]]
+class Charts(NamedTuple):
+    """All charts of a report, by section."""
+
+    curves: list[Chart]
+    """Accuracy and losses, against any axis."""
+    communication: list[Chart]
+    """What accuracy costs, and where the bytes go; empty unless some method compresses the downlink."""
+    compression: list[Chart]
+    """What compression loses, for the methods that lose something."""
+    partitions: list[Chart]
+    network: list[Chart]
+    """Time to the target; empty if nothing was evaluated."""
 
 
-def compression(collection: Collection) -> list[Chart]:
-    """What compression loses, of the methods that lose something."""
-    charts = [_lines(collection, metric, False, axes=False) for metric in COMPRESSION]
-    return [chart for chart in charts if chart.figure["data"]]
+def describe(collection: Collection, summary: Summary) -> Charts:
+    """Return the charts of a report on these runs; a chart without data is left out."""
+    curves = [_lines(collection, metric, summary.percent and metric == ACCURACY) for metric in CURVES]
+    losses = [_lines(collection, metric) for metric in COMPRESSION]
+    found = parts(collection) if summary.target is not None else []
+    return Charts(
+        [chart for chart in curves if chart.series],
+        [_tradeoff(collection, summary), _stacks(found)] if found else [],
+        [chart for chart in losses if chart.series],
+        [_map(histogram, number) for number, histogram in enumerate(histograms(collection), 1)],
+        [] if summary.target is None else [_bars(collection, summary, summary.target)],
+    )
 
 
-def communication(collection: Collection, summary: Summary) -> list[Chart]:
-    """What accuracy costs, and where the bytes of each method went, where the downlink is compressed somewhere."""
-    found = parts(collection)
-    return [_tradeoff(collection, summary), _stacks(found)] if found and summary.target is not None else []
+def _lines(collection: Collection, metric: Metric, percent: bool = False) -> Chart:
+    """One metric of all methods: mean over seeds, and a band from the lowest to the highest."""
+    pairs = zip(collection.methods, collection.looks, strict=True)
+    found = [(method.label, look, curve(method, metric)) for method, look in pairs]
+    shown = [each for each in found if each[2] and (metric in CURVES or each[2].high.any())]
+    series = tuple(
+        Series(name, look, c.x, c.mean, *((c.low, c.high) if c.seeds > 1 else ())) for name, look, c in shown
+    )
+    seen = height([c for _, _, c in shown]) if metric in CURVES else None
+    y = Axis(metric.key, metric.title, percent=percent, range=seen, nonnegative=percent or metric in COMPRESSION)
+    return Chart("lines", metric.key, metric.title, AXES if metric in CURVES else (ROUNDS,), y, series)
 
 
 def _tradeoff(collection: Collection, summary: Summary) -> Chart:
-    """One point a method: final accuracy, from the lowest to the highest seed, against all bytes."""
+    """One point per method: final accuracy, from the lowest to the highest seed, against all bytes."""
     pairs = zip(summary.rows, collection.looks, strict=True)
-    traces = [_point(row, style, summary.percent) for row, style in pairs if row.final]
-    layout = {
-        "xaxis": {"title": {"text": BYTES.title}, "type": "log"},
-        "yaxis": {"zeroline": False, "tickformat": "~%" if summary.percent else ""},
-    }
-    return Chart("tradeoff", "Final accuracy against all bytes", {"data": traces, "layout": layout}, {})
+    series = tuple(_point(row, look) for row, look in pairs if row.final is not None)
+    y = Axis("final", "Final accuracy", percent=summary.percent)
+    return Chart("points", "tradeoff", "Final accuracy against all bytes", (BYTES,), y, series)
 
 
-def _point(row: Row, style: Look, percent: bool) -> Trace:
+def _point(row: Row, look: Look) -> Series:
     assert row.final is not None
-    low, high = row.final.mean - row.final.low, row.final.high - row.final.mean
-    return {
-        "type": "scatter",
-        "x": [row.bytes_total],
-        "y": [row.final.mean],
-        "error_y": {"type": "data", "symmetric": False, "array": [high], "arrayminus": [low], "thickness": 1},
-        "mode": "markers",
-        "name": html.escape(row.label, quote=False),
-        "legendgroup": row.label,
-        "marker": {"color": style.colour, "size": 11, "symbol": SYMBOLS[style.dash]},
-        "hovertemplate": f"%{{y:{'.2%' if percent else '.4~g'}}}, {human_bytes(row.bytes_total)}",
-    }
-
-
-SYMBOLS = {"solid": "circle", "dash": "square", "dot": "diamond", "dashdot": "cross"}
+    mean, low, high = (np.array([value]) for value in (row.final.mean, row.final.low, row.final.high))
+    x = {BYTES.key: np.array([row.bytes_total])}
+    return Series(row.label, look, x, mean, low, high, (human_bytes(row.bytes_total),))
 
 
 def _stacks(found: list[Parts]) -> Chart:
-    methods = [f"{html.escape(part.label, quote=False)} · {human_bytes(part.total)}" for part in found]
-    traces = [
-        _part(name, colour, [p.bytes[i] for p in found], found, methods)
-        for i, (name, colour) in enumerate(PARTS.items())
-    ]
-    layout = {
-        "barmode": "stack",
-        "xaxis": {
-            "title": {"text": "Part of all bytes, up + down"},
-            "tickformat": ".0%",
-            "zeroline": False,
-            "range": [0, 1],
-        },
-        "yaxis": {"automargin": True, "autorange": "reversed", "showgrid": False},
-    }
-    return Chart("communication", "Where the bytes go", {"data": traces, "layout": layout}, {})
+    """Where the bytes of each method go, as parts of all of them."""
+    totals = np.array([part.total or 1.0 for part in found])
+    places = np.arange(len(found), dtype=np.float64)
+    series = []
+    for index, (name, colour) in enumerate(PARTS.items()):
+        sizes = np.array([part.bytes[index] for part in found])
+        notes = tuple(map(human_bytes, sizes.tolist()))
+        series.append(Series(name, Look(colour), {PART.key: sizes / totals}, places, notes=notes))
+    y = Axis("methods", names=tuple((part.label, human_bytes(part.total)) for part in found))
+    return Chart("stacks", "communication", "Where the bytes go", (PART,), y, tuple(series))
 
 
-def _part(name: str, colour: str, sizes: list[float], found: list[Parts], methods: list[str]) -> Trace:
-    shares = [size / part.total if part.total else 0.0 for size, part in zip(sizes, found, strict=True)]
-    texts = [human_bytes(size) for size in sizes]
-    return {
-        "type": "bar",
-        "x": shares,
-        "y": methods,
-        "orientation": "h",
-        "name": name,
-        "legendgroup": name,
-        "marker": {"color": colour},
-        "customdata": texts,
-        "hovertemplate": "%{customdata}, %{x:.1%}",
-    }
+def _bars(collection: Collection, summary: Summary, target: float) -> Chart:
+    """Seconds of each method to the target on each network; NaN where it was not reached."""
+    places = {NETWORK.key: np.arange(len(PROFILES), dtype=np.float64)}
+    series = []
+    for method, look in zip(collection.methods, collection.looks, strict=True):
+        times = [time_to(method, profile, target) for profile in PROFILES]
+        series.append(Series(method.label, look, places, np.array(times, np.float64)))
+    y = Axis("seconds", f"Seconds to {score(target, summary.percent)} accuracy", log=True)
+    return Chart("bars", "time-to-accuracy", "Time to the target", (NETWORK,), y, tuple(series))
 
 
-NUMBER = {"text": "examples", "side": "right", "font": {"size": 12.5}}
-
-
-def partition(histogram: Histogram, index: int) -> Chart:
-    """A heat map, clients to the right and labels upwards."""
-    trace = {
-        "type": "heatmap",
-        "z": histogram.counts.T.tolist(),
-        "colorscale": "Cividis",
-        "colorbar": {"thickness": 12, "outlinewidth": 0, "title": NUMBER},
-        "hovertemplate": "client %{x}, label %{y}: %{z} examples<extra></extra>",
-    }
-    layout = {
-        "xaxis": {"title": {"text": "Client"}, "showgrid": False, "zeroline": False, **_whole(len(histogram.counts))},
-        "yaxis": {"title": {"text": "Label"}, "showgrid": False, "zeroline": False, "dtick": _step(histogram)},
-    }
-    return Chart(f"partition-{index + 1}", histogram.title, {"data": [trace], "layout": layout}, {})
-
-
-def _whole(clients: int) -> dict[str, int]:
-    """Ticks at clients: Plotly would put some between them where there are few."""
-    return {"dtick": 1} if clients <= 10 else {}
-
-
-def _step(histogram: Histogram) -> int:
-    labels: int = histogram.counts.shape[1]
-    return max(1, labels // 10)
-
-
-def _lines(collection: Collection, metric: Metric, percent: bool, axes: bool = True) -> Chart:
-    traces: list[Trace] = []
-    shown: list[Curve] = []
-    for method, style in zip(collection.methods, collection.looks, strict=True):
-        drawn = curve(method, metric)
-        if drawn and (metric not in COMPRESSION or drawn.high.any()):
-            still = {} if axes else {"x": compact(drawn.x[ROUNDS.key])}  # x that moves is put in by the page
-            traces += [trace | still for trace in _method(method, drawn, style, ".2%" if percent else ".4~g")]
-            shown.append(drawn)
-    layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": ROUNDS.title}, "zeroline": False},
-        "yaxis": {"title": {"text": ""}, "zeroline": False, "tickformat": "~%" if percent else ""},
-        "hovermode": "x unified",
-    }
-    if metric in CURVES and (seen := height(shown)):
-        layout["yaxis"] |= {"range": list(seen)}
-    elif percent or metric in COMPRESSION:
-        layout["yaxis"] |= {"rangemode": "nonnegative"}
-    x = {axis.key: [compact(drawn.x[axis.key]) for drawn in shown] for axis in AXES} if axes else {}
-    return Chart(metric.key, metric.title, {"data": traces, "layout": layout}, x)
-
-
-def _method(method: Method, drawn: Curve, style: Look, form: str) -> list[Trace]:
-    """The mean, and behind it the band when there are several seeds; the legend shows and hides them together."""
-    shared = {"type": "scatter", "legendgroup": method.label, "mode": "lines"}
-    alone = {"mode": "markers"} if len(drawn.mean) == 1 else {}  # one point makes no line
-    unseen = {**shared, "showlegend": False, "hoverinfo": "skip", "line": {"width": 0}}
-    mean = {
-        **shared,
-        **alone,
-        "y": compact(drawn.mean),
-        "name": html.escape(method.label, quote=False),  # Plotly reads names as HTML
-        "line": {"color": style.colour, "dash": style.dash, "width": 2.2},
-        "hovertemplate": f"%{{y:{form}}}",
-        "meta": f"%{{y:{form}}}",  # the page adds to it, by axis
-    }
-    if drawn.seeds == 1:
-        return [mean]
-    low = {**unseen, "y": compact(drawn.low)}
-    high = {**unseen, "y": compact(drawn.high), "fill": "tonexty", "fillcolor": style.faint(0.16)}
-    return [low, high, mean]
-
-
-def compact(values: Array) -> list[float | None]:
-    """Five digits, one more than a pointer is told and a third of what there is; None for NaN, which JSON lacks."""
-    short = (float(f"{value:.5g}") for value in values.tolist())
-    return [None if value != value else int(value) if value.is_integer() else value for value in short]
+def _map(histogram: Histogram, number: int) -> Chart:
+    """How many examples of each label every client has: clients to the right, labels upwards."""
+    clients = {CLIENT.key: np.arange(len(histogram.counts), dtype=np.float64)}
+    series = Series("examples", Look(""), clients, histogram.counts.T)
+    return Chart("map", f"partition-{number}", histogram.title, (CLIENT,), LABEL, (series,))

@@ -1,29 +1,22 @@
-"""The same charts for papers: PNG and SVG by matplotlib, one chart a file, equal input giving equal files."""
+"""Charts for papers: PNG and SVG by matplotlib, one chart per file; equal input gives equal files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedcams.extras import load
-from fedcams.report.axes import ACCURACY, AXES, BYTES, COMPRESSION, CURVES, ROUNDS, Axis, Metric
-from fedcams.report.collect import Collection
-from fedcams.report.partitions import Histogram, histograms
-from fedcams.report.parts import PARTS, Parts, parts
-from fedcams.report.profiles import PROFILES, time_to
-from fedcams.report.series import curve, height
-from fedcams.report.summary import Summary
-from fedcams.report.units import human_bytes, score
+from fedcams.report.charts import Chart, Charts, Series
+from fedcams.report.series import Axis
 
 SIZE = (4.8, 3.2)
-"""Inches; two of them fill the width of a page."""
+"""Inches; two figures fill the width of a page."""
 LINE, LONG = 0.17, 45
-"""Inches that a line of the legend takes, and letters with which a name takes the whole of it."""
+"""Inches per line of the legend, and letters from which on a name gets a line of its own."""
 STYLE = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so figures are the same everywhere
+    "font.family": "DejaVu Sans",  # part of matplotlib, so figures are the same everywhere
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -33,9 +26,9 @@ STYLE = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "legend.fontsize": 8,
-    "figure.dpi": 200,  # text is as wide when it is placed as when it is drawn
+    "figure.dpi": 200,  # text is placed and drawn at the same width
     "savefig.dpi": 200,
-    "svg.hashsalt": "fedcams",  # ids in SVG are random otherwise
+    "svg.hashsalt": "fedcams",  # otherwise ids in SVG are random
 }
 LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 MARKERS = {"solid": "o", "dash": "s", "dot": "D", "dashdot": "P"}
@@ -43,158 +36,128 @@ HATCHES = {"": "", "/": "///", "x": "xxx", ".": "..."}
 
 
 def library(module: str = "matplotlib") -> Any:
-    """matplotlib, or a module of it."""
+    """Return matplotlib or a module of it; say what to install if it is missing."""
     return load(module, what="a report", extra="report")
 
 
-def write_figures(folder: Path, collection: Collection, summary: Summary) -> list[Path]:
-    """Every chart as PNG and SVG; returns the files."""
+def write_figures(folder: Path, charts: Charts) -> list[Path]:
+    """Write every chart as PNG and SVG, a chart with several horizontal axes once for each; return the files."""
     matplotlib = library()
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(STYLE):
-        for name, figure in _figures(collection, summary):
-            frame = _laid_out(figure)
-            for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-                path = folder / f"{name}.{kind}"
-                figure.savefig(path, bbox_inches=frame, metadata=metadata)
-                written.append(path)
+        for chart in (chart for section in charts for chart in section):
+            for axis in chart.x:
+                drawn = figure(chart, axis)
+                frame = _laid_out(drawn)
+                for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+                    path = folder / f"{chart.key}{f'-{axis.key}' if chart.kind == 'lines' else ''}.{kind}"
+                    drawn.savefig(path, bbox_inches=frame, metadata=metadata)
+                    written.append(path)
     return written
 
 
-def _laid_out(figure: Any) -> Any:
-    """Places everything, once for both files, and returns the frame around it."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    return figure.get_tightbbox().padded(0.1)
+def _laid_out(drawn: Any) -> Any:
+    """Place everything, once for both files, and return the frame around it."""
+    drawn.draw_without_rendering()
+    drawn.set_layout_engine("none")
+    return drawn.get_tightbbox().padded(0.1)
 
 
-def _figures(collection: Collection, summary: Summary) -> Iterator[tuple[str, Any]]:
-    pairs = [(metric, axis) for metric in CURVES for axis in AXES] + [(metric, ROUNDS) for metric in COMPRESSION]
-    for metric, axis in pairs:
-        if figure := _lines(collection, metric, axis, summary.percent):
-            yield f"{metric.key}-{axis.key}", figure
-    if (found := parts(collection)) and summary.target is not None:
-        yield "communication", _stacks(found)
-        yield "tradeoff", _tradeoff(collection, summary)
-    for index, histogram in enumerate(histograms(collection)):
-        yield f"partition-{index + 1}", _heat_map(histogram)
-    if summary.target is not None:
-        yield "time-to-accuracy", _bars(collection, summary, summary.target)
+def figure(chart: Chart, axis: Axis) -> Any:
+    """Return a matplotlib figure of a chart on one of its horizontal axes; pyplot and global state are not touched."""
+    drawn = library("matplotlib.figure").Figure(SIZE, layout="constrained")
+    axes = drawn.subplots()
+    DRAW[chart.kind](axes, chart, axis)
+    _dress(axes.xaxis, axis, close=chart.kind != "lines")
+    _dress(axes.yaxis, chart.y, close=chart.kind != "lines")
+    if chart.kind == "map":
+        axes.set_title(_text(chart.title), fontsize=9)
+    else:
+        _legend(drawn)
+    return drawn
 
 
-def _figure() -> tuple[Any, Any]:
-    """A figure of its own: no pyplot, no global state."""
-    figure = library("matplotlib.figure").Figure(SIZE, layout="constrained")
-    return figure, figure.subplots()
-
-
-def _lines(collection: Collection, metric: Metric, axis: Axis, percent: bool) -> Any:
-    figure, axes = _figure()
-    shown = []
-    for method, style in zip(collection.methods, collection.looks, strict=True):
-        drawn = curve(method, metric)
-        if drawn and (metric not in COMPRESSION or drawn.high.any()):
-            shown.append(drawn)
-            x = drawn.x[axis.key]
-            shape = {"linestyle": LINES[style.dash], "marker": "o" if len(x) == 1 else None}  # one point makes no line
-            axes.plot(x, drawn.mean, color=style.colour, label=_text(method.label), **shape)
-            if drawn.seeds > 1:
-                axes.fill_between(x, drawn.low, drawn.high, color=style.colour, alpha=0.16, linewidth=0)
-    if not axes.lines:
-        return None
-    ticker = library("matplotlib.ticker")
+def _dress(side: Any, axis: Axis, close: bool) -> None:
+    """Scale, ticks, limits and title of one side of a chart; `close` puts ticks at 1, 2 and 5 of a logarithmic one."""
+    ticker, name = library("matplotlib.ticker"), side.axis_name
     if axis.log:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(ticker.EngFormatter(unit=axis.unit))
-        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
-    if percent and metric == ACCURACY:
-        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-    axes.set(xlabel=axis.title, ylabel=metric.title, ylim=height(shown) if metric in CURVES else None)
-    _legend(figure)
-    return figure
+        side.axes.set(**{f"{name}scale": "log"})
+        if close:
+            side.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        plain, prefixed = ticker.StrMethodFormatter("{x:g}"), ticker.EngFormatter(unit=axis.unit)
+        side.set_major_formatter(prefixed if axis.unit else plain)
+        side.set_minor_formatter(ticker.NullFormatter())
+    if axis.percent:
+        side.set_major_formatter(ticker.PercentFormatter(1.0))
+    if axis.names:
+        side.set_ticks(range(len(axis.names)), ["\n".join(map(_text, lines)) for lines in axis.names], fontsize=7.5)
+        side.axes.grid(False, axis=name)
+    low, high = side.get_view_interval()
+    if axis.range or (axis.nonnegative and low < 0):
+        side.axes.set(**{f"{name}lim": axis.range or (0, high)})
+    side.set_label_text(axis.title)
 
 
-def _heat_map(histogram: Histogram) -> Any:
-    figure, axes = _figure()
-    image = axes.imshow(histogram.counts.T, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest")
+def _lines(axes: Any, chart: Chart, axis: Axis) -> None:
+    for series in chart.series:
+        x, look = series.x[axis.key], series.look
+        marker = "o" if len(x) == 1 else None  # one point makes no line
+        axes.plot(x, series.y, color=look.colour, linestyle=LINES[look.dash], marker=marker, label=_text(series.name))
+        if series.low is not None:
+            axes.fill_between(x, series.low, series.high, color=look.colour, alpha=0.16, linewidth=0)
+
+
+def _points(axes: Any, chart: Chart, axis: Axis) -> None:
+    for series in chart.series:
+        assert series.low is not None
+        assert series.high is not None
+        reach = [series.y - series.low, series.high - series.y]
+        style = {"color": series.look.colour, "marker": MARKERS[series.look.dash], "capsize": 2, "ls": ""}
+        axes.errorbar(series.x[axis.key], series.y, reach, label=_text(series.name), **style)
+
+
+def _stacks(axes: Any, chart: Chart, axis: Axis) -> None:
+    left = np.zeros(len(chart.y.names))
+    for series in chart.series:
+        axes.barh(series.y, series.x[axis.key], 0.7, left=left, color=series.look.colour, label=_text(series.name))
+        left += series.x[axis.key]
+    axes.invert_yaxis()
+
+
+def _bars(axes: Any, chart: Chart, axis: Axis) -> None:
+    width = 0.8 / len(chart.series)
+    for index, series in enumerate(chart.series):
+        places = series.x[axis.key] - 0.4 + (index + 0.5) * width
+        look = {"color": series.look.colour, "hatch": HATCHES[series.look.pattern]}
+        axes.bar(places, series.y, width * 0.9, label=_reached(series), **look)
+
+
+def _reached(series: Series) -> str:
+    return _text(series.name) + ("" if np.isfinite(series.y).any() else " (not reached)")
+
+
+def _map(axes: Any, chart: Chart, axis: Axis) -> None:
+    (series,) = chart.series
+    image = axes.imshow(series.y, aspect="auto", origin="lower", cmap="cividis", interpolation="nearest")
     whole = library("matplotlib.ticker").MaxNLocator
-    figure.colorbar(image, label="examples", ticks=whole(integer=True))
+    axes.figure.colorbar(image, label=series.name, ticks=whole(integer=True))
     axes.xaxis.set_major_locator(whole(integer=True))
     axes.yaxis.set_major_locator(whole("auto", integer=True))
     axes.grid(False)
-    axes.set(xlabel="Client", ylabel="Label")
-    axes.set_title(_text(histogram.title), fontsize=9)
-    return figure
 
 
-def _tradeoff(collection: Collection, summary: Summary) -> Any:
-    """Final accuracy of each method, from its lowest to its highest seed, against all bytes."""
-    figure, axes = _figure()
-    for row, look in zip(summary.rows, collection.looks, strict=True):
-        if row.final is not None:
-            low, high = row.final.mean - row.final.low, row.final.high - row.final.mean
-            style = {"color": look.colour, "marker": MARKERS[look.dash], "capsize": 2}
-            axes.errorbar([row.bytes_total], [row.final.mean], [[low], [high]], ls="", label=_text(row.label), **style)
-    ticker = library("matplotlib.ticker")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(ticker.EngFormatter(unit="B"))
-    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
-    if summary.percent:
-        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-    axes.set(xlabel=BYTES.title, ylabel="Final accuracy")
-    _legend(figure)
-    return figure
+DRAW = {"lines": _lines, "points": _points, "stacks": _stacks, "bars": _bars, "map": _map}
 
 
-def _stacks(found: list[Parts]) -> Any:
-    """Where the bytes of each method went, as parts of all of them."""
-    figure, axes = _figure()
-    places, left = np.arange(len(found)), np.zeros(len(found))
-    for index, (name, colour) in enumerate(PARTS.items()):
-        shares = np.array([part.bytes[index] / part.total if part.total else 0.0 for part in found])
-        axes.barh(places, shares, 0.7, left=left, color=colour, label=name)
-        left += shares
-    axes.set_yticks(places, [f"{_text(part.label)}\n{human_bytes(part.total)}" for part in found], fontsize=7.5)
-    axes.invert_yaxis()
-    axes.grid(False, axis="y")
-    axes.xaxis.set_major_formatter(library("matplotlib.ticker").PercentFormatter(1.0))
-    axes.set(xlabel="Part of all bytes, up + down", xlim=(0, 1))
-    _legend(figure)
-    return figure
-
-
-def _bars(collection: Collection, summary: Summary, target: float) -> Any:
-    figure, axes = _figure()
-    methods = collection.methods
-    width, places = 0.8 / len(methods), np.arange(len(PROFILES))
-    for index, (method, style) in enumerate(zip(methods, collection.looks, strict=True)):
-        times = [time_to(method, profile, target) for profile in PROFILES]
-        heights = [np.nan if time is None else time for time in times]
-        left = places - 0.4 + (index + 0.5) * width
-        label = _text(method.label) + ("" if times[0] is not None else " (not reached)")
-        axes.bar(left, heights, width * 0.9, color=style.colour, hatch=HATCHES[style.pattern], label=label)
-    axes.set_yscale("log")
-    ticker = library("matplotlib.ticker")
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-    axes.grid(False, axis="x")
-    axes.set_xticks(places, [f"{p.name}\n{p.down:g}/{p.up:g} Mbit/s\n{p.latency:g} ms" for p in PROFILES], fontsize=7.5)
-    axes.set_ylabel(f"Seconds to {score(target, summary.percent)} accuracy")
-    _legend(figure)
-    return figure
-
-
-def _legend(figure: Any) -> None:
-    """Under the chart, where it covers nothing; what takes more than four lines makes the figure higher."""
-    names = figure.axes[0].get_legend_handles_labels()[1]
+def _legend(drawn: Any) -> None:
+    """Put the legend under the chart, where it covers nothing; more than four lines make the figure higher."""
+    names = drawn.axes[0].get_legend_handles_labels()[1]
     columns = 2 if max(map(len, names), default=0) <= LONG else 1
-    figure.set_figheight(SIZE[1] + LINE * max(0, -(-len(names) // columns) - 4))
-    figure.legend(loc="outside lower center", ncols=columns)
+    drawn.set_figheight(SIZE[1] + LINE * max(0, -(-len(names) // columns) - 4))
+    drawn.legend(loc="outside lower center", ncols=columns)
 
 
 def _text(label: str) -> str:
-    """As it is: matplotlib takes dollars for mathematics, and hides what starts with an underscore."""
+    """A label that matplotlib shows unchanged: it reads dollars as mathematics and hides a leading underscore."""
     return (f" {label}" if label.startswith("_") else label).replace("$", r"\$")

@@ -1,7 +1,7 @@
 "use strict";
-// The page's own script: draws the charts in the colours of the theme, changes axes, sorts, and recomputes times.
-let report, axis; // the data, and the horizontal axis of the curves; both are there once `start` has inflated them
-// Plotly offers to share charts through its cloud unless told not to: data stay where the page is.
+// The script of the page: draws charts in the colours of the theme, changes axes, sorts, and recomputes times.
+let report, axis; // the data and the horizontal axis of the curves; set once `start` has inflated them
+// By default Plotly offers to share charts through its cloud: keep the data in the page.
 const config = {
   displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
   showSendToCloud: false, plotlyServerURL: "", topojsonURL: "",
@@ -15,7 +15,7 @@ function themed(layout) {
   const css = getComputedStyle(document.documentElement), colour = name => css.getPropertyValue(name).trim();
   const axis = { gridcolor: colour("--grid"), linecolor: colour("--line"), tickcolor: colour("--line"), automargin: true,
     showspikes: layout.hovermode === "x unified", spikecolor: colour("--soft"), spikedash: "solid",
-    spikethickness: -2, // Plotly adds 2 for a white border around the line; this leaves the line alone
+    spikethickness: -2, // Plotly adds 2 for a white border around the line; this removes the border
   };
   const title = t => ({ ...t, font: { size: 12.5, color: colour("--soft") }, standoff: 12 });
   const dressed = a => ({ ...axis, ...a, title: title(a.title) });
@@ -30,11 +30,11 @@ function themed(layout) {
   };
 }
 
-// A long text on several lines, broken at spaces; Plotly takes names as HTML, in which labels are escaped.
+// Break a long text at spaces; Plotly reads names as HTML, in which labels are escaped.
 const fold = (text, letters) => text.replaceAll("<br>", " ").replace(RegExp(`((?:&\\w+;|.){1,${Math.floor(letters)}})( +|$)`, "g"), "$1<br>").replace(/<br>$/, "");
 const lines = texts => texts.join("<br>").split("<br>").length;
 
-// A chart grows with its legend, whose entries stand in columns as wide as the widest, and with the names beside bars.
+// A chart grows with its legend, whose columns are as wide as the longest name, and with the names beside bars.
 function show(key, data, layout) {
   const element = place(key), width = element.clientWidth, letter = 6.5; // pixels, on average
   const named = data.filter(t => t.name && t.showlegend !== false), bars = data[0]?.orientation === "h" ? data[0].y : [];
@@ -52,7 +52,7 @@ function show(key, data, layout) {
 
 // -- curves ----------------------------------------------------------------------------------------------------------
 
-// Ticks of a logarithmic axis: 1, 2, 5, 10, … where there are few decades and room, powers of ten where not.
+// Ticks of a logarithmic axis: 1, 2, 5, 10, … if there are few decades and enough room, else powers of ten.
 function decades(values, unit, width) {
   const some = values.filter(v => v > 0), ticks = [];
   const low = some.reduce((a, b) => Math.min(a, b), Infinity), high = some.reduce((a, b) => Math.max(a, b), 0);
@@ -66,8 +66,8 @@ function decades(values, unit, width) {
 
 function draw(chart) {
   const moves = Object.keys(chart.x).length > 0, layout = structuredClone(chart.layout), width = place(chart.key).clientWidth;
-  // Plotly keeps what the reader hid in `visible` of the traces it was given, so they are given again.
-  const named = chart.data.filter(t => t.name), many = named.length > 10; // one box for all would be cut off
+  // Plotly stores what the reader hid in `visible` of its traces, so it gets the same traces again.
+  const named = chart.data.filter(t => t.name), many = named.length > 10; // a box with all of them would be cut off
   const groups = [...new Set(chart.data.map(trace => trace.legendgroup))];
   if (moves) chart.data.forEach(trace => { trace.x = chart.x[axis.key][groups.indexOf(trace.legendgroup)]; });
   if (moves) {
@@ -85,14 +85,14 @@ function draw(chart) {
 function choose(button) {
   axis = report.axes.find(a => a.key === button.dataset.axis);
   $("#axes button").forEach(b => b.setAttribute("aria-pressed", b === button));
-  report.charts.forEach(chart => { Plotly.Fx.unhover(place(chart.key)); draw(chart); }); // a finger leaves its box behind
+  report.charts.forEach(chart => { Plotly.Fx.unhover(place(chart.key)); draw(chart); }); // on a touch screen the box would stay
 }
 
 // -- times on networks -----------------------------------------------------------------------------------------------
 
 const sum = values => values.reduce((a, b) => a + b, 0);
 
-// Seconds of one run until it reached the target; null when it did not. The same sum as Profile.seconds in Python.
+// Seconds of one run until it reached the target, or null. The same sum as Profile.seconds in Python.
 function seconds(run, link, target, factor) {
   const last = run.accuracy.findIndex(a => a !== null && a >= target);
   if (last < 0) return null;
@@ -124,24 +124,21 @@ const clock = [1e-3, 1e-2, 0.1, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 
 function times() {
   if (!place("network")) return;
   const inputs = $(".network input");
-  if (!inputs.every(i => i.checkValidity() && i.value !== "")) return; // an entry half typed changes nothing
+  if (!inputs.every(i => i.checkValidity() && i.value !== "")) return; // ignore a half-typed number
   const read = id => Number(document.getElementById(id).value);
   const links = report.profiles.map((p, i) => ({ name: p.name, down: read(`down-${i}`), up: read(`up-${i}`), latency: read(`latency-${i}`) }));
   const target = read("target") / (report.percent ? 100 : 1), factor = read("factor");
-  const table = report.methods.map((_, m) => links.map(link => mean(m, link, target, factor)));
+  const [{ data, layout }] = report.network;
+  const table = data.map((_, m) => links.map(link => mean(m, link, target, factor)));
   $("#times tbody tr").forEach((row, m) => table[m].forEach((s, i) => {
     Object.assign(row.cells[i + 1], { textContent: human(s) }).dataset.seconds = s ?? "";
   }));
-  const bars = report.methods.map((method, m) => ({
-    type: "bar", name: method.name + (table[m].every(s => s === null) ? " (not reached)" : ""), x: links.map(l => l.name), y: table[m], hovertext: table[m].map(human), hoverinfo: "text+name",
-    hoverlabel: { namelength: -1 }, marker: { color: method.colour, pattern: { shape: method.pattern } },
-    visible: place("network").data?.[m].visible,
+  const bars = data.map((trace, m) => ({
+    ...trace, name: trace.name + (table[m].every(s => s === null) ? " (not reached)" : ""), y: table[m],
+    hovertext: table[m].map(human), visible: place("network").data?.[m].visible,
   }));
-  const layout = {
-    barmode: "group", bargap: 0.25, xaxis: { title: { text: "" } },
-    yaxis: { type: "log", title: { text: "" }, tickmode: "array", tickvals: clock, ticktext: clock.map(s => human(s).replace(/\.0+ /, " ")) },
-  };
-  show("network", bars, layout);
+  const ticks = { tickmode: "array", tickvals: clock, ticktext: clock.map(s => human(s).replace(/\.0+ /, " ")) };
+  show("network", bars, { ...layout, yaxis: { ...layout.yaxis, ...ticks } });
 }
 
 // -- tables ----------------------------------------------------------------------------------------------------------
@@ -151,7 +148,7 @@ function sort(head) {
   const up = head.getAttribute("aria-sort") !== "ascending", sign = up ? 1 : -1;
   const value = row => row.cells[column].dataset.order ?? "";
   const compare = (a, b) => {
-    if (a === "" || b === "") return (a === "") - (b === ""); // what is missing stays at the end
+    if (a === "" || b === "") return (a === "") - (b === ""); // missing values stay at the end
     return sign * (head.classList.contains("text") ? a.localeCompare(b) : a - b);
   };
   body.append(...[...body.rows].sort((a, b) => compare(value(a), value(b))));
@@ -161,7 +158,7 @@ function sort(head) {
 
 // -- start -----------------------------------------------------------------------------------------------------------
 
-// What an element holds as base64 of gzip.
+// The text that an element holds as base64 of gzip.
 function inflate(id) {
   const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), c => c.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
@@ -176,11 +173,11 @@ async function start() {
   $(".network input").forEach(input => { input.oninput = times; });
 }
 
-// Without charts the table is still whole.
+// The table needs no charts.
 function trouble(why) {
   const old = typeof DecompressionStream === "undefined";
-  const said = old ? "this browser cannot inflate them (it has no DecompressionStream): open the page in one from 2023 or later" : why;
-  document.getElementById("trouble").textContent = `The charts are missing: ${said}. The table is whole.`;
+  const said = old ? "this browser cannot inflate them (it has no DecompressionStream): use one from 2023 or later" : why;
+  document.getElementById("trouble").textContent = `The charts are missing: ${said}. The table is complete.`;
   document.documentElement.dataset.charts = "off";
 }
 
@@ -190,12 +187,12 @@ document.getElementById("theme").onclick = () => {
   root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
   all();
 };
-// Paper is white and of one width; afterwards the page is as it was.
+// Print in light colours and at one width, then restore the page.
 let wide = innerWidth, later, theme;
 addEventListener("beforeprint", () => { theme = root.dataset.theme; root.dataset.theme = "light"; root.classList.add("paper"); all(); });
 addEventListener("afterprint", () => { root.dataset.theme = theme; root.classList.remove("paper"); all(); });
 addEventListener("resize", () => {
-  if (innerWidth === wide) return; // phones change the height while they scroll
+  if (innerWidth === wide) return; // phones change the height while scrolling
   wide = innerWidth;
   clearTimeout(later);
   later = setTimeout(all, 100);

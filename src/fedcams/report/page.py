@@ -1,6 +1,7 @@
-"""The page: one HTML file that holds its style, its script, Plotly and the data, and fetches nothing.
+"""A report: its page and the files beside it.
 
-Plotly and the data are compressed and written as base64; the browser inflates them.
+The page is one HTML file that contains its style, its script, Plotly and the data, and fetches nothing. Plotly and the
+data are compressed and written as base64; the browser inflates them.
 """
 
 from __future__ import annotations
@@ -8,31 +9,62 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedcams.report import charts
-from fedcams.report.axes import AXES
-from fedcams.report.charts import Chart
-from fedcams.report.collect import Collection
-from fedcams.report.palette import Look
-from fedcams.report.partitions import histograms
+from fedcams.durable import os_errors
+from fedcams.errors import FedcamsError
+from fedcams.report.charts import Chart, Charts, describe
+from fedcams.report.collection import Collection, collect
+from fedcams.report.figures import library, write_figures
+from fedcams.report.plotly import compact, figure
 from fedcams.report.profiles import PROFILES, link
 from fedcams.report.sections import facts, network, notes, segments, summary_table, tiles, versions
-from fedcams.report.summary import Summary
-from fedcams.report.tables import explained
+from fedcams.report.series import AXES
+from fedcams.report.summary import Summary, summarize
+from fedcams.report.tables import explained, markdown, write_rounds_csv, write_summary_csv
 from fedcams.runs import Run
 
 
-def page(collection: Collection, summary: Summary, alone: bool = False) -> str:
-    """The whole file; it speaks of the files beside it unless it stands alone."""
-    curves = charts.curves(collection, summary.percent)
-    compression = charts.compression(collection)
-    communication = charts.communication(collection, summary)
-    partitions = [charts.partition(histogram, index) for index, histogram in enumerate(histograms(collection))]
+class ReportError(FedcamsError, ValueError):
+    """A report that cannot be made as requested, or cannot be written."""
+
+
+def report(runs: Sequence[Path], out: Path, target: float | None = None) -> Path:
+    """Write a report on runs into the folder `out` and return the path of its page.
+
+    Each of `runs` is the folder of a run or a folder that holds runs at any depth. `target` is the accuracy at which
+    communication and time are compared; by default 95% of the best method's final accuracy. The report consists of
+
+    - `index.html`, one file that needs nothing else and no network;
+    - `figures/`, the same charts as PNG and SVG;
+    - `summary.csv` and `rounds.csv`, the exact numbers, and `summary.md`, the table.
+    """
+    if target is not None and not math.isfinite(target):
+        raise ReportError(f"target={target!r} is not a finite number; give an accuracy such as 0.9, or leave it out")
+    collection = collect(runs)
+    library()  # refuse before anything is written
+    summary = summarize(collection, target)
+    charts, out = describe(collection, summary), Path(out)
+    text = page(collection, summary, charts)
+    with os_errors(ReportError, "write to", out, "free space, or name a folder that can be written"):
+        out.mkdir(parents=True, exist_ok=True)
+        write_figures(out / "figures", charts)
+        write_summary_csv(out / "summary.csv", summary)
+        write_rounds_csv(out / "rounds.csv", collection)
+        (out / "summary.md").write_text(markdown(collection, summary), "utf-8")
+        (out / "index.html").write_text(text, "utf-8")
+    return out / "index.html"
+
+
+def page(collection: Collection, summary: Summary, charts: Charts | None = None, alone: bool = False) -> str:
+    """Return the whole file; unless it stands alone, it mentions the files beside it."""
+    charts = charts or describe(collection, summary)
     return Template(_part("page.html")).substitute(
         title=_title(collection),
         css=_part("page.css"),
@@ -42,14 +74,14 @@ def page(collection: Collection, summary: Summary, alone: bool = False) -> str:
         table=summary_table(collection, summary),
         explained=escape(explained(summary)),
         axes=segments(),
-        curves=_cards(curves, wide=1),
-        compression=_section("Compression", compression, COMPRESSION_NOTE),
-        communication=_section("Communication", communication, COMMUNICATION_NOTE),
+        curves=_cards(charts.curves, wide=1),
+        compression=_section("Compression", charts.compression, COMPRESSION_NOTE),
+        communication=_section("Communication", charts.communication, COMMUNICATION_NOTE),
         network=network(collection, summary),
-        partitions=_section("Partitions", partitions, PARTITION_NOTE),
+        partitions=_section("Partitions", charts.partitions, PARTITION_NOTE),
         environment=versions(collection),
         plotly=base64.b64encode(_file("vendored/plotly-cartesian.min.js.gz")).decode(),
-        data=_packed(_data(collection, summary, [*curves, *communication, *compression, *partitions])),
+        data=_packed(_data(collection, summary, charts)),
         script=_part("page.js"),
         exact="" if alone else EXACT,
         **_asides(collection),
@@ -58,28 +90,28 @@ def page(collection: Collection, summary: Summary, alone: bool = False) -> str:
 
 
 COMPRESSION_NOTE = (
-    "q is the relative error ‖C(h) − h‖/‖h‖, mean over the cohort; γ is ‖C(mean h) − mean C(h)‖/‖mean Δ‖, where it was "
+    "q is the relative error ‖C(h) − h‖/‖h‖, averaged over the cohort; γ is ‖C(mean h) − mean C(h)‖/‖mean Δ‖, if "
     "measured. Methods that lose nothing are left out."
 )
 COMMUNICATION_NOTE = (
-    "All clients and rounds, mean over seeds. Updates go up, the rest down: deltas to clients that are in step, or "
-    "whole models, compressed; what brings back clients that missed several, and dense models, as at a first contact."
+    "All clients and rounds, mean over seeds. Updates go up, everything else down: compressed deltas or models, what "
+    "clients that missed several deltas need to catch up, and dense models, as at a first contact."
 )
 EXACT = " Exact numbers are in <code>summary.csv</code>."
 BESIDE = (
-    "<footer>Beside this page: the charts for papers in <code>figures/</code> (PNG, SVG), every round in "
+    "<footer>Next to this page: the charts for papers in <code>figures/</code> (PNG, SVG), every round in "
     "<code>rounds.csv</code>, the table in <code>summary.csv</code> and <code>summary.md</code>.</footer>"
 )
-PARTITION_NOTE = "How many examples of each label every client trains on."
+PARTITION_NOTE = "The number of examples of each label that every client trains on."
 
 
 def _asides(collection: Collection) -> dict[str, str]:
-    """What is said only where there are several seeds or several methods."""
+    """Sentences that are needed only for several seeds or several methods."""
     seeds, methods = any(len(method.runs) > 1 for method in collection.methods), len(collection.methods) > 1
     return {
-        "range": " Small print is the lowest to the highest seed." if seeds else "",
+        "range": " Small print: lowest to highest seed." if seeds else "",
         "band": "Line: mean over seeds; band: lowest to highest seed." if seeds else "",
-        "legend": " Click a method in a legend to hide it, double-click to see it alone." if methods else "",
+        "legend": " Click a method in a legend to hide it, double-click it to show it alone." if methods else "",
     }
 
 
@@ -97,7 +129,7 @@ def _section(title: str, shown: list[Chart], note: str) -> str:
 
 
 def _cards(shown: list[Chart], wide: int) -> str:
-    """One card a chart; the first `wide` of them take the whole width."""
+    """One card per chart; the first `wide` of them take the full width."""
     return "".join(
         f'<div class="card{" wide" if i < wide else ""}"><h3 id="title-{c.key}">{escape(c.title)}</h3>'
         f'<div class="chart" id="chart-{c.key}" role="figure" aria-labelledby="title-{c.key}"></div></div>'
@@ -105,12 +137,13 @@ def _cards(shown: list[Chart], wide: int) -> str:
     )
 
 
-def _data(collection: Collection, summary: Summary, shown: Iterable[Chart]) -> str:
-    """What the script works with."""
+def _data(collection: Collection, summary: Summary, charts: Charts) -> str:
+    """What the script works with: charts, axes to choose from, and each client's link to compute times with."""
+    *shown, timed = charts
     data = {
-        "charts": [{"key": chart.key, **chart.figure, "x": chart.x} for chart in shown],
+        "charts": [figure(chart) for section in shown for chart in section],
         "axes": [{"key": axis.key, "title": axis.title, "unit": axis.unit} for axis in AXES],
-        "methods": [_method(m.label, style) for m, style in zip(collection.methods, collection.looks, strict=True)],
+        "network": [figure(chart) for chart in timed],
         "profiles": [vars(profile) for profile in PROFILES],
         "percent": summary.percent,
         "runs": [_run(index, run) for index, method in enumerate(collection.methods) for run in method.runs],
@@ -119,18 +152,14 @@ def _data(collection: Collection, summary: Summary, shown: Iterable[Chart]) -> s
 
 
 def _packed(text: str) -> str:
-    """Without a clock in it, so that equal data give equal pages."""
+    """Compressed without a time stamp, so that equal data give equal pages."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _method(label: str, style: Look) -> dict[str, str]:
-    return {"name": escape(label, quote=False), "colour": style.colour, "pattern": style.pattern}
-
-
 def _run(method: int, run: Run) -> dict[str, Any]:
-    """One client's link, round by round."""
+    """The accuracy of a run and what one client's link carries, round by round."""
     carried = link(run)
-    return {"method": method, **{key: charts.compact(values) for key, values in vars(carried).items()}}
+    return {"method": method, **{key: compact(values) for key, values in vars(carried).items()}}
 
 
 def _file(name: str) -> bytes:

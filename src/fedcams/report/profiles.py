@@ -1,4 +1,4 @@
-"""Networks: how long a method would take to reach an accuracy if its messages went over a given link."""
+"""Networks: how long a method would take to reach an accuracy if its messages used a given link."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcams.report.axes import ACCURACY
-from fedcams.report.collect import Method
-from fedcams.report.series import Array, values
+from fedcams.report.collection import Method
+from fedcams.report.series import ACCURACY, Array, values
 from fedcams.runs import Run
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One client's link. Clients of a cohort work at the same time, so a round is as long as for one of them."""
+    """One client's link. The clients of a cohort work in parallel, so a round takes as long as for one of them."""
 
     name: str
     down: float
@@ -22,10 +21,10 @@ class Profile:
     up: float
     """Mbit/s from the client to the server."""
     latency: float
-    """Milliseconds there and back; a round has one model fetched and one reply sent, and costs it once."""
+    """Milliseconds for a round trip; a round fetches one model and sends one reply, and pays it once."""
 
     def seconds(self, link: Link) -> Array:
-        """`[T]`, the length of each round: latency, model down, computation, update up."""
+        """Return the seconds of each round, `[T]`: latency, model down, computation, update up."""
         transfer = link.down / self.down + link.up / self.up
         return np.where(link.down > 0, self.latency / 1e3, 0.0) + transfer * 8e-6 + link.compute
 
@@ -36,22 +35,22 @@ PROFILES = (
     Profile("3G", down=3, up=1, latency=100),
     Profile("Satellite", down=100, up=10, latency=600),
 )
-"""Round numbers for a good connection of each kind (satellite: geostationary); every one can be edited in the page."""
+"""Round numbers for a good connection of each kind (satellite: geostationary); readers of the page can edit them."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What one client's link carries in each round, on average over the cohort; arrays `[T]`."""
+    """What one client's link carries in each round, averaged over the cohort; arrays `[T]`."""
 
     accuracy: Array
     down: Array
     up: Array
     compute: Array
-    """Seconds measured for the round, evaluation apart; zero where none were."""
+    """Measured seconds of the round without evaluation; zero if not measured."""
 
 
 def link(run: Run) -> Link:
-    """Bytes of the cohort divided by its size, and the measured seconds."""
+    """Return what one client's link carries: the bytes of the cohort divided by its size, and the measured seconds."""
     size = np.array([max(1, len(record.cohort)) for record in run.records])
     return Link(
         values(run, ACCURACY),
@@ -62,7 +61,7 @@ def link(run: Run) -> Link:
 
 
 def compute(run: Run) -> Array:
-    """`[T]`, seconds of each round without its evaluation, which only measures; NaN where no time was kept."""
+    """Return the seconds of each round without its evaluation, `[T]`; NaN if no time was recorded."""
     known = {line.get("round"): _seconds(line) for line in run.timings}
     return np.array([known.get(record.round, np.nan) for record in run.records], np.float64)
 
@@ -76,13 +75,13 @@ def _seconds(line: dict[str, object]) -> float:
 
 
 def first_at(accuracy: Array, target: float) -> int | None:
-    """The index of the first round that reached the target."""
+    """Return the index of the first round that reached the target, or None."""
     reached = np.flatnonzero(accuracy >= target)
     return int(reached[0]) if len(reached) else None
 
 
 def time_to(method: Method, profile: Profile, target: float) -> float | None:
-    """Seconds to the target on a network, mean over seeds; None unless every seed reached it."""
+    """Return the seconds to the target on a network, mean over seeds; None unless every seed reached it."""
     taken = []
     for carried in map(link, method.runs):
         if (index := first_at(carried.accuracy, target)) is None:

@@ -1,4 +1,4 @@
-"""The parts of the page that are text and tables; every label and spec passes through `escape`."""
+"""The text and the tables of the page, as HTML; every label and spec is escaped."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from fedcams.registry import Spec
-from fedcams.report.axes import AXES
-from fedcams.report.collect import Collection
-from fedcams.report.palette import Look
+from fedcams.report.collection import Collection, Look
 from fedcams.report.profiles import PROFILES, compute
+from fedcams.report.series import AXES
 from fedcams.report.summary import NO_FEEDBACK, Summary
-from fedcams.report.tables import PIECES, Cell, cells, columns, text_columns
-from fedcams.report.units import human_bytes, score
+from fedcams.report.tables import PIECES, Cell, cells, columns, human_bytes, score, text_columns
 
 FACTS = {
     "Task": "task", "Model": "model", "Partition": "partition", "Clients": "clients", "Cohort": "sampler",
@@ -27,14 +25,14 @@ FACTS = {
 
 
 def facts(collection: Collection, summary: Summary) -> str:
-    """What was run, less what the table says of every method; where runs differ, all values."""
+    """Return what was run, without what the table shows per method; if runs differ, all values."""
     described = [run.experiment for run in collection.runs]
     named = {name: key for name, key in FACTS.items() if key not in PIECES or not summary.shows(key)}
     shown = {name: _distinct(getattr(e, key) for e in described) for name, key in named.items()}
     whole = {name: _distinct(_spelled_out(getattr(e, key)) for e in described) for name, key in named.items()}
     if "Uplink" in shown and not all(e.feedback for e in described):
         shown["Uplink"] += NO_FEEDBACK
-    shown["Partition"] = whole["Partition"]  # how uneven the data are is half of the experiment
+    shown["Partition"] = whole["Partition"]  # in full: how uneven the data are matters most
     sizes = _distinct(f"{fmean(len(record.cohort) for record in run.records):.4g}" for run in collection.runs)
     shown["Cohort"] += f", {sizes} clients"
     return "".join(
@@ -44,7 +42,7 @@ def facts(collection: Collection, summary: Summary) -> str:
 
 
 def versions(collection: Collection) -> str:
-    """What it was run with, from the environments of the runs."""
+    """Return the versions and devices from the environments of the runs."""
     found: dict[str, list[Any]] = {}
     for run in collection.runs:
         for sitting in (run.environment, *run.environment.get("resumed", [])):
@@ -55,11 +53,11 @@ def versions(collection: Collection) -> str:
 
 
 def notes(collection: Collection) -> str:
-    """What a reader must know before believing the numbers."""
+    """Return warnings about the numbers: unfinished, empty and untimed runs."""
     said = [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
     said += [f"Left out, no round recorded yet: {path}" for path in collection.empty]
     said += [
-        f"No timings: {method.label}; its times on networks count transfers alone"
+        f"No timings: {method.label}; its times on networks count transfers only"
         for method in collection.methods
         if any(np.isnan(compute(run)).all() for run in method.runs)
     ]
@@ -68,7 +66,7 @@ def notes(collection: Collection) -> str:
 
 
 def tiles(summary: Summary) -> str:
-    """The three numbers that people ask for first."""
+    """Return the numbers that readers look for first."""
     if summary.target is None:
         return ""
     best = max((row for row in summary.rows if row.final), key=lambda row: row.final.mean if row.final else 0.0)
@@ -91,7 +89,7 @@ def tiles(summary: Summary) -> str:
 
 
 def summary_table(collection: Collection, summary: Summary) -> str:
-    """Head and body; a cell carries the number it is sorted by."""
+    """Return the table's headings and body; each cell carries the value to sort by."""
     words = text_columns(summary)
     heads = "".join(
         f'<th scope="col" class="{_kind(i, words)}" title="{escape(doc)}">'
@@ -106,7 +104,7 @@ def summary_table(collection: Collection, summary: Summary) -> str:
 
 
 def segments() -> str:
-    """The buttons that choose the horizontal axis."""
+    """Return the buttons that choose the horizontal axis."""
     return "".join(
         f'<button type="button" data-axis="{axis.key}" aria-pressed="{str(not i).lower()}">{axis.short}</button>'
         for i, axis in enumerate(AXES)
@@ -114,7 +112,7 @@ def segments() -> str:
 
 
 def network(collection: Collection, summary: Summary) -> str:
-    """Rates to edit, and what follows from them; the script fills chart and table."""
+    """Return the rates to edit and the places that the script fills with a chart and a table."""
     if summary.target is None:
         return ""
     heads = "".join(f'<th scope="col">{profile.name}</th>' for profile in PROFILES)
@@ -145,10 +143,10 @@ NETWORK = """<section class="live"><h2 id="network-head">Time to accuracy on a n
 <div class="card scroll wide" role="region" aria-labelledby="network-head" tabindex="0">
 <table id="times">{table}</table></div>
 </div>
-<p class="small">Clients of a cohort work side by side, so a round takes one client’s share of the bytes over its link
-(model down, update up, one latency there and back) and the seconds measured here for the whole cohort, evaluation
-apart, times a factor: 0 leaves them out. Mean over seeds, if all of them reach the target. Every number can be
-edited.</p></section>
+<p class="small">The clients of a cohort work in parallel, so a round takes the time of one client’s bytes over its link
+(model down, update up, one round trip) plus the seconds measured for the whole cohort without evaluation, times a
+factor; 0 leaves computation out. Mean over seeds, if all of them reach the target. You can edit every number.</p>
+</section>
 """
 
 
@@ -175,7 +173,7 @@ def _cell(cell: Cell, column: int, style: Look, words: int) -> str:
     if column == 0:
         text = _dot(style) + text
     elif column < words:
-        # A narrow table breaks a spec after its name and between its parameters.
+        # In a narrow table a spec breaks after its name and between its parameters.
         text = f"<code>{'<wbr>'.join(f'<span>{part}</span>' for part in re.findall(r'[^(,]+[(,]? ?', text))}</code>"
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
     tag, scope = ("td", "") if column else ("th", ' scope="row"')
@@ -195,5 +193,5 @@ def _spelled_out(value: Any) -> str:
 
 
 def _distinct(values: Iterable[Any]) -> str:
-    """Each value once, in the order in which they are met."""
+    """Each value once, in order of appearance."""
     return ", ".join(dict.fromkeys(map(str, values)))

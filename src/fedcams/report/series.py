@@ -1,4 +1,4 @@
-"""Curves: what runs recorded, as arrays over rounds, and several seeds as a mean with a band."""
+"""What runs recorded: metrics and axes, curves over rounds as arrays, and partitions as histograms."""
 
 from __future__ import annotations
 
@@ -8,19 +8,69 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcams.report.axes import AXES, BYTES, BYTES_UP, PAPER_BITS, ROUNDS, Axis, Metric
-from fedcams.report.collect import Method
+from fedcams.report.collection import Collection, Method
 from fedcams.runs import Run
 
 Array = NDArray[np.float64]
 
 START = 0.1
-"""This part of the rounds, the first, does not count for the height of a chart: it would take most of it."""
+"""The height of a chart leaves out this part of the rounds, the first, which would take most of it."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Something that is recorded every round, or every round with an evaluation."""
+
+    key: str
+    """The field of `RoundRecord`, and the name in files."""
+    title: str
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a chart."""
+
+    key: str
+    title: str = ""
+    short: str = ""
+    """The text of its button, where readers can choose between axes."""
+    unit: str = ""
+    """Shown with prefixes such as k and M; empty for plain numbers."""
+    log: bool = False
+    percent: bool = False
+    range: tuple[float, float] | None = None
+    """From where to where; None fits the data."""
+    nonnegative: bool = False
+    names: tuple[tuple[str, ...], ...] = ()
+    """The lines of each tick's text, where the axis is a list of things and not of numbers."""
+
+
+ACCURACY = Metric("test_accuracy", "Test accuracy")
+HELD = Metric("held_accuracy", "Test accuracy of what clients hold")
+TEST_LOSS = Metric("test_loss", "Test loss")
+TRAIN_LOSS = Metric("train_loss", "Training loss")
+Q = Metric("q", "Compression error q")
+GAMMA = Metric("gamma", "Dissimilarity γ")
+
+CURVES = (ACCURACY, TEST_LOSS, TRAIN_LOSS)
+"""Drawn against every axis."""
+COMPRESSION = (Q, GAMMA)
+"""Drawn against rounds."""
+
+ROUNDS = Axis("rounds", "Round", "Rounds")
+BYTES = Axis("bytes", "Bytes sent, up + down, all clients", "Bytes up + down", "B", log=True)
+BYTES_UP = Axis("bytes_up", "Bytes sent up, all clients", "Bytes up", "B", log=True)
+PAPER_BITS = Axis("paper_bits", "Paper bits, up + down, one client’s link", "Paper bits", "bit", log=True)
+AXES = (ROUNDS, BYTES, BYTES_UP, PAPER_BITS)
+"""Logarithmic except for rounds: methods differ in communication by orders of magnitude."""
+
+
+# -- curves --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over the rounds in which some seed recorded it; arrays `[T]`."""
+    """A metric of a method over the rounds in which some seed recorded it; arrays `[T]`."""
 
     x: dict[str, Array]
     """By the key of an axis: where the seeds are on it, on average."""
@@ -34,13 +84,13 @@ class Curve:
 
 
 def values(run: Run, metric: Metric) -> Array:
-    """`[T]`, what a run recorded in each of its rounds, NaN where it did not or where it was not finite."""
+    """Return what a run recorded in each of its rounds, `[T]`; NaN where nothing or nothing finite was recorded."""
     known = np.array([np.nan if (v := getattr(r, metric.key)) is None else v for r in run.records], np.float64)
     return np.where(np.isfinite(known), known, np.nan)
 
 
 def position(run: Run, axis: Axis) -> Array:
-    """`[T]`, how far a run had come on an axis after each of its rounds."""
+    """Return where a run was on an axis after each of its rounds, `[T]`."""
     if axis == ROUNDS:
         return np.array([r.round for r in run.records], np.float64)
     spent = {
@@ -52,7 +102,7 @@ def position(run: Run, axis: Axis) -> Array:
 
 
 def curve(method: Method, metric: Metric) -> Curve:
-    """Mean, lowest and highest over the seeds that have come as far, round by round."""
+    """Return the mean, lowest and highest over the seeds that reached each round."""
     rounds = np.unique(np.concatenate([position(run, ROUNDS) for run in method.runs]))
     table = np.full((len(method.runs), len(rounds)), np.nan)
     places = {axis: np.full_like(table, np.nan) for axis in AXES}
@@ -69,7 +119,7 @@ def curve(method: Method, metric: Metric) -> Curve:
 
 
 def height(curves: Sequence[Curve], start: float = START) -> tuple[float, float] | None:
-    """From the lowest to the highest value after the start, with a margin; None where there is nothing to see."""
+    """Return the lowest and highest value after the start, with a margin; None if all values are equal."""
     late = [c.x[ROUNDS.key] > start * c.x[ROUNDS.key][-1] for c in curves]
     lows = [c.low[kept].min() for c, kept in zip(curves, late, strict=True)]
     highs = [c.high[kept].max() for c, kept in zip(curves, late, strict=True)]
@@ -77,3 +127,33 @@ def height(curves: Sequence[Curve], start: float = START) -> tuple[float, float]
         return None
     margin = 0.05 * (max(highs) - min(lows))
     return float(min(lows) - margin), float(max(highs) + margin)
+
+
+# -- partitions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How the labels of one partition are spread over the clients."""
+
+    title: str
+    """The task, the partition's spec and the seeds it was drawn with."""
+    counts: NDArray[np.int64]
+    """`[clients, labels]`, examples."""
+
+
+def histograms(collection: Collection) -> list[Histogram]:
+    """Return the distinct partitions of all runs, in the order of the runs."""
+    found: dict[tuple[str, str], list[int]] = {}
+    counts: dict[tuple[str, str], NDArray[np.int64]] = {}
+    for run in collection.runs:
+        if run.histogram and run.histogram[0]:
+            key = f"{run.experiment.task}, {run.experiment.partition.spelled_out()}", repr(run.histogram)
+            found.setdefault(key, []).append(run.experiment.seed)
+            counts[key] = np.array(run.histogram, np.int64)
+    return [Histogram(f"{key[0]}, {_seeds(seeds)}", counts[key]) for key, seeds in found.items()]
+
+
+def _seeds(seeds: list[int]) -> str:
+    distinct = sorted(set(seeds))
+    return f"seed{'s' if len(distinct) > 1 else ''} {', '.join(map(str, distinct))}"

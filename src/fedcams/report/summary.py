@@ -1,4 +1,4 @@
-"""The numbers of a report: one row a method, and the accuracy they are compared at."""
+"""The numbers of a report: one row per method, the accuracy at which they are compared, and where bytes go."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from statistics import fmean
 import numpy as np
 
 from fedcams.experiment.sweep import LAST_PART
-from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, HELD, ROUNDS, Axis, Metric
-from fedcams.report.collect import Collection, Method
-from fedcams.report.parts import share_of_down
+from fedcams.report.collection import Collection, Method
 from fedcams.report.profiles import compute, first_at
-from fedcams.report.series import Array, position, values
+from fedcams.report.series import ACCURACY, BYTES, BYTES_UP, HELD, ROUNDS, Array, Axis, Metric, position, values
 from fedcams.runs import Run
 
 NO_FEEDBACK = ", no feedback"
-"""Follows an uplink that keeps nothing of what it loses."""
+"""Follows the spec of an uplink without error feedback."""
 TARGET_PART = 0.95
-"""The default target: this part of the best method's final accuracy."""
+"""The default target, as a part of the best method's final accuracy."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number of each seed: mean, lowest and highest."""
+    """A number over seeds: mean, lowest and highest."""
 
     mean: float
     low: float
@@ -33,7 +31,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One method; numbers are means over its seeds, and None where nothing was recorded."""
+    """One method; numbers are means over its seeds, None if nothing was recorded."""
 
     label: str
     server: str
@@ -42,81 +40,81 @@ class Row:
     seeds: list[int]
     rounds: float
     final: Spread | None
-    """Accuracy, mean over the last 20% of the rounds."""
+    """Accuracy, averaged over the last 20% of the rounds."""
     last: Spread | None
     best: Spread | None
     held_accuracy: float | None
-    """Final accuracy of the model that clients hold, where all hold one that is not the server's."""
+    """Final accuracy of the model that all clients hold, if it differs from the server's."""
     bytes_up: float
-    """Of all rounds and clients."""
+    """All rounds and clients, like the two below."""
     bytes_down: float
     bytes_total: float
-    """Up and down."""
+    """Up plus down."""
     down_catchup: float | None
-    """The part of the bytes down that brings back clients that missed deltas; None where it was not recorded."""
+    """The part of the bytes down that updates clients which missed deltas; None if it was not recorded."""
     down_dense: float | None
-    """The part that is dense models."""
+    """The part of the bytes down that is dense models."""
     reached: int
-    """How many seeds reached the target."""
+    """The number of seeds that reached the target."""
     rounds_to_target: float | None
-    """None unless every seed reached it: a mean over the lucky ones would flatter."""
+    """None unless every seed reached it: a mean over some of them would look too good."""
     bytes_up_to_target: float | None
     bytes_to_target: float | None
     seconds_per_round: float | None
-    """The median, evaluation apart; the first rounds pay for warming up."""
+    """The median without evaluation; the first rounds are slower, since they warm up."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All rows, and what they are measured against."""
+    """All rows, and the accuracy at which they are compared."""
 
     rows: list[Row]
     target: float | None
-    """None when nothing was evaluated."""
+    """None if nothing was evaluated."""
     given: bool
     """Whether the caller chose the target."""
     percent: bool
-    """Whether the metric is a part of one, as an accuracy is."""
+    """Whether the metric lies between 0 and 1, as an accuracy does."""
 
     def shows(self, key: str) -> bool:
-        """Whether `server`, `uplink` or `downlink` deserves a column: methods differ in it, or there is only one."""
+        """Return whether `server`, `uplink` or `downlink` gets a column: methods differ in it, or there is only one."""
         found = {getattr(row, key) for row in self.rows}
         return len(found) > 1 or (len(self.rows) == 1 and found != {"none"})
 
 
 def summarize(collection: Collection, target: float | None = None) -> Summary:
-    """The numbers; without a target, 5% below the final accuracy of the best method."""
+    """Return the numbers of all methods; the default target is 95% of the best method's final accuracy."""
     given = target is not None
     finals = [spread.mean for method in collection.methods if (spread := _spread(method, final_score))]
     if not finals:
-        target = None  # whatever was asked for: there is nothing to compare
+        target = None  # even if one was given: there is nothing to compare
     elif target is None:
-        target = float(f"{max(finals) - (1 - TARGET_PART) * abs(max(finals)):.4g}")  # a number that can be quoted
+        target = float(f"{max(finals) - (1 - TARGET_PART) * abs(max(finals)):.4g}")  # a number that is easy to quote
     scores = np.concatenate([_evaluations(run)[1] for run in collection.runs])
     percent = bool(((scores >= 0) & (scores <= 1)).all())
     return Summary([_row(method, target) for method in collection.methods], target, given, percent)
 
 
 def final_score(run: Run) -> float | None:
-    """The mean of a run's evaluations in the last 20% of the rounds it has made, at least of the last one."""
+    """Return the mean accuracy of a run over the last 20% of its rounds, or its last one; None without evaluations."""
     return late_mean(run, ACCURACY)
 
 
 def late_mean(run: Run, metric: Metric) -> float | None:
-    """The same of any metric."""
+    """Return the mean of any metric over the last 20% of a run's rounds, or its last value; None without one."""
     rounds, scores = _evaluations(run, metric)
     late = rounds > (1 - LAST_PART) * run.records[-1].round
     return float((scores[late] if late.any() else scores[-1:]).mean()) if len(scores) else None
 
 
 def last_score(run: Run) -> float | None:
-    """A run's last evaluation."""
+    """Return the last accuracy of a run, or None without evaluations."""
     scores = _evaluations(run)[1]
     return float(scores[-1]) if len(scores) else None
 
 
 def best_score(run: Run) -> float | None:
-    """A run's best evaluation."""
+    """Return the best accuracy of a run, or None without evaluations."""
     return max(_evaluations(run)[1].tolist(), default=None)
 
 
@@ -158,7 +156,7 @@ def _share(runs: list[Run], key: str) -> float | None:
 
 
 def _evaluations(run: Run, metric: Metric = ACCURACY) -> tuple[Array, Array]:
-    """Rounds and scores of a run's evaluations."""
+    """The rounds and scores of a run's evaluations."""
     scores = values(run, metric)
     known = np.isfinite(scores)
     return position(run, ROUNDS)[known], scores[known]
@@ -170,7 +168,7 @@ def _spread(method: Method, number: Callable[[Run], float | None]) -> Spread | N
 
 
 def _hits(method: Method, target: float | None) -> list[int | None]:
-    """For each seed the index of the round that reached the target."""
+    """For each seed the index of the first round that reached the target."""
     return [None if target is None else first_at(values(run, ACCURACY), target) for run in method.runs]
 
 
@@ -185,3 +183,62 @@ def _median_seconds(runs: list[Run]) -> float | None:
     seconds = np.concatenate([compute(run) for run in runs])
     seconds = seconds[np.isfinite(seconds)]
     return float(np.median(seconds)) if len(seconds) else None
+
+
+# -- where the bytes go ------------------------------------------------------------------------------------------
+
+
+PARTS = {
+    "Updates": "#0072b2",
+    "Deltas": "#009e73",
+    "Catch-up": "#e69f00",
+    "Dense models": "#d55e00",
+    "Buffers and heads": "#999999",
+}
+"""What bytes are for, in the order of drawing, with colours; all but the first go down."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Bytes of one method by `PARTS`: all clients and rounds, mean over seeds."""
+
+    label: str
+    bytes: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        """Up plus down."""
+        return sum(self.bytes)
+
+
+def parts(collection: Collection) -> list[Parts]:
+    """Return the parts of every method that recorded them; nothing if all methods send dense models only."""
+    found = [_parts(method) for method in collection.methods if all(map(_has_parts, method.runs))]
+    return found if any(deltas or catchup for _, deltas, catchup, *_ in (p.bytes for p in found)) else []
+
+
+def share_of_down(run: Run, key: str) -> float | None:
+    """Return the part `wire_down_<key>` of all bytes down; None if it was not recorded."""
+    down = sum(record.wire_down for record in run.records)
+    if not _has_parts(run) or not down:
+        return None
+    return float(sum(getattr(record, f"wire_down_{key}") for record in run.records)) / down
+
+
+def _has_parts(run: Run) -> bool:
+    return all(record.wire_down_dense is not None for record in run.records)
+
+
+def _parts(method: Method) -> Parts:
+    rows = [_bytes_of(run) for run in method.runs]
+    return Parts(method.label, tuple(fmean(column) for column in zip(*rows, strict=True)))
+
+
+def _bytes_of(run: Run) -> tuple[int, ...]:
+    down, deltas, catchup, dense = (
+        sum(getattr(record, key) or 0 for record in run.records)
+        for key in ("wire_down", "wire_down_deltas", "wire_down_catchup", "wire_down_dense")
+    )
+    apart = sum(record.wire_up_buffers for record in run.records)
+    up = sum(record.wire_up for record in run.records) - apart
+    return up, deltas, catchup, dense, down - deltas - catchup - dense + apart

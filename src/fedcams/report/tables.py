@@ -1,4 +1,4 @@
-"""The numbers as files: summary.csv and rounds.csv exactly, summary.md to read."""
+"""The numbers of a report as text: exact in summary.csv and rounds.csv, readable in summary.md and in the page."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedcams.registry import resolve
-from fedcams.report.axes import AXES
-from fedcams.report.collect import Collection
+from fedcams.report.collection import Collection
 from fedcams.report.profiles import compute
-from fedcams.report.series import position
+from fedcams.report.series import AXES, position
 from fedcams.report.summary import NO_FEEDBACK, Row, Spread, Summary
-from fedcams.report.units import NONE, human_bytes, human_seconds, score
 
+NONE = "–"
 SPREADS = ("final", "last", "best")
 RECORDED = (
     "train_loss", "test_loss", "test_accuracy", "wire_up", "wire_down", "wire_up_buffers", "wire_down_buffers",
@@ -26,13 +25,13 @@ RECORDED = (
 
 
 def write_summary_csv(path: Path, summary: Summary) -> None:
-    """One row a method, exact numbers, bytes in bytes and seconds in seconds."""
+    """Write one row per method: exact numbers, in bytes and seconds."""
     rows = [_exact(row, summary.target) for row in summary.rows]
     _write(path, list(rows[0]), (row.values() for row in rows))
 
 
 def write_rounds_csv(path: Path, collection: Collection) -> None:
-    """One row a round of every run: what was recorded, the sums so far and the seconds."""
+    """Write one row per round of every run: what was recorded, the sums so far and the seconds."""
     sums = [axis.key for axis in AXES if axis.unit]
     header = ["label", "seed", "round", "cohort", *RECORDED, *(f"cumulative_{key}" for key in sums), "seconds"]
     _write(path, header, _rounds(collection))
@@ -49,7 +48,7 @@ def _rounds(collection: Collection) -> Iterable[Sequence[object]]:
 
 
 def _exact(row: Row, target: float | None) -> dict[str, object]:
-    """A row's fields under their names; a spread is three of them, and the target stands with what depends on it."""
+    """The fields of a row by name; a spread becomes three fields, and the target precedes what depends on it."""
     exact: dict[str, object] = {}
     for key, value in vars(row).items():
         if key in SPREADS:
@@ -73,7 +72,7 @@ def _write(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) 
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of the table: what is read and sorted by, a second line in small print, what a pointer is told."""
+    """One cell of the table: its text, the value to sort by, a second line in small print, and a tooltip."""
 
     text: str
     order: float | str | None = None
@@ -82,38 +81,38 @@ class Cell:
 
 
 PIECES = {
-    "server": ("Server", "what the server does with the mean update"),
+    "server": ("Server", "how the server uses the mean update"),
     "uplink": ("Uplink", "how updates travel to the server"),
     "downlink": ("Downlink", "how the model travels to clients"),
 }
-"""Columns that are left out where they say the same of all methods."""
+"""Columns that are left out if all methods have the same value."""
 
 
 def columns(summary: Summary) -> dict[str, str]:
-    """The heads of the table, each with an explanation."""
+    """Return the column headings of the table, each with an explanation."""
     target = "" if summary.target is None else f" {score(summary.target, summary.percent)}"
     return {
-        "Method": "the experiment's label",
+        "Method": "the label of the experiment",
         **{head: doc for key, (head, doc) in PIECES.items() if summary.shows(key)},
-        "Seeds": "how many runs; numbers are means over them, small print is lowest to highest",
-        "Final accuracy": "mean over the last 20% of the rounds; held: that of the model that all clients hold",
+        "Seeds": "number of runs; other numbers are means over them, small print is lowest to highest",
+        "Final accuracy": "mean over the last 20% of the rounds; held: accuracy of the model that all clients hold",
         "Last": "accuracy at the last evaluation",
-        "Best": "highest accuracy of any evaluation",
-        "Bytes up": "sent by all clients in all rounds, headers and buffers included",
-        "Bytes down": "sent to all clients in all rounds; small print: what catching up and dense models take of it",
-        "Up + down": "both together",
-        f"Bytes to{target or ' target'}": "up + down until the target accuracy was first reached, by every seed",
-        "Time a round": "median of the measured seconds, evaluation apart",
+        "Best": "highest accuracy of all evaluations",
+        "Bytes up": "sent by all clients in all rounds, including headers and buffers",
+        "Bytes down": "sent to all clients in all rounds; small print: the parts for catching up and for dense models",
+        "Up + down": "sum of both",
+        f"Bytes to{target or ' target'}": "up + down until the target is first reached, if every seed reaches it",
+        "Time per round": "median of the measured seconds, without evaluation",
     }
 
 
 def text_columns(summary: Summary) -> int:
-    """How many columns, the first ones, hold words; the others hold numbers."""
+    """Return how many of the first columns hold words; the others hold numbers."""
     return list(columns(summary)).index("Seeds")
 
 
 def cells(row: Row, summary: Summary) -> list[Cell]:
-    """One line of the table, in the order of `columns`."""
+    """Return one line of the table, in the order of `columns`."""
     return [
         Cell(row.label, row.label),
         *(_spec(key, getattr(row, key)) for key in PIECES if summary.shows(key)),
@@ -141,14 +140,14 @@ def _spread(spread: Spread | None, percent: bool, seeds: int) -> Cell:
 
 
 def _final(row: Row, summary: Summary) -> Cell:
-    """The final accuracy, and below it that of what clients hold."""
+    """The final accuracy, and below it the accuracy of what clients hold."""
     cell = _spread(row.final, summary.percent, len(row.seeds))
     held = "" if row.held_accuracy is None else f"held {score(row.held_accuracy, summary.percent)}"
     return replace(cell, note=", ".join(part for part in (cell.note, held) if part))
 
 
 def _shares(row: Row) -> str:
-    """What catching up and dense models take of the bytes down, where there is anything else."""
+    """The parts of the bytes down for catching up and dense models, if the downlink is compressed."""
     if row.downlink == "none" or row.down_catchup is None or row.down_dense is None:
         return ""
     shares = {"catch-up": row.down_catchup, "dense": row.down_dense}
@@ -161,13 +160,13 @@ def _to_target(row: Row, summary: Summary) -> Cell:
         return Cell(
             "not reached" if summary.target is not None else NONE,
             None,
-            f"by {row.reached} of {seeds} seeds only" if row.reached else "",
+            f"only by {row.reached} of {seeds} seeds" if row.reached else "",
         )
     return Cell(human_bytes(row.bytes_to_target), row.bytes_to_target, f"round {row.rounds_to_target:.4g}")
 
 
 def markdown(collection: Collection, summary: Summary) -> str:
-    """The table, for README files and issues."""
+    """Return the table and its notes as Markdown."""
     heads = list(columns(summary))
     words = text_columns(summary)
     lines = [heads, ["---"] * words + ["---:"] * (len(heads) - words)]
@@ -179,12 +178,12 @@ def markdown(collection: Collection, summary: Summary) -> str:
 
 
 def explained(summary: Summary) -> str:
-    """What the numbers mean, in two sentences."""
+    """Return what the numbers mean, in a few sentences."""
     if summary.target is None:
         return "Nothing was evaluated, so there is no accuracy to compare at."
     why = "as given" if summary.given else "95% of the best method's final accuracy"
     return (
-        "Numbers are means over seeds, bytes those of all clients. Final accuracy is the mean over the last 20% of the "
+        "Numbers are means over seeds; bytes cover all clients. Final accuracy is the mean over the last 20% of the "
         f"rounds. Target: {score(summary.target, summary.percent)} ({why})."
     )
 
@@ -194,5 +193,47 @@ def _markdown(cell: Cell) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Text escaped so that Markdown shows it unchanged."""
     return re.sub(r"([\\`*_\[\]|#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+
+
+# -- numbers for readers -----------------------------------------------------------------------------------------
+
+
+def human_bytes(count: float | None) -> str:
+    """Return bytes as `532 B`, `1.25 kB`, `38.5 MB`: powers of 1000, three digits; a dash for None."""
+    if count is None:
+        return NONE
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5:
+            return f"{count:.0f} B" if unit == "B" else f"{_three(count)} {unit}"
+        count /= 1000
+    return f"{_three(count)} PB"
+
+
+def human_seconds(seconds: float | None) -> str:
+    """Return seconds as `4.2 ms`, `1.25 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; a dash for None."""
+    if seconds is None:
+        return NONE
+    if seconds < 0.9995:
+        return f"{_three(seconds * 1e3)} ms"
+    if seconds < 59.95:
+        return f"{_three(seconds)} s"
+    size, part, big, small = next(step for step in CLOCK if seconds < step[0])[1:]
+    whole, rest = divmod(round(seconds / part), size // part)
+    return f"{whole} {big} {rest} {small}" if rest else f"{whole} {big}"
+
+
+CLOCK = ((3600, 60, 1, "min", "s"), (86400, 3600, 60, "h", "min"), (float("inf"), 86400, 3600, "d", "h"))
+
+
+def score(value: float | None, percent: bool) -> str:
+    """Return an accuracy as `93.42 %`, another metric with four digits; a dash for None."""
+    if value is None:
+        return NONE
+    return f"{100 * value:.2f} %" if percent else f"{value:.4g}"
+
+
+def _three(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"

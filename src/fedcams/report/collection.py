@@ -1,0 +1,201 @@
+"""From paths to methods: find runs, read them, group those that differ only in the seed, and give each group a look."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from operator import attrgetter
+from pathlib import Path
+
+import numpy as np
+
+from fedcams.errors import FedcamsError, UnknownName
+from fedcams.experiment import Experiment
+from fedcams.experiment.preset import load_preset, presets
+from fedcams.runs import Run, RunError, is_run, read_run
+from fedcams.runs.folder import EXPERIMENT
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df")
+"""Okabe and Ito's, which colour-blind readers can tell apart, without yellow and black, which vanish on white or black,
+and with a violet that differs from the others."""
+DASHES = ("solid", "dash", "dot", "dashdot")
+PATTERNS = ("", "/", "x", ".")
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn in every chart; after the last colour they repeat with another dash and hatch."""
+
+    colour: str
+    dash: str = "solid"
+    pattern: str = ""
+
+    def faint(self, opacity: float) -> str:
+        """Return the colour as CSS with an opacity between 0 and 1."""
+        red, green, blue = (int(self.colour[i : i + 2], 16) for i in (1, 3, 5))
+        return f"rgba({red},{green},{blue},{opacity})"
+
+
+def look(index: int) -> Look:
+    """Return the look of the method at a place in the collection."""
+    turn = index // len(COLOURS) % len(DASHES)
+    return Look(COLOURS[index % len(COLOURS)], DASHES[turn], PATTERNS[turn])
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs of one experiment with different seeds: one colour, one line of a table."""
+
+    label: str
+    """Unique within a collection."""
+    runs: list[Run]
+    """By ascending seed."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment, with the seed of the first run."""
+        return self.runs[0].experiment
+
+    @property
+    def unfinished(self) -> list[str]:
+        """A note for each run that has fewer rounds than its experiment."""
+        due = self.experiment.rounds
+        return [
+            f"{self.label}, seed {run.experiment.seed}: {run.records[-1].round} of {due} rounds"
+            for run in self.runs
+            if run.records[-1].round < due
+        ]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The runs that a report compares."""
+
+    methods: list[Method]
+    empty: list[Path]
+    """Runs without any round yet."""
+    looks: list[Look]
+    """How each method is drawn, in every chart."""
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, method by method."""
+        return [run for method in self.methods for run in method.runs]
+
+
+def collect(paths: Sequence[Path]) -> Collection:
+    """Read the runs at these paths or in folders below them, and group them into methods, in that order.
+
+    Runs in one folder come in the order of their preset. Refused are paths without runs, damaged runs, and a named run
+    that has no round yet.
+    """
+    if not paths:
+        raise RunError("no path was given; name the folder of a run, or a folder that holds runs")
+    folders = {folder.resolve(): folder for path in paths for folder in _folders(Path(path))}
+    runs = [_read(folder) for folder in folders.values()]
+    empty = [run.path for run in runs if not run.records]
+    if (named := {Path(path) for path in paths} & set(empty)) or len(empty) == len(runs):
+        raise RunError(
+            f"{sorted(named or empty)[0]}: no round is recorded yet; wait for the first round, then report again"
+        )
+    methods = _methods(run for run in runs if run.records)
+    return Collection(methods, empty, [look(index) for index in range(len(methods))])
+
+
+def _folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise RunError(f"{path} is not a folder; name the folder of a run, or a folder that holds runs")
+    if is_run(path):
+        return [path]
+    if not (found := in_order(file.parent for file in path.rglob(EXPERIMENT))):
+        raise RunError(
+            f"no run under {path}: no folder there holds {EXPERIMENT}; name the folder of a run, or one above it"
+        )
+    return found
+
+
+def _read(folder: Path) -> Run:
+    """Read a run; whatever is wrong, the error names its folder."""
+    try:
+        run = read_run(folder)
+        _check(run)
+    except RunError:
+        raise
+    except UnknownName as error:
+        raise RunError(f"{folder}: {error}; if it is your own, load it with fedcams --import MODULE") from None
+    except (FedcamsError, OSError, TypeError, ValueError) as error:
+        raise RunError(f"{folder}: damaged ({error}); delete the folder and run it again") from None
+    return run
+
+
+def _check(run: Run) -> None:
+    """Refuse what no run writes, before it turns into a wrong curve."""
+    for record in run.records:
+        numbers = dict(vars(record))
+        cohort = numbers.pop("cohort")
+        if not isinstance(cohort, list) or not all(isinstance(v, int | float | None) for v in numbers.values()):
+            raise ValueError(f"round {record.round!r} holds something other than numbers and a cohort")
+    if any(later.round <= earlier.round for earlier, later in pairwise(run.records)):
+        raise ValueError("rounds are not in ascending order")
+    if not all(isinstance(line, dict) for line in list[object](run.timings)):
+        raise ValueError("a timing is not an object")
+    if run.histogram and np.array(run.histogram, np.int64).ndim != 2:
+        raise ValueError("the partition's histogram is not a table")
+
+
+def _methods(runs: Iterable[Run]) -> list[Method]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        described = {**run.experiment.to_dict(), "seed": 0}
+        groups.setdefault(repr(described), []).append(run)
+    members = [sorted(group, key=lambda run: run.experiment.seed) for group in groups.values()]
+    labels = _labels([group[0].experiment for group in members])
+    return [Method(label, group) for label, group in zip(labels, members, strict=True)]
+
+
+def _labels(experiments: list[Experiment]) -> list[str]:
+    """The labels; a label that several experiments share is followed by the keys in which they differ."""
+    count = Counter(experiment.label for experiment in experiments)
+    return [e.label if count[e.label] == 1 else f"{e.label} ({_distinction(e, experiments)})" for e in experiments]
+
+
+def _distinction(experiment: Experiment, experiments: list[Experiment]) -> str:
+    mine = experiment.to_dict()
+    others = [other.to_dict() for other in experiments if other.label == experiment.label]
+    return ", ".join(
+        f"{key}={value}"
+        for key, value in mine.items()
+        if key != "seed" and any(other[key] != value for other in others)
+    )
+
+
+# -- the order of runs -------------------------------------------------------------------------------------------
+
+
+def in_order(runs: Iterable[Path]) -> list[Path]:
+    """Sort folders of runs by the folder they are in, then by their place in the preset; unknown ones last, by name."""
+    found = []
+    for parent, group in groupby(sorted(runs), key=attrgetter("parent")):
+        members = list(group)
+        places = _places(parent.name, {_method(run.name) for run in members})
+        found += sorted(members, key=lambda run: places.get(_method(run.name), len(places)))
+    return found
+
+
+def _places(folder: str, methods: set[str]) -> dict[str, int]:
+    """Method -> its place in the preset of the folder's name, or else in the first preset that has all methods."""
+    for name in presets() if folder not in presets() else [folder]:
+        places: dict[str, int] = {}
+        for run in load_preset(name).folders:
+            places.setdefault(_method(run), len(places))
+        if name == folder or methods <= places.keys():
+            return places
+    return {}
+
+
+def _method(folder: str) -> str:
+    """The folder's name without the seed: `fedcams-sign-s2` -> `fedcams-sign`."""
+    return re.sub(r"-s\d+$", "", folder)

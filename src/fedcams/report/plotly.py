@@ -1,0 +1,150 @@
+"""Charts as figures for plotly.js; the page sets the colours of text and grid by its theme."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcams.report.charts import Chart, Series
+from fedcams.report.series import Axis
+
+Trace = dict[str, Any]
+"""One line, bar or map of a chart, as plotly.js takes it."""
+SYMBOLS = {"solid": "circle", "dash": "square", "dot": "diamond", "dashdot": "cross"}
+FEW = 10
+"""Up to here every client gets a tick; otherwise Plotly would put ticks between clients."""
+
+
+def figure(chart: Chart) -> dict[str, Any]:
+    """Return the chart as `key`, `data`, `layout` and `x`.
+
+    `x` holds, for each axis to choose from, the places of every series, which the page puts into `data`; it is empty if
+    there is one axis only, whose places stand in `data`.
+    """
+    moves = len(chart.x) > 1
+    data = [trace for series in chart.series for trace in TRACES[chart.kind](chart, series)]
+    x = {axis.key: [compact(series.x[axis.key]) for series in chart.series] for axis in chart.x} if moves else {}
+    return {"key": chart.key, "data": data, "layout": _layout(chart), "x": x}
+
+
+def _layout(chart: Chart) -> dict[str, Any]:
+    """Axes and manners; the heading beside a chart says what it measures, so only a map has a title on its y axis."""
+    x, y = _axis(chart.x[0], chart.x[0].title), _axis(chart.y, chart.y.title if chart.kind == "map" else "")
+    if chart.kind == "lines":
+        return {"xaxis": x, "yaxis": y, "hovermode": "x unified"}
+    if chart.kind == "stacks":
+        y |= {"automargin": True, "autorange": "reversed", "showgrid": False}
+        return {"barmode": "stack", "xaxis": x, "yaxis": y}
+    if chart.kind == "bars":
+        return {"barmode": "group", "bargap": 0.25, "xaxis": x, "yaxis": y}
+    if chart.kind == "map":
+        labels, clients = chart.series[0].y.shape
+        x |= {"showgrid": False} | ({"dtick": 1} if clients <= FEW else {})
+        y |= {"showgrid": False, "dtick": max(1, labels // FEW)}
+    return {"xaxis": x, "yaxis": y}
+
+
+def _axis(axis: Axis, title: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"zeroline": False}
+    if title:  # an empty one would take room
+        found |= {"title": {"text": title}}
+    if axis.log:
+        found |= {"type": "log"}
+    if axis.percent:
+        found |= {"tickformat": ".0%" if axis.range == (0, 1) else "~%"}
+    if axis.range:
+        found |= {"range": list(axis.range)}
+    elif axis.nonnegative:
+        found |= {"rangemode": "nonnegative"}
+    return found
+
+
+def _line(chart: Chart, series: Series) -> list[Trace]:
+    """The mean, behind it the band if there are several seeds; the legend shows and hides them together."""
+    place = {} if len(chart.x) > 1 else {"x": compact(series.x[chart.x[0].key])}
+    shared = {"type": "scatter", "legendgroup": series.name, "mode": "lines", **place}
+    form = _form(chart)
+    mean = {
+        **shared,
+        **({"mode": "markers"} if len(series.y) == 1 else {}),  # one point makes no line
+        "y": compact(series.y),
+        "name": text(series.name),
+        "line": {"color": series.look.colour, "dash": series.look.dash, "width": 2.2},
+        "hovertemplate": form,
+        "meta": form,  # the page extends it, by axis
+    }
+    if series.low is None or series.high is None:
+        return [mean]
+    unseen = {**shared, "showlegend": False, "hoverinfo": "skip", "line": {"width": 0}}
+    low = {**unseen, "y": compact(series.low)}
+    high = {**unseen, "y": compact(series.high), "fill": "tonexty", "fillcolor": series.look.faint(0.16)}
+    return [low, high, mean]
+
+
+def _point(chart: Chart, series: Series) -> list[Trace]:
+    assert series.low is not None
+    assert series.high is not None
+    above, below = (series.high - series.y).tolist(), (series.y - series.low).tolist()
+    marker = {"color": series.look.colour, "size": 11, "symbol": SYMBOLS[series.look.dash]}
+    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1}
+    shown = {"mode": "markers", "marker": marker, "error_y": bars}
+    told = {"customdata": list(series.notes), "hovertemplate": f"{_form(chart)}, %{{customdata}}"}
+    return [
+        {
+            "type": "scatter",
+            "x": series.x[chart.x[0].key].tolist(),
+            "y": series.y.tolist(),
+            **_named(series),
+            **shown,
+            **told,
+        }
+    ]
+
+
+def _stack(chart: Chart, series: Series) -> list[Trace]:
+    names = [text(" · ".join(lines)) for lines in chart.y.names]
+    values = {"x": series.x[chart.x[0].key].tolist(), "y": names, "orientation": "h"}
+    told = {"customdata": list(series.notes), "hovertemplate": "%{customdata}, %{x:.1%}"}
+    return [{"type": "bar", **values, **_named(series), "marker": {"color": series.look.colour}, **told}]
+
+
+def _bar(chart: Chart, series: Series) -> list[Trace]:
+    """Readers can edit what stands below a name, so the name stands alone."""
+    values = {"x": [lines[0] for lines in chart.x[0].names], "y": compact(series.y)}
+    marker = {"color": series.look.colour, "pattern": {"shape": series.look.pattern}}
+    return [{"type": "bar", **values, "name": text(series.name), "marker": marker, "hoverinfo": "text+name"}]
+
+
+def _map(chart: Chart, series: Series) -> list[Trace]:
+    title = {"text": series.name, "side": "right", "font": {"size": 12.5}}
+    told = f"client %{{x}}, label %{{y}}: %{{z}} {series.name}<extra></extra>"
+    bar = {"thickness": 12, "outlinewidth": 0, "title": title}
+    return [
+        {"type": "heatmap", "z": series.y.tolist(), "colorscale": "Cividis", "colorbar": bar, "hovertemplate": told}
+    ]
+
+
+TRACES = {"lines": _line, "points": _point, "stacks": _stack, "bars": _bar, "map": _map}
+
+
+def _form(chart: Chart) -> str:
+    """How a pointer shows a value."""
+    return f"%{{y:{'.2%' if chart.y.percent else '.4~g'}}}"
+
+
+def _named(series: Series) -> dict[str, str]:
+    return {"name": text(series.name), "legendgroup": series.name}
+
+
+def text(label: str) -> str:
+    """Return a label that Plotly shows unchanged: it reads names as HTML."""
+    return html.escape(label, quote=False)
+
+
+def compact(values: NDArray[np.number[Any]]) -> list[float | None]:
+    """Return numbers with five digits, one more than a pointer shows; None for NaN, which JSON lacks."""
+    short = (float(f"{value:.5g}") for value in values.tolist())
+    return [None if value != value else int(value) if value.is_integer() else value for value in short]
