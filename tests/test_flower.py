@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedcams.flower.book import read_ledger
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -26,7 +27,6 @@ from fedcams.engines import engine
 from fedcams.experiment import Built, Experiment, build
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
-from fedcams.flower.book import read_ledger
 from fedcams.flower.records import INSTRUCTION, REPLY, from_array, message_parts, message_record, to_array
 from fedcams.keys import derive
 from fedcams.layout import Layout

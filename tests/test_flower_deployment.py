@@ -8,10 +8,10 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from fedcams.flower.book import read_ledger
 from torch import Tensor
 
 from fedcams.experiment import build
-from fedcams.flower.book import read_ledger
 from fedcams_app.settings import experiment
 from federation import Federation, federation
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedcams.flower.book import read_ledger
 from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
@@ -16,7 +17,6 @@ from fedcams.downlink.message import Message as Model
 from fedcams.experiment import build
 from fedcams.flower import FedCAMS
 from fedcams.flower.arrays import ArrayNames
-from fedcams.flower.book import read_ledger
 from fedcams.flower.inbox import dense_size
 from fedcams.flower.records import INSTRUCTION, REPLY, message_parts, message_record
 from fedcams.layout import Layout

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedcams.flower.book import read_ledger
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedcams.errors import UpdateError
 from fedcams.flower import FedCAMS, uplink
-from fedcams.flower.book import read_ledger
 from fedcams.flower.records import from_array
 from flower_grid import LocalGrid
 from test_flower import _quick, adding_app, two_by_three

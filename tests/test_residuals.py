@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedcams.residuals import ResidualStore
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -22,7 +23,6 @@ from torch import Tensor
 
 from fedcams.errors import LayoutError, ResidualError
 from fedcams.layout import Layout
-from fedcams.residuals import ResidualStore
 from memory import peak_memory
 
 D = 5

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedcams.rounds.site import PENDING, RESIDUALS, Site
 from torch import Tensor
 
 from fedcams import Layout, decode, encode, server
@@ -16,7 +17,6 @@ from fedcams.errors import ResidualError
 from fedcams.keys import generator
 from fedcams.rounds import Accepted, Instruction, Reply, Server, Update
 from fedcams.rounds import server as half
-from fedcams.rounds.site import PENDING, RESIDUALS, Site
 
 D = 200
 LAYOUT = Layout(("w", "b"), ((19, 10), (10,)))

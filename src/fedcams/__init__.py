@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from fedcams.downlink import HeldStore
     from fedcams.feedback import ErrorFeedback
     from fedcams.layout import Layout
-    from fedcams.optimizers import server
     from fedcams.method import Method
+    from fedcams.optimizers import server
     from fedcams.own import simulate
     from fedcams.rows import RowStore
     from fedcams.wire import decode, encode, payload_size

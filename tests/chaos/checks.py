@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fedcams.flower.book import REPLICAS, Book
+from fedcams.rounds.site import MODELS
 
 from fedcams import Layout, ResidualStore, decode
 from fedcams.downlink import HeldStore
 from fedcams.downlink.message import Message
 from fedcams.experiment import Built
-from fedcams.flower.book import REPLICAS, Book
 from fedcams.rounds import server as half
-from fedcams.rounds.site import MODELS
 
 Ledger = list[dict[str, Any]]
 

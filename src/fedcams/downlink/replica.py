@@ -17,7 +17,6 @@ from fedcams.registry import flag, nested, register
 from fedcams.rows import RowStore
 from fedcams.wire import pack, sizes
 
-
 ROW = "replica"
 """The name of the rows: the model that each client holds."""
 

@@ -19,6 +19,7 @@ from fedcams.method import BUFFERS, CONTROL, Method
 from fedcams.rounds.messages import UPDATE
 from fedcams.transforms import Facts
 
+
 class Stream(NamedTuple):
     """Something that travels to the server in every round."""
 

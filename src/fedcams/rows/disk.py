@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcams.bits.parallel import map_ranges
 from fedcams.bits.checksum import sums, whole
+from fedcams.bits.parallel import map_ranges
 from fedcams.bits.vectors import add_
 from fedcams.durable import os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
