@@ -471,10 +471,10 @@ def steep_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def test_an_update_that_is_not_finite_is_refused_alone() -> None:
     clients = [*CLIENTS[:5], (MARKED[0] * 100, MARKED[1]), *CLIENTS[6:]]
-    for engine in ("loop", "stacked"):
+    for by in ("loop", "stacked"):
         for uplink in ("sign", "topk(ratio=0.1)", "identity"):
             options = {"clients": clients, "loss": steep_loss, "uplink": uplink, "local": "sgd(lr=10, steps=1)"}
-            history = run(**options, cohort="full", engine=engine, rounds=3).run()
+            history = run(**options, cohort="full", engine=by, rounds=3).run()
             assert [set(record.refused) for record in history.records] == [{5}] * 3
             assert "the update is not finite: '0.weight' has" in history.records[0].refused[5]
             assert torch.isfinite(history.state.x).all()

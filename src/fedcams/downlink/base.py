@@ -86,7 +86,7 @@ class Downlink(Spec, ABC):
 
     @abstractmethod
     def deliver(self, state: Any, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
-        """`send`, receipt and `acknowledge` in one, for a simulation, in which nothing gets lost: no bytes, no digests."""
+        """`send`, receipt and `acknowledge` in one, for a simulation, which loses nothing: no bytes, no digests."""
 
     @abstractmethod
     def paper_bits(self, layout: Layout) -> int:

@@ -105,10 +105,18 @@ class RunFolder:
         method, simulation = self.simulation.server.method, self.simulation
         return Experiment(
             **{key: getattr(method, key) for key in params(Method)},
-            label=self.label, task="python", model="python", partition="natural",
-            clients=len(simulation.problem.clients), sampler=simulation.sampler, rounds=self.last, seed=simulation.server.seed, engine=self.engine,
-            evaluate_every=simulation.evaluate_every, probes=simulation.probes,
-        )  # fmt: skip
+            label=self.label,
+            task="python",
+            model="python",
+            partition="natural",
+            clients=len(simulation.problem.clients),
+            sampler=simulation.sampler,
+            rounds=self.last,
+            seed=simulation.server.seed,
+            engine=self.engine,
+            evaluate_every=simulation.evaluate_every,
+            probes=simulation.probes,
+        )
 
     def _identity(self) -> dict[str, Any]:
         """What the run must agree with to go on: everything that decides what its rounds compute, by name."""
