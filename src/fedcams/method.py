@@ -98,11 +98,10 @@ class Method(Spec):
 
     def memory(self, layout: Layout, buffer_layout: Layout | None) -> dict[str, Layout]:
         """Return the rows that each client keeps between rounds, by name, for a model of these layouts."""
-        first = self.in_round(1, None)
         rows: dict[str, Layout] = {}
-        if self.feedback and (self.schedules() or first.uplink.squared_error_bound(layout) != 0.0):
+        if self.feedback and _may_lose(self.uplink, layout):
             rows[RESIDUAL] = layout
-        if self.feedback and buffer_layout is not None and first.buffers.squared_error_bound(buffer_layout) != 0.0:
+        if self.feedback and buffer_layout is not None and _may_lose(self.buffers, buffer_layout):
             rows[BUFFERS] = buffer_layout
         if self.control.active:
             rows[CONTROL] = layout
@@ -122,6 +121,11 @@ class Method(Spec):
     def to_dict(self) -> dict[str, str | int | bool]:
         """Return every key with its value as TOML and JSON have it: spec strings, numbers, booleans."""
         return {key: as_plain(getattr(self, key)) for key in params(type(self))}
+
+
+def _may_lose(codec: Compressor, layout: Layout) -> bool:
+    """Whether there is a residual in some round; a schedule may begin where nothing is lost."""
+    return bool(codec.schedules()) or codec.squared_error_bound(layout) != 0.0
 
 
 def as_plain(value: Any) -> str | int | bool:
