@@ -57,6 +57,11 @@ class Server:
             raise SpecError(f"seed={self.seed}; allowed: what fits into 64 bits with a sign")
         if self.method.weighting == "sampler" and self.sampler is None:
             raise SpecError("weighting=sampler: this server does not know the sampler; give Server(sampler=...)")
+        if self.method.control.active and not self.population:
+            raise SpecError(
+                f"control={self.method.control} counts how many of all clients take part, and population=0; "
+                "give Server(population=...)"
+            )
         if self.rounds is not None:
             self.method.check_rounds(self.rounds)
 
