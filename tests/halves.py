@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+import oracle
 from fedcams import HeldStore
 from fedcams.engines import engine
 from fedcams.own import History, simulate
@@ -113,3 +115,20 @@ class Point(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w.expand(len(x), -1)
+
+
+def quadratics(clients: int, d: int, sizes: Sequence[int] | None = None) -> dict[int, tuple[Tensor, Tensor]]:
+    """The data of `oracle.quadratic`: every client has its own slope and place, as often as it has examples."""
+    gradient = oracle.quadratic(clients, d)
+    zero, one = (np.array([gradient(i, np.full(d, at)) for i in range(clients)]) for at in (0.0, 1.0))
+    slope, place = one - zero, -zero / (one - zero)
+    data = {}
+    for i in range(clients):
+        n = 1 if sizes is None else sizes[i]
+        data[i] = torch.zeros(n, 1), torch.tensor(np.stack([slope[i], place[i]])).repeat(n, 1, 1)
+    return data
+
+
+def quadratic_loss(w: Tensor, y: Tensor) -> Tensor:
+    """Of each example: half the squared distance from its place, times its slope."""
+    return (y[:, 0] * (w - y[:, 1]).square()).sum(-1) / 2

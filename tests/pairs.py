@@ -22,7 +22,7 @@ def pairwise(axes: Mapping[str, Sequence[str]], fits: Callable[[Option, Option],
     last value of an axis must fit everything.
     """
     known = {two: fits(*sorted(two)) for two in map(frozenset, itertools.combinations(_options(axes), 2))}
-    missing = {two: None for two in sorted(pairs_of(axes, fits), key=sorted)}  # a set with an order
+    missing = dict.fromkeys(sorted(pairs_of(axes, fits), key=sorted))  # a set with an order
     found = []
     while missing:
         case = dict(sorted(next(iter(missing))))

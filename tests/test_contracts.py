@@ -212,7 +212,7 @@ def test_feedback_refuses_what_has_no_bound(codec: Compressor) -> None:
     if codec.squared_error_bound(Layout.flat(100)) is None:
         with pytest.raises(SpecError, match="has no bound on its error"):
             ErrorFeedback(codec, rows)
-        with pytest.raises(SpecError, match="uplink=.* has no bound on its error.* under feedback=true"):
+        with pytest.raises(SpecError, match=r"uplink=.* has no bound on its error.* under feedback=true"):
             Method(uplink=codec)
     else:
         assert ErrorFeedback(codec, rows).layout == Layout.flat(100)

@@ -25,19 +25,14 @@ from fedcams.own import simulate
 from fedcams.rounds.messages import instruction_size
 from fedcams.rows import RowStore
 from fedcams.simulation import RoundRecord
-from halves import CLIENTS, KEEP_PAIRS, TEST, Point, assert_equal_rounds, examples, net, run
+from halves import CLIENTS, KEEP_PAIRS, TEST, Point, assert_equal_rounds, examples, net, quadratic_loss, quadratics, run
 
-# -- the paper's algorithm ----------------------------------------------------------------------------------------------
+# -- the paper's algorithm ---------------------------------------------------------------------------------------------
 
 
 def test_a_quadratic_is_the_papers_algorithm_round_by_round() -> None:
     clients, d = 6, 40
-    gradient = oracle.quadratic(clients, d)
-    zero, one = (np.array([gradient(i, np.full(d, at)) for i in range(clients)]) for at in (0.0, 1.0))
-    slope = one - zero
-    data = {
-        i: (torch.zeros(1, 1), torch.tensor(np.stack([slope[i], -zero[i] / slope[i]]))[None]) for i in range(clients)
-    }
+    data, gradient = quadratics(clients, d), oracle.quadratic(clients, d)
     for uplink, compress in {"sign": oracle.scaled_sign, "topk(ratio=0.1)": partial(oracle.topk, ratio="1/10")}.items():
         history = simulate(
             Point(d),
@@ -47,7 +42,7 @@ def test_a_quadratic_is_the_papers_algorithm_round_by_round() -> None:
             rounds=20,
             cohort=3,
             local="sgd(lr=0.05, steps=5)",
-            loss=lambda w, y: (y[:, 0] * (w - y[:, 1]).square()).sum(-1) / 2,
+            loss=quadratic_loss,
         )
         cohorts = [record.cohort for record in history.run().records]
         expected = oracle.run(np.zeros(d), gradient, cohorts, 5, 0.05, partial(oracle.fedams, lr=0.1), compress)

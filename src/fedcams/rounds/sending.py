@@ -40,7 +40,9 @@ class Sending:
         start, *beside = (part if part is None or part.dim() == 1 else part[places] for part in self.received)
         assert start is not None
         losses, facts = [self.losses[i] for i in places], self.facts.take(places)
-        return Sending(facts, losses, self.h[places], buffers, Received(start, *beside), {**self.refused, **refused}, change)
+        return Sending(
+            facts, losses, self.h[places], buffers, Received(start, *beside), {**self.refused, **refused}, change
+        )
 
     def nothing(self) -> Outgoing:
         """Return what is sent if no client sends an update."""
