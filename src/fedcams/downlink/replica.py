@@ -9,13 +9,24 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Broadcast, Delivery, Downlink, Sent, check_contractive
-from fedcams.downlink.message import ADD, Message, as_bytes, as_tensor, dense_message, dense_size, message_size
-from fedcams.downlink.versions import Held, digest_of
+from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent, bound_of, check_contractive
+from fedcams.downlink.message import (
+    ADD,
+    Held,
+    Message,
+    as_bytes,
+    as_tensor,
+    dense_message,
+    dense_size,
+    digest_of,
+    message_size,
+)
 from fedcams.layout import Layout
 from fedcams.registry import flag, nested, register
 from fedcams.residuals import ResidualStore
+from fedcams.sampler import Contacts
 from fedcams.wire import pack, sizes
+from fedcams.wire.estimate import payload_bytes
 
 
 class ReplicaState(NamedTuple):
@@ -111,7 +122,7 @@ class Replica(Downlink):
     # -- all of it at once ---------------------------------------------------------------------------------------
 
     def deliver(self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
-        store, dense = _store(broadcast), dense_size(broadcast.x, broadcast.layout)
+        store, dense = _store(broadcast), dense_size(broadcast.layout)
         rows = self._rows(state, broadcast, clients)
         there = [i for i, client in enumerate(clients) if self.warm or store.round_of(client) is not None]
         new = [i for i in range(len(clients)) if i not in there]
@@ -128,6 +139,17 @@ class Replica(Downlink):
 
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)
+
+    def cost(self, layout: Layout, contacts: Contacts, rounds: int) -> DownlinkCost:
+        """One delta a contact, however long the client was away; a first contact is dense unless clients start warm."""
+        delta, again = message_size([payload_bytes(self.codec, layout)]), float(contacts.gaps.sum())
+        return DownlinkCost(
+            deltas=delta * (again + self.warm * contacts.seen),
+            catchup=0.0,
+            dense=dense_size(layout) * contacts.seen * (not self.warm),
+            memory=4.0 * layout.d * (contacts.seen + self.warm),  # a row for each client, and the initial model
+            bound=bound_of(self.codec, layout),
+        )
 
 
 def _store(broadcast: Broadcast) -> ResidualStore:
