@@ -52,7 +52,7 @@ golden: $(READY) ## Write the golden payloads anew (only when the wire format ch
 	$(PY) tests/make_golden.py $(ARGS)
 
 reproduction: $(READY) ## Regenerate docs/reproduction.md, its pictures and reports from the runs in results/
-	$(PY) docs/make_reproduction.py $(ARGS)
+	$(PY) -m reproduction $(ARGS)
 
 docs: $(READY) ## Regenerate docs/reference.md
 	$(PY) docs/make_reference.py $(ARGS)
