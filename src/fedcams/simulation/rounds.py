@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcams.downlink import REPLICA
 from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose
 from fedcams.method import RESIDUAL, Method
 from fedcams.probes import Leftovers, Probe, mean_before
@@ -19,7 +20,7 @@ from fedcams.rounds.client import Client
 from fedcams.rounds.cohort import Outgoing, Received, code_rows, some_rows
 from fedcams.rounds.intake import Intake
 from fedcams.rounds.messages import UPDATE
-from fedcams.rounds.server import REPLICA, Concluded, Server, ServerState
+from fedcams.rounds.server import Concluded, Server, ServerState
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.simulation.counting import count_bytes
