@@ -190,7 +190,7 @@ class Intake:
     def mean_loss(self) -> float | None:
         """Return the mean of the accepted clients' losses; None without one."""
         losses = [self._accepted[client][1] for client in sorted(self._accepted)]
-        return float(torch.tensor(losses, dtype=torch.float64).mean()) if losses else None
+        return float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean()) if losses else None
 
     def means(self) -> Means | None:
         """Return the means of what was accepted; None without an accepted update.
