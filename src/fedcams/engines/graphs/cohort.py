@@ -31,7 +31,7 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def operations(block: Block, training: bool, precision: str, descends: bool = False) -> Operations:
+def operations_for(block: Block, training: bool, precision: str, descends: bool = False) -> Operations:
     """Returns fused kernels where they run, PyTorch elsewhere; `descends`: the kernels take the step as well."""
     if has_kernels(block.values.device):
         from fedcams.engines.graphs.fused import FusedOperations
@@ -149,7 +149,7 @@ class Cohort:
         alone = count == 1 or self.device.type != "cuda"
         streams = [None if alone else torch.cuda.Stream(self.device) for _ in rows]
         blocks = [self.block.lane(clients) for clients in rows]
-        lanes = [operations(block, True, precision, descends) for block in blocks]
+        lanes = [operations_for(block, True, precision, descends) for block in blocks]
         return [Lane(*lane) for lane in zip(rows, blocks, lanes, streams, strict=True)]
 
     def _step(self) -> None:
