@@ -125,9 +125,9 @@ class History:
         """Write the report of the run's folder and return its page; needs `out=` and matplotlib."""
         if self.folder is None:
             raise SpecError("a report is written from a run's folder; give out=... to simulate")
-        from fedcams.report import write_report
+        from fedcams.report import report
 
-        return write_report([self.folder.path], self.folder.path / "report")
+        return report([self.folder.path], self.folder.path / "report")
 
     def __repr__(self) -> str:
         last = self.records[-1].test_accuracy if self.records else None
