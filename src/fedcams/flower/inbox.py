@@ -16,6 +16,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from fedcams.compress.identity import IDENTITY
+from fedcams.control import Control
 from fedcams.engines import CohortUpdate
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.flower.arrays import ArrayNames
@@ -137,7 +138,7 @@ class Inbox:
     @functools.cached_property
     def _dense_client(self) -> Client:
         """The client's side for apps without the mod: nothing is lost, so nothing is kept."""
-        method = dataclasses.replace(self.server.method, uplink=IDENTITY, feedback=False, control="none")
+        method = dataclasses.replace(self.server.method, uplink=IDENTITY, feedback=False, control=Control.parse("none"))
         return Client(method, self.names.layout, self.names.buffer_layout, rounds=self.server.rounds)
 
 

@@ -80,9 +80,10 @@ class History:
         self.state, record = self._step()
         self.records.append(record)
         answers = [callback(record) for callback in self.callbacks]  # all of them, whatever one says
-        if any(answers):
-            self._stop()
-        if self.finished:
+        self.stopped = any(answers)
+        if self.stopped and self.folder is not None and len(self.records) < self.rounds:
+            self.folder.stop(len(self.records))
+        if self.stopped or len(self.records) >= self.rounds:
             self.close()
         return True
 
@@ -92,11 +93,6 @@ class History:
         if self._steps is None:
             self._steps = self.folder.rounds(self.state, self.trackers)
         return next(self._steps)
-
-    def _stop(self) -> None:
-        self.stopped = True
-        if self.folder is not None and len(self.records) < self.rounds:
-            self.folder.stop(len(self.records))
 
     # -- what came of it ---------------------------------------------------------------------------------------------
 

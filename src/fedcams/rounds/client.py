@@ -143,7 +143,9 @@ class _Sending:
             return self
         places = [i for i, client in enumerate(self.facts.ids) if client not in refused]
         rows = [None if part is None else part[places] for part in (self.h, self.buffers, self.change)]
-        received = Received(*(part if part is None or part.dim() == 1 else part[places] for part in self.received))
+        start, buffers, control = self.received
+        start = start if start.dim() == 1 else start[places]
+        received = Received(start, buffers if buffers is None or buffers.dim() == 1 else buffers[places], control)
         losses, facts = [self.losses[i] for i in places], self.facts.take(places)
         assert rows[0] is not None
         return _Sending(facts, losses, rows[0], rows[1], received, {**self.refused, **refused}, rows[2])
@@ -254,7 +256,10 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
         )
     except OutOfStep as error:
         return Refusal(round, who, error.held, str(error)), None
-    received = Received(start, *(_decoded(instruction, *part) for part in _down(client)))
+    control = client.layout if client.method.control.active else None
+    received = Received(
+        start, _decoded(instruction, BUFFERS, client.buffer_layout), _decoded(instruction, CONTROL, control)
+    )
     shift = shift_of(client, [who], received.control)
     rate = float(client.method.in_round(round, client.rounds).local.lr)
     update = train(received, instruction, None if shift is None else shift[0], rate)
@@ -272,10 +277,6 @@ def is_accepted(sent: Reply, instruction: Instruction) -> bool:
     """Whether the instruction names this reply as the one accepted last."""
     last = instruction.accepted
     return last is not None and (last.round, last.digest) == (sent.round, sent.digest)
-
-
-def _down(client: Client) -> list[tuple[str, Layout | None]]:
-    return [(BUFFERS, client.buffer_layout), (CONTROL, client.layout if client.method.control.active else None)]
 
 
 def _decoded(instruction: Instruction, name: str, layout: Layout | None) -> Tensor | None:

@@ -16,7 +16,7 @@ from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.method import BUFFERS, CONTROL
-from fedcams.rounds.cohort import Arrival, streams_up
+from fedcams.rounds.cohort import Arrival, Outgoing, streams_up
 from fedcams.rounds.messages import UPDATE, Refusal, Reply
 from fedcams.transforms import Facts
 from fedcams.wire import unpack
@@ -115,6 +115,12 @@ class Intake:
         return Arrival(facts, (reply.loss,), codes)
 
     # -- as rows -----------------------------------------------------------------------------------------------------
+
+    def take_all(self, outgoing: Outgoing) -> None:
+        """Take what the clients of a cohort send, and their refusals."""
+        self.refused |= {client: f"UpdateError: {why}" for client, why in outgoing.refused.items()}
+        if len(outgoing.arrival):
+            self.take(outgoing.arrival)
 
     def take(self, arrival: Arrival) -> None:
         """Take the rows of some clients; what a guard refuses is left out with its reason.
