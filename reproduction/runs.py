@@ -15,7 +15,7 @@ from fedcams.runs import Run, read_run
 
 LAST = 100
 """Accuracies are averaged over this many last rounds, since single rounds vary by a point."""
-APART = ("label", "measure_gamma", "engine")
+APART = ("label", "probes", "engine")
 """Keys that do not change what is computed."""
 LOOKS = {
     "FedAvg": 0, "FedAdam": 1, "FedYogi": 2, "FedAMSGrad": 10, "FedAMS": 4, "FedAMS without bias correction": 11,
@@ -78,7 +78,7 @@ class Done:
     @property
     def gamma(self) -> list[float]:
         """γ of every round; empty if it was not measured."""
-        return [record.gamma for record in self.run.records if record.gamma is not None]
+        return [gamma for record in self.run.records if (gamma := record.probes.get("gamma")) is not None]
 
     @cached_property
     def seconds(self) -> list[float]:
@@ -115,7 +115,7 @@ class Results:
         Of several equal runs it takes one that measured γ, else the first.
         """
         known: dict[tuple[object, ...], Run] = {}
-        for run in sorted(self.runs, key=lambda run: not run.records[0].gamma):
+        for run in sorted(self.runs, key=lambda run: not run.records[0].probes.get("gamma")):
             known.setdefault(key(run.experiment), run)
         return [Done(e.label, known[key(e)]) for e in load_preset(preset).experiments if key(e) in known]
 

@@ -233,7 +233,7 @@ def repeatability(results: Results) -> Iterator[str]:
 
 def _compared(one: Done, two: Done) -> str:
     pairs = zip(one.run.records, two.run.records, strict=True)
-    differing = [a.round for a, b in pairs if vars(a) | {"gamma": None} != vars(b) | {"gamma": None}]
+    differing = [a.round for a, b in pairs if a.to_dict() | {"gamma": None} != b.to_dict() | {"gamma": None}]
     model = words.MODELS[str(one.run.experiment.model)]
     name = f"{one.label} of {model}, seed {one.run.experiment.seed}, was run twice at full length: "
     if not differing:

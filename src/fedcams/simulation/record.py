@@ -60,6 +60,10 @@ class RoundRecord:
         values = {key.name: getattr(self, key.name) for key in dataclasses.fields(self) if key.name != "probes"}
         return {**values, "refused": dict(self.refused), **self.probes}
 
+    def get(self, name: str) -> Any:
+        """Return a value by its name, be it a field or measured by a probe; None if it is not there."""
+        return self.probes.get(name, vars(self).get(name))
+
     def to_json(self) -> str:
         """Return one line; equal records give equal lines."""
         return json.dumps(self.to_dict(), allow_nan=False)
