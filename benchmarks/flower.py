@@ -33,8 +33,8 @@ from fedcams.bench.timing import Grid
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.checkpoint import FlowerCheckpoint
-from fedcams.flower.grid_round import GridRound
-from fedcams.flower.records import ABOUT, INSTRUCTION, REPLY, REST, instruction_about, message_parts, message_record
+from fedcams.flower.grid_round import GridRound, instruction_about
+from fedcams.flower.records import ABOUT, INSTRUCTION, REPLY, REST, message_parts, message_record
 from fedcams.models import build
 from fedcams.rounds import Accepted, Instruction, Reply
 from fedcams.rounds.server import start

@@ -18,7 +18,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from fedcams import Method, encode
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
-from fedcams.flower.records import ABOUT, INSTRUCTION, REST, from_array, instruction_about, message_record, to_array
+from fedcams.flower.grid_round import instruction_about
+from fedcams.flower.records import ABOUT, INSTRUCTION, REST, from_array, message_record, to_array
 from fedcams.layout import Layout
 from fedcams.rounds import Instruction
 from flower_grid import CannedGrid, identify

@@ -40,9 +40,9 @@ def saying(metrics: dict[str, Any], value: float = 1.0, **shapes: tuple[int, ...
 NONSENSE: list[tuple[str, Callable[..., Message]]] = [
     ("num-examples=inf; expected a finite number", saying({"num-examples": float("inf")})),
     ("num-examples=nan; expected a finite number", saying({"num-examples": float("nan")})),
-    ("num-examples=-3; expected 0 to", saying({"num-examples": -3})),
+    ("num-examples=-3; expected a finite number from 0 to", saying({"num-examples": -3})),
     (r"num-examples=\[1, 2\]; expected a finite number", saying({"num-examples": [1, 2]})),
-    ("loss=nan; expected a finite number", saying({"num-examples": 5, "train_loss": float("nan")})),
+    ("the training reports the loss nan; lower the learning rate", saying({"num-examples": 5, "train_loss": float("nan")})),
     ("the update is not finite: 'w' has 6 of 6 values NaN", saying({}, float("nan"))),
     ("the array 'w' is float32", saying({}, w=(3, 2))),
     ("the array 'b' is missing", saying({}, b=())),
