@@ -58,16 +58,17 @@ class Cohort:
     """The memory of C clients and the graph of their step; used again in every round.
 
     A plain rule takes its step inside the fused kernels; other rules, and gradients with a shift, take the rule's own
-    `step_` on the packed rows. Rates and shifts are read from memory, so a new value needs no new graph.
+    `step_` on the packed rows. Rates and shifts are read from memory, so a new value needs no new graph. In an `even`
+    cohort all clients take every step, which saves rules the masking of those who are done.
     """
 
     def __init__(
         self, problem: Problem, program: Program, packing: Packing, clients: int, precision: str, streams: int = 1,
-        shifted: bool = False,
+        shifted: bool = False, even: bool = False,
     ) -> None:  # fmt: skip
         # Nothing here may hold the problem or its model: the engine keeps this as long as the model lives.
         self.program, self.packing, self.local, self.loss = program, packing, problem.local, problem.loss
-        self.clients, self.device = clients, problem.device
+        self.clients, self.device, self.even = clients, problem.device, even
         self.compute = compute_type(problem, precision)
         self.block = Block.empty(packing, problem.buffer_layout, clients, problem.device, problem.dtype, self.compute)
         self.lanes = self._split(min(streams, clients), precision, problem.local.is_plain and not shifted)
@@ -187,7 +188,8 @@ class Cohort:
         if self.shift is not None:
             block.gradient.add_(self.shift[lane.clients])
         slots = {name: slot[lane.clients] for name, slot in self.slots.items()}
-        self.local.step_(block.values.detach(), block.gradient, slots, block.rates, block.sizes > 0)
+        active = None if self.even else block.sizes > 0
+        self.local.step_(block.values.detach(), block.gradient, slots, block.rates, active)
         block.refresh_()
 
 
