@@ -63,11 +63,9 @@ class Prepared:
         self, problem: Problem, precision: str, streams: int, width: int, batches: Batches, shifted: bool
     ) -> Cohort:
         shape = (width, *batches.x.shape[1:])
-        fused = problem.local.is_plain and not shifted
-        even = not fused and len(batches.steps) == width and len(set(batches.steps)) == 1
-        key = (precision, streams, str(problem.device), problem.dtype, shape, problem.local, problem.loss, shifted, even)
+        key = (precision, streams, str(problem.device), problem.dtype, shape, problem.local, problem.loss, shifted)
         if key not in self.cohorts:
-            self.cohorts[key] = Cohort(problem, self.program, self.packing, width, precision, streams, shifted, even)
+            self.cohorts[key] = Cohort(problem, self.program, self.packing, width, precision, streams, shifted)
         return self.cohorts[key]
 
 
