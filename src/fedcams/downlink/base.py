@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from fedcams.downlink.message import Held, Message, OutOfStep
 from fedcams.errors import SpecError
 from fedcams.keys import derive
 from fedcams.layout import Layout
-from fedcams.registry import Spec, resolve
+from fedcams.registry import Spec
 from fedcams.rows import RowStore
 from fedcams.sampler import Contacts
 
@@ -177,4 +177,4 @@ def bound_of(codec: Compressor, layout: Layout) -> float:
 
 def downlink(spec: str | Downlink) -> Downlink:
     """The downlink that a spec string spells."""
-    return cast(Downlink, resolve("downlink", spec))
+    return Downlink.parse(spec)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from fedcams import keys
 from fedcams.errors import SpecError
-from fedcams.registry import Spec, resolve
+from fedcams.registry import Spec
 
 
 class Model(Spec, ABC):
@@ -40,7 +40,7 @@ class Model(Spec, ABC):
 
 def model(spec: str | Model) -> Model:
     """Return the model for a spec such as `mlp(hidden=64)`; refuse an unknown name."""
-    return cast(Model, resolve("model", spec))
+    return Model.parse(spec)
 
 
 def build(spec: str | Model, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:

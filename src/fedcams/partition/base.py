@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedcams.errors import SpecError
-from fedcams.registry import Number, Spec, exact, format_number, resolve
+from fedcams.registry import Number, Spec, exact, format_number
 
 Ints = NDArray[np.int64]
 
@@ -63,7 +63,7 @@ class Partition(Spec, ABC):
 
 def partition(spec: str | Partition) -> Partition:
     """Return the partition for a spec such as `dirichlet(alpha=0.1)`; refuse an unknown name."""
-    return cast(Partition, resolve("partition", spec))
+    return Partition.parse(spec)
 
 
 def shuffled_by(values: Ints, rng: Generator) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedcams.errors import SpecError
 from fedcams.keys import generator
-from fedcams.registry import Spec, resolve
+from fedcams.registry import Spec
 
 
 class Sampler(Spec, ABC):
@@ -78,7 +78,7 @@ class Sampler(Spec, ABC):
 
 def sampler(spec: str | Sampler) -> Sampler:
     """Return the sampler for a spec such as `uniform(n=20)`; refuse an unknown name."""
-    return cast(Sampler, resolve("sampler", spec))
+    return Sampler.parse(spec)
 
 
 def check_size(name: str, n: int, population: int) -> None:

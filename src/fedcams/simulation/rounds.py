@@ -25,8 +25,7 @@ from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.simulation.counting import count_bytes
 from fedcams.simulation.evaluate import Metric, evaluate
-from fedcams.simulation.phases import Phases
-from fedcams.simulation.record import RoundRecord
+from fedcams.simulation.record import Phases, RoundRecord
 
 NOTHING_SENT = {"wire_down_deltas": 0, "wire_down_catchup": 0, "wire_down_dense": 0}
 """What a round without a cohort records of its bytes."""
