@@ -169,8 +169,9 @@ def _example(kind: str) -> str:
 def _build(kind: str, call: Call) -> Spec:
     known = registered(kind, internal=True)
     if call.name not in known:
+        names = registered(kind)
         raise UnknownName(
-            f"no {kind} is named {call.name!r}{nearest(call.name, known)}; known: {', '.join(known) or 'none'}"
+            f"no {kind} is named {call.name!r}{nearest(call.name, names)}; known: {', '.join(names) or 'none'}"
         )
     cls = known[call.name]
     declared = params(cls)
