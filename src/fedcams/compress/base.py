@@ -11,12 +11,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-import fedcams.schedules  # noqa: F401  (numbers may follow them)
 from fedcams.bits.packing import packed_size
 from fedcams.bits.vectors import abs_sum, row_norms
 from fedcams.errors import LayoutError, SpecError
 from fedcams.layout import Layout
 from fedcams.registry import Spec
+from fedcams.schedules import Constant  # noqa: F401  (registers what numbers may follow)
 
 FieldKind = Literal["f32", "bf16", "uint", "sign", "packed", "index"]
 

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
+from fedcams.downlink import REPLICA
 from fedcams.errors import SpecError
 from fedcams.flower.arrays import STATISTICS, ArrayNames
 from fedcams.flower.checkpoint import FlowerCheckpoint, identify
@@ -22,7 +23,7 @@ from fedcams.flower.inbox import weigh
 from fedcams.flower.mod import safe_name
 from fedcams.method import Method, method_of
 from fedcams.registry import params
-from fedcams.rounds.server import REPLICA, Server, ServerState, start
+from fedcams.rounds.server import Server, ServerState, start
 from fedcams.rows import RowStore
 from fedcams.runs.checkpoint import REPLICAS
 from fedcams.runs.files import disk_errors, locked

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-import fedcams.schedules  # noqa: F401  (numbers may follow them)
 from fedcams.errors import LayoutError
 from fedcams.registry import Number, Spec, flag, number
+from fedcams.schedules import Constant  # noqa: F401  (registers what numbers may follow)
 
 PIECE = {"cpu": 2**18, "cuda": 2**22}
 """Elements of a piece, by device. A formula is a handful of operations; over whole vectors each of them waits for

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from fedcams.engines import Examples
 from fedcams.experiment import Experiment
 from fedcams.method import Method
+from fedcams.models import Model
+from fedcams.partition import Partition
 from fedcams.registry import params
 from fedcams.rounds import ServerState
 from fedcams.runs.checkpoint import differences
@@ -24,6 +26,7 @@ from fedcams.runs.files import locked, write_file
 from fedcams.runs.folder import CHECKPOINT, EXPERIMENT, PYTHON, STOPPED, RunError, is_run, read_object, read_run
 from fedcams.simulation import RoundRecord, Simulation
 from fedcams.simulation.clients import Clients
+from fedcams.tasks import Task
 from fedcams.trackers import Tracker
 
 
@@ -106,9 +109,9 @@ class RunFolder:
         return Experiment(
             **{key: getattr(method, key) for key in params(Method)},
             label=self.label,
-            task="python",
-            model="python",
-            partition="natural",
+            task=Task.parse("python"),
+            model=Model.parse("python"),
+            partition=Partition.parse("natural"),
             clients=len(simulation.problem.clients),
             sampler=simulation.sampler,
             rounds=self.last,

@@ -80,9 +80,10 @@ class History:
         self.state, record = self._step()
         self.records.append(record)
         answers = [callback(record) for callback in self.callbacks]  # all of them, whatever one says
-        if any(answers):
-            self._stop()
-        if self.finished:
+        self.stopped = any(answers)
+        if self.stopped and self.folder is not None and len(self.records) < self.rounds:
+            self.folder.stop(len(self.records))
+        if self.stopped or len(self.records) >= self.rounds:
             self.close()
         return True
 
@@ -92,11 +93,6 @@ class History:
         if self._steps is None:
             self._steps = self.folder.rounds(self.state, self.trackers)
         return next(self._steps)
-
-    def _stop(self) -> None:
-        self.stopped = True
-        if self.folder is not None and len(self.records) < self.rounds:
-            self.folder.stop(len(self.records))
 
     # -- what came of it ---------------------------------------------------------------------------------------------
 
@@ -125,9 +121,9 @@ class History:
         """Write the report of the run's folder and return its page; needs `out=` and matplotlib."""
         if self.folder is None:
             raise SpecError("a report is written from a run's folder; give out=... to simulate")
-        from fedcams.report import write_report
+        from fedcams.report import report
 
-        return write_report([self.folder.path], self.folder.path / "report")
+        return report([self.folder.path], self.folder.path / "report")
 
     def __repr__(self) -> str:
         last = self.records[-1].test_accuracy if self.records else None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fedcams.errors import SpecError
@@ -46,3 +48,10 @@ def registered(kind: str) -> dict[str, type[Spec]]:
 def kinds() -> list[str]:
     """The kinds that have something registered."""
     return sorted(_REGISTRY)
+
+
+def import_folder(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, so that what it registers is known; those named `_...` are left alone."""
+    for module in pkgutil.iter_modules(path):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{package}.{module.name}")

@@ -13,19 +13,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Broadcast
+from fedcams.downlink import REPLICA, Broadcast
 from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
-from fedcams.rounds.intake import Intake
+from fedcams.rounds.intake import Intake, Means
 from fedcams.rounds.messages import MODEL, Accepted, Instruction, Refusal, Reply
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.transforms import Facts
 from fedcams.wire import encode
-
-REPLICA = "replica"
-"""The row that a server keeps of every client, for downlinks that need it: the model which that client holds."""
 
 
 @dataclass(frozen=True)
@@ -160,10 +157,15 @@ def take_answers(
     return intake
 
 
-def conclude(server: Server, state: ServerState, intake: Intake) -> tuple[ServerState, Concluded]:
-    """Return the state after the round, and how it ended. Consumes the old state."""
+def conclude(
+    server: Server, state: ServerState, intake: Intake, means: Means | None = None
+) -> tuple[ServerState, Concluded]:
+    """Return the state after the round, and how it ended. Consumes the old state.
+
+    `means` are those of the intake, if they were taken already.
+    """
     round, method = state.round + 1, intake.method
-    means = intake.means()
+    means = means or intake.means()
     accepted = {**state.accepted, **{client: Accepted(round, name) for client, name in intake.digests.items()}}
     told = method.downlink.acknowledge(state.downlink, broadcast(server, state), intake.acks)
     state = state._replace(round=round, accepted=accepted, downlink=told)

@@ -242,7 +242,7 @@ def _line(record: RoundRecord) -> str:
     if bad:
         found = ", ".join(f"{key} is {value}" for key, value in bad.items())
         raise UpdateError(f"round {record.round}: {found}; lower the learning rates or clip")
-    return record.toto_json()
+    return record.to_json()
 
 
 def to_json(values: dict[str, Any]) -> bytes:
