@@ -32,7 +32,6 @@ from fedcams import Method, encode
 from fedcams.bench.timing import Grid
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
-from fedcams.flower.checkpoint import FlowerCheckpoint
 from fedcams.flower.grid_round import GridRound, instruction_about
 from fedcams.flower.records import ABOUT, INSTRUCTION, REPLY, REST, message_parts, message_record
 from fedcams.models import build
@@ -138,8 +137,8 @@ def reply(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, round
     assert names.buffer_layout is not None
     buffers = encode("identity", torch.zeros(names.buffer_layout.d), names.buffer_layout)
     grid = CannedGrid(COHORT, encode(spec, 0.01 * torch.randn(names.layout.d), names.layout), buffers)
-    server = strategy._server(names, WARM + rounds)
-    checkpoint = FlowerCheckpoint(place, "bench", {}, server)
+    checkpoint = strategy.open_checkpoint(names, WARM + rounds)
+    server = checkpoint.server
     state = checkpoint.load(start(server, *names.vectors(ArrayRecord(dict(arrays)))))
     loop = GridRound(strategy, server, names, names.rest(arrays), checkpoint, 60.0, ConfigRecord())
     for _ in range(WARM + rounds):

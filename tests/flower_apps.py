@@ -24,6 +24,8 @@ from flower_grid import Fault, LocalGrid
 
 CLIENTS, ROUNDS = 4, 4
 Train = Callable[[Message, Context], Message]
+Change = Callable[[Problem], None]
+"""What is done to the data or the model before anything else."""
 Log = dict[tuple[int, int], Tensor]
 """(client, round) -> what its training changed."""
 
@@ -98,14 +100,15 @@ def federation(
     what: Experiment,
     fault: Fault | None = None,
     log: Log | None = None,
-    train: Train | None = None,
+    change: Change = lambda problem: None,
     **options: Any,
 ) -> tuple[LocalGrid, FedCAMS, ArrayRecord]:
     """Nodes 100, 101, ... are sites 0, 1, ...; each call knows nothing of the one before but what is on disk."""
     problem = build(what).simulation.problem
+    change(problem)
     arrays = ArrayRecord(problem.model.state_dict())
     arrays = ArrayRecord({name: Array(array.numpy().copy()) for name, array in arrays.items()})
-    app = client_app(tmp_path / "sites", train or train_with(problem, log))
+    app = client_app(tmp_path / "sites", train_with(problem, log))
     nodes = {100 + site: {"site-id": site} for site in range(what.clients)}
     grid = LocalGrid(dict.fromkeys(nodes, app), nodes, fault)
     chosen = {"sampler": what.sampler, "clients": what.clients, "seed": what.seed, "min_available": what.clients}
@@ -124,9 +127,10 @@ def simulated(what: Experiment) -> tuple[Tensor, Tensor | None]:
     return state.x, state.buffers
 
 
-def simulation(what: Experiment) -> tuple[ServerState, list[RoundRecord]]:
+def simulation(what: Experiment, change: Change = lambda problem: None) -> tuple[ServerState, list[RoundRecord]]:
     """The state after the last round in the simulator, and the records."""
     built = build(what)
+    change(built.simulation.problem)
     state, records = built.state, []
     for _ in range(what.rounds):
         state, record = built.simulation.advance(state)
@@ -169,7 +173,7 @@ def run_method(
     *,
     restarts: tuple[int, ...] = (),
     fault: Fault | None = None,
-    log: Log | None = None,
+    change: Change = lambda problem: None,
     **changes: Any,
 ) -> Federated:
     """Run a method over Flower's grid in this process; it ends in the model of `simulation(experiment(**changes))`.
@@ -180,8 +184,8 @@ def run_method(
     what = experiment(**{**({} if method is None else method.to_dict()), **changes})
     for stop in restarts:
         with pytest.raises(Stopped):
-            started(what, federation(folder, what, fault, log), stop)
-    strategy, result = started(what, federation(folder, what, fault, log), None)
+            started(what, federation(folder, what, fault, change=change), stop)
+    strategy, result = started(what, federation(folder, what, fault, change=change), None)
     x, buffers = vectors(result.arrays, what)
     averaged = None if strategy.averaged_arrays is None else vector(strategy.averaged_arrays, what)
     return Federated(x, buffers, averaged, read_ledger(folder / "checkpoint"))

@@ -42,7 +42,10 @@ NONSENSE: list[tuple[str, Callable[..., Message]]] = [
     ("num-examples=nan; expected a finite number", saying({"num-examples": float("nan")})),
     ("num-examples=-3; expected a finite number from 0 to", saying({"num-examples": -3})),
     (r"num-examples=\[1, 2\]; expected a finite number", saying({"num-examples": [1, 2]})),
-    ("the training reports the loss nan; lower the learning rate", saying({"num-examples": 5, "train_loss": float("nan")})),
+    (
+        "the training reports the loss nan; lower the learning rate",
+        saying({"num-examples": 5, "train_loss": float("nan")}),
+    ),
     ("the update is not finite: 'w' has 6 of 6 values NaN", saying({}, float("nan"))),
     ("the array 'w' is float32", saying({}, w=(3, 2))),
     ("the array 'b' is missing", saying({}, b=())),

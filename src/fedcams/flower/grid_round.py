@@ -163,7 +163,8 @@ class GridRound:
         return instruction_about(self.checkpoint.run, self.server.method, self.names, self.server.rounds)
 
     def _plain_content(self, state: ServerState) -> RecordDict:
-        config = ConfigRecord({**self.config, "server-round": state.round + 1})
+        rate = float(self.server.method.in_round(state.round + 1, self.server.rounds).local.lr)
+        config = ConfigRecord({**self.config, "server-round": state.round + 1, "local-rate": rate})
         arrays = self.names.join(state.x, state.buffers, self.rest)
         return RecordDict({self.strategy.arrayrecord_key: arrays, self.strategy.configrecord_key: config})
 
@@ -182,7 +183,7 @@ class GridRound:
             "notes": _sorted(inbox.notes),
             "skipped": skipped,
             "delta_norm": concluded.delta_norm,
-            "wire_up": sum(map(sum, inbox.came.values())) + inbox.refusal_bytes,
+            "wire_up": sum(map(sum, inbox.came.values())) + inbox.other_bytes,
             "wire_down": down,
         }
 

@@ -215,7 +215,8 @@ def read_sealed(path: Path, fix: str) -> dict[str, Any] | None:
         data = path.read_bytes()
     try:
         values = dict(json.loads(data))
-        whole = values.pop("digest") == _digest(values)
+        del values["digest"]
+        whole = sealed(values) == data  # byte for byte
     except (ValueError, TypeError, KeyError):
         whole = False
     if not whole:
