@@ -20,9 +20,8 @@ from torch import Tensor
 
 from fedcams import ErrorFeedback, Layout, ResidualStore, WireError, compressor, encode, server
 from fedcams.downlink import Broadcast, Downlink, downlink
-from fedcams.downlink.message import ADD, DENSE, SET, Message, message_size
+from fedcams.downlink.message import ADD, DENSE, SET, Held, Message, digest_of, message_size
 from fedcams.downlink.shared import Shared
-from fedcams.downlink.versions import Held, digest_of
 from fedcams.registry import registered
 from fedcams.rounds import (
     Client,

@@ -15,11 +15,11 @@ from fedcams.bits.parallel import BLOCK, kernel, map_ranges
 
 Vector = NDArray[np.float32]
 SHORT = 1 << 15
-"""Up to here torch does not use its threads, and is quicker to call."""
+"""Up to this size torch uses no threads and is faster to call."""
 
 
 def add_(out: Tensor, x: Tensor, threads: int | None = None) -> None:
-    """`out [n] += x [n]`, in place; on as many threads as torch has, unless told otherwise."""
+    """Add `x [n]` to `out [n]` in place, on as many threads as torch has unless `threads` is given."""
     if out.numel() <= SHORT or not (_plain(out) and _plain(x)):
         out.add_(x)
         return
@@ -28,7 +28,7 @@ def add_(out: Tensor, x: Tensor, threads: int | None = None) -> None:
 
 
 def divide_(out: Tensor, by: float) -> None:
-    """`out [n] /= by`, in place."""
+    """Divide `out [n]` by a number, in place."""
     if out.numel() <= SHORT or not _plain(out):
         out.div_(by)
         return
@@ -37,7 +37,7 @@ def divide_(out: Tensor, by: float) -> None:
 
 
 def abs_sum(x: Tensor) -> float:
-    """The sum of |x| of `x [n]` in float64, which no finite float32 vector can overflow."""
+    """Return the sum of |x| of `x [n]` in float64, which no finite float32 vector can overflow."""
     if not _plain(x):
         return float(x.abs().sum(dtype=torch.float64))
     vector = x.numpy()
@@ -68,7 +68,7 @@ def row_dots(rows: Tensor, vector: Tensor) -> Tensor:
 
 
 def read_floats(data: NDArray[np.uint8]) -> tuple[Vector, float]:
-    """Bytes as a vector in memory of its own, and the sum of |x| like `abs_sum`; they need not be aligned.
+    """Copy bytes, which need not be aligned, into a new vector; return it and the sum of |x| like `abs_sum`.
 
     A range is added up while it is still in the cache.
     """

@@ -42,7 +42,7 @@ class Grid:
         return active
 
     def groups(self, step: int) -> Iterator[tuple[slice | Integers, int]]:
-        """The clients that take a step, those with batches of one size together: their rows, and that size."""
+        """Yields the rows of clients that take a step, those with batches of one size together, and that size."""
         sizes = self.size[step]
         for size in np.unique(sizes[sizes > 0]):
             rows = np.flatnonzero(sizes == size)
@@ -53,7 +53,7 @@ class Grid:
 def lay_out(
     plans: Sequence[Plan], places: Sequence[Integers], width: int | None = None, rows: int | None = None
 ) -> Grid:
-    """The grid of clients with these plans and these places of their examples in the pool.
+    """Returns the grid of clients with these plans and these places of their examples in the pool.
 
     It is as wide as the largest batch, or `width`; of `rows` those without a client have nothing to do.
     """
@@ -95,14 +95,14 @@ class Batches:
         return len(self.sizes)
 
     def inputs(self, first: int, last: int) -> Tensor:
-        """`[steps, C, B, ...]` of these steps, augmented and prepared."""
+        """Returns the inputs `[steps, C, B, ...]` of some steps, augmented and prepared."""
         where = self.example[first:last]
         changes = None if self.draw is None or self.draws is None else self.draws[self.draw[first:last].flatten()]
         x: Tensor = self.problem.inputs(self.x[where.flatten()], changes).unflatten(0, where.shape)
         return x
 
     def targets(self, first: int, last: int) -> Tensor:
-        """`[steps, C, B, ...]`."""
+        """Returns the targets `[steps, C, B, ...]` of some steps."""
         return self.y[self.example[first:last]]
 
 

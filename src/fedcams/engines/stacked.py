@@ -109,7 +109,7 @@ class Stacked(Engine):
 
 
 def can_compile(problem: Problem) -> bool:
-    """Whether padding leaves training as it is and a step changes nothing but parameters."""
+    """Returns whether padding leaves training as it is and a step changes nothing but parameters."""
     return problem.may_pad and not any(True for _ in problem.model.buffers())
 
 

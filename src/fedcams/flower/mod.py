@@ -73,10 +73,10 @@ class Uplink:
         if told is None:
             return app(message, context)
         try:
-            site = site_of(context)
-            if told["kind"] == "greeting":
-                return _reply(message, about(site=site, protocol=PROTOCOL))
             check_protocol(told.get("protocol"), "the server")
+            site = site_of(context)
+            if told.get("kind") == "greeting":
+                return _reply(message, about(site=site, protocol=PROTOCOL))
             return self._train(message, context, app, site)
         except AppFailed as failed:
             return failed.reply

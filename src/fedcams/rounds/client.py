@@ -23,7 +23,7 @@ from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, RESIDUAL, Method
 from fedcams.rounds.cohort import Arrival, Outgoing, Received, some_rows
-from fedcams.rounds.messages import MODEL, UPDATE, Instruction, Refusal, Reply
+from fedcams.rounds.messages import MODEL, UPDATE, Instruction, Refusal, Reply, expect_streams
 from fedcams.rows import RowStore
 from fedcams.transforms import Facts
 from fedcams.wire import decode, pack
@@ -250,16 +250,16 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
     instruction that builds on a model which it does not hold, and also what its own training makes not finite.
     """
     who, round = instruction.client, instruction.round
+    down = _down(client)
+    expect_streams(instruction, {MODEL, *down})
     try:
         start, held = client.method.downlink.receive(
             instruction.streams[MODEL], client.layout, client.held, who, instruction.sealed
         )
     except OutOfStep as error:
         return Refusal(round, who, error.held, str(error)), None
-    control = client.layout if client.method.control.active else None
-    received = Received(
-        start, _decoded(instruction, BUFFERS, client.buffer_layout), _decoded(instruction, CONTROL, control)
-    )
+    beside = {name: decode(instruction.streams[name], layout) for name, layout in down.items()}
+    received = Received(start, beside.get(BUFFERS), beside.get(CONTROL))
     shift = shift_of(client, [who], received.control)
     rate = float(client.method.in_round(round, client.rounds).local.lr)
     update = train(received, instruction, None if shift is None else shift[0], rate)
@@ -279,12 +279,10 @@ def is_accepted(sent: Reply, instruction: Instruction) -> bool:
     return last is not None and (last.round, last.digest) == (sent.round, sent.digest)
 
 
-def _decoded(instruction: Instruction, name: str, layout: Layout | None) -> Tensor | None:
-    if layout is None:
-        return None
-    if name not in instruction.streams:
-        raise UpdateError(f"the instruction has no stream {name!r}, which this method and model need")
-    return decode(instruction.streams[name], layout)
+def _down(client: Client) -> dict[str, Layout]:
+    """What instructions carry beside the model."""
+    layouts = {BUFFERS: client.buffer_layout, CONTROL: client.layout if client.method.control.active else None}
+    return {name: layout for name, layout in layouts.items() if layout is not None}
 
 
 def reply_of(outgoing: Outgoing, layout: Layout, buffer_layout: Layout | None, held: Held | None) -> Reply:

@@ -17,7 +17,7 @@ from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.method import BUFFERS, CONTROL
 from fedcams.rounds.cohort import Arrival, Outgoing, streams_up
-from fedcams.rounds.messages import UPDATE, Refusal, Reply
+from fedcams.rounds.messages import UPDATE, Refusal, Reply, expect_streams
 from fedcams.transforms import Facts
 from fedcams.wire import unpack
 
@@ -99,9 +99,7 @@ class Intake:
 
     def _arrival(self, reply: Reply) -> Arrival:
         """One client's message as a row."""
-        if reply.streams.keys() != self.streams.keys():
-            found, needed = (", ".join(sorted(names)) for names in (reply.streams, self.streams))
-            raise UpdateError(f"client {reply.client} sends {found}; this method and model need {needed}")
+        expect_streams(reply, self.streams)
         codes: dict[str, tuple[Compressor, Code]] = {}
         for name, stream in self.streams.items():
             payload = unpack(reply.streams[name], stream.layout)
@@ -190,7 +188,7 @@ class Intake:
     def mean_loss(self) -> float | None:
         """Return the mean of the accepted clients' losses; None without one."""
         losses = [self._accepted[client][1] for client in sorted(self._accepted)]
-        return float(torch.tensor(losses, dtype=torch.float64).mean()) if losses else None
+        return float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean()) if losses else None
 
     def means(self) -> Means | None:
         """Return the means of what was accepted; None without an accepted update.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedcams.bits.checksum import SEALED
-from fedcams.downlink.versions import DIGEST, Held
+from fedcams.downlink.message import DIGEST, Held
 from fedcams.errors import NonCanonical, NonFinite, UnknownVersion, WrongStreams
 from fedcams.wire.frames import Frame, magic_of
 from fedcams.wire.streams import LENGTH, StreamFrame, in_order

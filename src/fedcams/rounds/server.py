@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Broadcast
+from fedcams.downlink import REPLICA, Broadcast
 from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
@@ -23,9 +23,6 @@ from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.transforms import Facts
 from fedcams.wire import encode
-
-REPLICA = "replica"
-"""The row that a server keeps of every client, for downlinks that need it: the model which that client holds."""
 
 
 @dataclass(frozen=True)

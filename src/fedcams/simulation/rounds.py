@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcams.downlink import REPLICA
 from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose
 from fedcams.method import RESIDUAL, Method
 from fedcams.probes import Leftovers, Probe, mean_before
@@ -19,13 +20,12 @@ from fedcams.rounds.client import Client
 from fedcams.rounds.cohort import Outgoing, Received, code_rows, some_rows
 from fedcams.rounds.intake import Intake
 from fedcams.rounds.messages import UPDATE
-from fedcams.rounds.server import REPLICA, Concluded, Server, ServerState
+from fedcams.rounds.server import Concluded, Server, ServerState
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.simulation.counting import count_bytes
 from fedcams.simulation.evaluate import Metric, evaluate
-from fedcams.simulation.phases import Phases
-from fedcams.simulation.record import RoundRecord
+from fedcams.simulation.record import Phases, RoundRecord
 
 NOTHING_SENT = {"wire_down_deltas": 0, "wire_down_catchup": 0, "wire_down_dense": 0}
 """What a round without a cohort records of its bytes."""
