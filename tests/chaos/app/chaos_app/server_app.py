@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-import fedcams.flower.rounds
+import fedcams.flower.grid_round
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -34,5 +34,5 @@ class Clock:
 def run(grid: Grid, context: Context) -> None:
     """As the example has it."""
     (FOLDER / "server.pid").write_text(str(os.getpid()))
-    fedcams.flower.rounds.time = Clock()  # type: ignore[assignment]
+    fedcams.flower.grid_round.time = Clock()  # type: ignore[assignment]
     main(grid, context)
