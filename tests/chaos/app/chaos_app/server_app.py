@@ -6,10 +6,10 @@ import os
 import time
 from pathlib import Path
 
-import fedcams.flower.grid_round
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+import fedcams.flower.grid_round
 from fedcams_app.server_app import main
 
 FOLDER = Path(os.environ["CHAOS_FOLDER"])
