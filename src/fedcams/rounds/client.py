@@ -254,7 +254,7 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
     expect_streams(instruction, {MODEL, *down})
     try:
         start, held = client.method.downlink.receive(
-            instruction.streams[MODEL], client.layout, client.held, who, instruction.sealed
+            instruction.streams[MODEL], client.layout, client.held, who, instruction.crc_checked
         )
     except OutOfStep as error:
         return Refusal(round, who, error.held, str(error)), None

@@ -122,7 +122,7 @@ def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tup
     others = {name: encode(IDENTITY, vector, layout) for name, vector, layout in _beside(server, state)}
     instructions = {
         client: Instruction(
-            state.round + 1, client, server.seed, {MODEL: model, **others}, state.accepted.get(client), sealed=True
+            state.round + 1, client, server.seed, {MODEL: model, **others}, state.accepted.get(client), crc_checked=True
         )
         for client, model in models.items()
     }
