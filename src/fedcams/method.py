@@ -27,7 +27,7 @@ from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.optimizers import ServerOptimizer
 from fedcams.registry import Spec, flag, format_number, nested, params, several, text
-from fedcams.registry.params import nearest
+from fedcams.registry.fields import nearest
 from fedcams.transforms import Transform
 
 RESIDUAL, BUFFERS, CONTROL = "residual", "buffers", "control"
