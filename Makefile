@@ -53,7 +53,7 @@ golden: $(READY) ## Write the golden payloads and rounds again (only when they c
 	$(PY) tests/make_golden_rounds.py
 
 reproduction: $(READY) ## Regenerate docs/reproduction.md, its pictures and reports from the runs in results/
-	$(PY) docs/make_reproduction.py $(ARGS)
+	$(PY) -m reproduction $(ARGS)
 
 docs: $(READY) ## Regenerate docs/reference.md
 	$(PY) docs/make_reference.py $(ARGS)

@@ -20,9 +20,8 @@ from rich.table import Table
 from fedcams import Layout
 from fedcams.bench.timing import REPEATS, best_of
 from fedcams.downlink import Broadcast, downlink
-from fedcams.downlink.message import ADD, SET, Message
+from fedcams.downlink.message import ADD, SET, Held, Message
 from fedcams.downlink.shared import Shared, SharedState
-from fedcams.downlink.versions import Held
 
 D = 11_173_962  # ResNet-18 with ten classes
 SPEC = "shared(topk(ratio=1/64))"

@@ -28,13 +28,12 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from fedcams import encode
+from fedcams import Method, encode
 from fedcams.bench.timing import Grid
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
-from fedcams.flower.book import Book
-from fedcams.flower.records import ABOUT, INSTRUCTION, REPLY, REST, about, message_parts, message_record
-from fedcams.flower.rounds import Rounds
+from fedcams.flower.grid_round import GridRound, instruction_about
+from fedcams.flower.records import ABOUT, INSTRUCTION, REPLY, REST, message_parts, message_record
 from fedcams.models import build
 from fedcams.rounds import Accepted, Instruction, Reply
 from fedcams.rounds.server import start
@@ -100,7 +99,7 @@ def client(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, roun
     """One train message through the mod, settling the one before, disk and all."""
     mod, context = uplink(spec, state_dir=folder / "sites"), Context(1, 1, {"site-id": 0}, RecordDict(), {})
     name = f"bench{SPECS.index(spec)}"
-    told = about(kind="instruction", run=name, uplink=spec, feedback=True, downlink="none", model=names.to_json())
+    told = instruction_about(name, Method(uplink=spec), names)
     x, buffers = names.vectors(ArrayRecord(dict(arrays)))
     assert buffers is not None
     model, apart = encode("identity", x, names.layout), encode("identity", buffers, names.buffer_layout)
@@ -132,16 +131,16 @@ class Answering:
 
 def reply(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, rounds: int) -> Iterator[float]:
     """A whole round of ten clients, instructions and checkpoint included, divided by ten."""
-    checkpoint = folder / f"server{SPECS.index(spec)}"
-    checkpoint.mkdir()
-    strategy = FedCAMS("fedams(lr=0.001, eps=1e-3)", spec, checkpoint=checkpoint, min_available=COHORT)
+    place = folder / f"server{SPECS.index(spec)}"
+    place.mkdir()
+    strategy = FedCAMS(server="fedams(lr=0.001, eps=1e-3)", uplink=spec, checkpoint=place, min_available=COHORT)
     assert names.buffer_layout is not None
     buffers = encode("identity", torch.zeros(names.buffer_layout.d), names.buffer_layout)
     grid = CannedGrid(COHORT, encode(spec, 0.01 * torch.randn(names.layout.d), names.layout), buffers)
-    server = strategy._server(names)
-    book = Book(checkpoint, "bench", {}, server)
-    state = book.load(start(server, *names.vectors(ArrayRecord(dict(arrays)))))
-    loop = Rounds(strategy, server, names, names.rest(arrays), book, 60.0, ConfigRecord())
+    checkpoint = strategy.open_checkpoint(names, WARM + rounds)
+    server = checkpoint.server
+    state = checkpoint.load(start(server, *names.vectors(ArrayRecord(dict(arrays)))))
+    loop = GridRound(strategy, server, names, names.rest(arrays), checkpoint, 60.0, ConfigRecord())
     for _ in range(WARM + rounds):
         time.sleep(PAUSE)
         began = time.perf_counter()
@@ -149,7 +148,7 @@ def reply(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, round
         took = 1000 * (time.perf_counter() - began) / COHORT
         assert len(line["accepted"]) == COHORT, line
         yield took
-    book.close()
+    checkpoint.close()
 
 
 def table(times: dict[str, list[float]], d: int) -> Grid:

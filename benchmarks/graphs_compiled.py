@@ -69,8 +69,9 @@ def compile_prediction(task: Problem, images: int = 1000) -> None:
 
 def kernels() -> Iterator[tuple[str, Any]]:
     """Everything that was compiled, with the constants that tell one specialisation from another."""
-    seen = {id(each): each for module in list(sys.modules.values()) if module.__name__.startswith(entry.__package__)
-            for each in vars(module).values() if isinstance(each, entry.Entry)}  # fmt: skip
+    names = [name for name in list(sys.modules) if name.startswith(entry.__package__)]
+    entries = [each for name in names for each in vars(sys.modules[name]).values() if isinstance(each, entry.Entry)]
+    seen = {id(each): each for each in entries}
     for each in seen.values():
         for kernel in each.jitted.device_caches[0][0].values():
             yield f"{each.jitted.__module__.rpartition('.')[2]}.{each.jitted.__name__}", kernel

@@ -14,6 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcams.flower.records import ABOUT, REPLY, about, message_record
 from fedcams.rounds import Reply
+from fedcams.rounds.messages import PROTOCOL
 
 Fault = Callable[[int, Message, Message | None], Message | None]
 """(node, instruction, reply) -> the reply that arrives; None: it never does."""
@@ -83,7 +84,7 @@ class CannedGrid(InProcessGrid):
     def _answer(self, message: Message) -> Message:
         site, round = message.metadata.dst_node_id, int(message.metadata.group_id or 0)
         if not round:
-            return Message(RecordDict({ABOUT: about(site=site)}), reply_to=message)  # a greeting
+            return Message(RecordDict({ABOUT: about(site=site, protocol=PROTOCOL)}), reply_to=message)  # a greeting
         answer = Reply(round, site, self.streams, 10, 5, 0.5)
         content = RecordDict({REPLY: message_record([answer.to_bytes()]), ABOUT: about(note="")})
         return Message(content, reply_to=message)

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from fedcams import encode
+from fedcams import Method, encode
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
-from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, from_array, message_record, to_array
+from fedcams.flower.grid_round import instruction_about
+from fedcams.flower.records import ABOUT, INSTRUCTION, REST, from_array, message_record, to_array
 from fedcams.layout import Layout
 from fedcams.rounds import Instruction
 from flower_grid import CannedGrid, identify
@@ -62,7 +63,7 @@ def client(d: int, spec: str, folder: Path) -> int:
     identify()
     mod, context = uplink(spec, state_dir=folder), Context(1, 1, {"site-id": 0}, RecordDict(), {})
     names = ArrayNames(layout(d).names, layout(d), None)
-    told = about(kind="instruction", run="m", uplink=spec, feedback=True, downlink="none", model=names.to_json())
+    told = instruction_about("m", Method(uplink=spec), names)
     most = 0
     for round in (1, 2, 3):
         parts = Instruction(round, 0, 1, {"model": encode("identity", torch.zeros(d), layout(d))}).to_parts()
@@ -84,7 +85,7 @@ def server(d: int, spec: str, folder: Path, cohort: int = 8) -> int:
     """Two rounds; the peak beyond the arrays that the app hands over and the replies that wait in Flower's store."""
     torch.manual_seed(0)
     grid = CannedGrid(cohort, encode(spec, torch.randn(d), layout(d)))
-    strategy = FedCAMS("fedams(lr=0.001)", spec, checkpoint=folder / "server", min_available=cohort)
+    strategy = FedCAMS(server="fedams(lr=0.001)", uplink=spec, checkpoint=folder / "server", min_available=cohort)
     arrays = model(d)
     forget_peak()
     before = resident()

@@ -52,7 +52,7 @@ def through_bytes(history: History) -> Iterator[tuple[Any, Any, int, int]]:
     if getattr(server.method.downlink, "warm", False):
         for i in problem.clients:
             held.start(i, state.x)
-    me = dataclasses.replace(simulation.client, held=held)
+    me = dataclasses.replace(simulation.client, held=held, population=server.population)
 
     def train(received: Received, asked: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
         update = engine("loop").train(

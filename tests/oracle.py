@@ -274,8 +274,7 @@ def scaffold(
 def trimmed_mean(rows: NDArray[np.float64], fraction: Fraction | float | str) -> Vector:
     """In every coordinate, the mean without the floor(fraction·C) smallest and largest values."""
     trim = int(Fraction(str(fraction)) * len(rows))
-    kept = np.sort(rows, axis=0)[trim : len(rows) - trim]
-    return np.mean(kept, axis=0, dtype=np.float64)
+    return np.array([np.sort(column)[trim : len(rows) - trim].mean() for column in rows.T])
 
 
 def ema(xs: Iterable[Vector], decay: float) -> list[Vector]:

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from fedcams import HeldStore, Layout, LayoutError, Method, RowStore, WireError, compressor, encode
 from fedcams.downlink import Broadcast, Downlink, Held, downlink
-from fedcams.downlink.message import ADD, DENSE, SET, Message, message_size
+from fedcams.downlink.message import ADD, DENSE, SET, Message, digest_of, message_size
 from fedcams.downlink.shared import Shared
-from fedcams.downlink.versions import digest_of
 from fedcams.registry import registered
 from fedcams.rounds import (
     Client,

@@ -16,107 +16,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedcams.flower.book import read_ledger
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
-from fedcams import LayoutError, ResidualStore, SpecError, decode, encode
-from fedcams.engines import engine
-from fedcams.experiment import Built, Experiment, build
+from fedcams import LayoutError, RowStore, SpecError, decode, encode
+from fedcams.experiment import build
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
+from fedcams.flower.checkpoint import read_ledger
 from fedcams.flower.records import INSTRUCTION, REPLY, from_array, message_parts, message_record, to_array
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.rounds import Instruction, Reply
 from fedcams.runs import RunError
-from flower_grid import Fault, LocalGrid
+from flower_apps import CLIENTS, ROUNDS, Log, client_app, experiment, federation, quick, run, simulated, vector, vectors
+from flower_grid import LocalGrid
 
-CLIENTS, ROUNDS = 4, 4
-
-
-def experiment(**changes: Any) -> Experiment:
-    values: dict[str, Any] = {
-        "task": "quadratic",
-        "model": "point",
-        "clients": CLIENTS,
-        "sampler": "uniform(n=3)",
-        "server": "fedams(lr=0.1, eps=1e-3)",
-        "uplink": "topk(ratio=1/8)",
-        "local": "sgd(lr=0.05, steps=5, batch=8)",
-        "rounds": ROUNDS,
-        "engine": "loop",
-        "seed": 3,
-    }
-    return Experiment.from_dict({**values, **changes})
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcams.flower.roster.PAUSE", 0.01)
-    monkeypatch.setattr("fedcams.flower.rounds.PAUSE", 0.01)
-
-
-Log = dict[tuple[int, int], Tensor]
-"""(client, round) -> what its training changed."""
-
-
-def train_with(built: Built, log: Log | None = None) -> Callable[[Message, Context], Message]:
-    """An app as people write them: it loads the arrays, trains, and returns the whole model."""
-
-    def train(message: Message, context: Context) -> Message:
-        problem = built.simulation.problem
-        problem.model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        config = message.content.config_records["config"]
-        layout, buffer_layout = problem.layout, problem.buffer_layout
-        buffers = None if buffer_layout is None else buffer_layout.read(problem.model)
-        client, round, seed = (int(config[key]) for key in ("client", "server-round", "seed"))  # type: ignore[arg-type]
-        update = engine("loop").train(problem, layout.read(problem.model), buffers, [client], round, seed)
-        if log is not None:
-            log[client, round] = update.delta[0].double()
-        metrics = MetricRecord({"num-examples": update.examples[0], "train_loss": float(update.loss[0])})
-        content = RecordDict({"arrays": ArrayRecord(problem.model.state_dict()), "metrics": metrics})
-        return Message(content, reply_to=message)
-
-    return train
-
-
-def client_app(folder: Path, built: Built, log: Log | None = None) -> ClientApp:
-    app = ClientApp(mods=[uplink(state_dir=folder)])
-    app.train()(train_with(built, log))
-    return app
-
-
-def federation(
-    tmp_path: Path, what: Experiment, fault: Fault | None = None, log: Log | None = None, **options: Any
-) -> tuple[LocalGrid, FedCAMS, ArrayRecord]:
-    """Nodes 100, 101, ... are sites 0, 1, ..."""
-    built = build(what)
-    apps = {100 + i: client_app(tmp_path / "sites", built, log) for i in range(what.clients)}
-    grid = LocalGrid(apps, {100 + i: {"site-id": i} for i in range(what.clients)}, fault)
-    chosen = {"sampler": what.sampler, "clients": what.clients, "seed": what.seed, "weighting": what.weighting}
-    given = {**chosen, "min_available": what.clients, "model": built.simulation.problem.model, **options}
-    strategy = FedCAMS(what.server, what.uplink, checkpoint=tmp_path / "checkpoint", **given)
-    return grid, strategy, ArrayRecord(build(what).simulation.problem.model.state_dict())
-
-
-def simulated(what: Experiment) -> tuple[Tensor, Tensor | None]:
-    built = build(what)
-    state = built.state
-    for _ in range(what.rounds):
-        state, _record = built.simulation.advance(state)
-    return state.x, state.buffers
-
-
-def run(grid: LocalGrid, strategy: FedCAMS, arrays: ArrayRecord, rounds: int = ROUNDS, timeout: float = 5.0) -> Any:
-    return strategy.start(grid, arrays, rounds, timeout=timeout)
-
-
-def vector(arrays: ArrayRecord, what: Experiment) -> Tensor:
-    names = ArrayNames.of(arrays, build(what).simulation.problem.model)
-    return names.vectors(ArrayRecord(dict(arrays)))[0]
+__all__ = ["quick"]  # a fixture for these tests
 
 
 # -- the same numbers as the simulator -------------------------------------------------------------------------------
@@ -136,9 +54,8 @@ def vector(arrays: ArrayRecord, what: Experiment) -> Tensor:
 )
 def test_the_model_is_bit_for_bit_the_simulators(tmp_path: Path, changes: dict[str, Any]) -> None:
     what = experiment(**changes)
-    result = run(*federation(tmp_path, what, feedback=what.feedback), what.rounds)
-    names = ArrayNames.of(result.arrays, build(what).simulation.problem.model)
-    (x, buffers), (expected, averaged) = names.vectors(ArrayRecord(dict(result.arrays))), simulated(what)
+    result = run(*federation(tmp_path, what), what.rounds)
+    (x, buffers), (expected, averaged) = vectors(result.arrays, what), simulated(what)
     assert torch.equal(x, expected)
     assert (buffers is None) == (averaged is None)
     if buffers is not None and averaged is not None:
@@ -199,9 +116,7 @@ def plain_app(value: float) -> ClientApp:
 
 def adding_app(folder: Path, value: float, spec: str | None = None) -> ClientApp:
     """The same with the mod."""
-    app = ClientApp(mods=[uplink(spec, state_dir=folder)])
-    app.train()(plain_app(value)._registered_funcs["train.default"])
-    return app
+    return client_app(folder, plain_app(value)._registered_funcs["train.default"], spec)
 
 
 def two_by_three() -> ArrayRecord:
@@ -211,7 +126,7 @@ def two_by_three() -> ArrayRecord:
 def test_dense_and_compressed_clients_meet_in_one_round(tmp_path: Path) -> None:
     apps = {5: adding_app(tmp_path, 1.0, "sign"), 6: plain_app(2.0), 7: adding_app(tmp_path, 6.0, "identity")}
     grid = LocalGrid(apps, {5: {"site-id": 1}, 6: {}, 7: {"partition-id": 0}})
-    strategy = FedCAMS("fedavg", checkpoint=tmp_path / "server", min_available=3)
+    strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "server", min_available=3)
     result = strategy.start(grid, two_by_three(), 1, timeout=5.0)
     assert np.array_equal(result.arrays["w"].numpy(), np.full((2, 3), 3.0))
     (line,) = read_ledger(tmp_path / "server")
@@ -239,7 +154,7 @@ def test_two_lines_make_an_app_of_flowers_own_one_of_ours(tmp_path: Path) -> Non
 def test_a_node_without_a_site_and_a_second_one_for_a_site_stay_out(tmp_path: Path) -> None:
     apps = {5: adding_app(tmp_path, 1.0), 6: adding_app(tmp_path, 1.0), 7: adding_app(tmp_path, 1.0)}
     grid = LocalGrid(apps, {5: {"site-id": 1}, 6: {}, 7: {"site-id": 1}})
-    FedCAMS("fedavg", checkpoint=tmp_path / "server").start(grid, two_by_three(), 2, timeout=5.0)
+    FedCAMS(server="fedavg", checkpoint=tmp_path / "server").start(grid, two_by_three(), 2, timeout=5.0)
     assert [line["cohort"] for line in read_ledger(tmp_path / "server")] == [[1], [1]]
 
 
@@ -327,9 +242,9 @@ def residual(tmp_path: Path, site: int) -> Tensor:
     """What the site still owes, where a reply waits that before it."""
     (folder,) = (tmp_path / "sites").iterdir()
     layout = build(experiment()).simulation.problem.layout
-    store = ResidualStore.on_disk(layout, folder / str(site) / "residuals")
+    store = RowStore.on_disk({"residual": layout}, folder / str(site) / "rows")
     store.rollback(store.snapshot_round or 0)
-    return store.gather([site])[0].double()
+    return store.gather("residual", [site])[0].double()
 
 
 def test_too_few_replies_or_clients_skip_the_round_and_say_so(tmp_path: Path) -> None:
@@ -340,7 +255,7 @@ def test_too_few_replies_or_clients_skip_the_round_and_say_so(tmp_path: Path) ->
     assert line["skipped"].endswith("sound replies, min_replies=4")
     assert line["accepted"] == {}
     assert torch.equal(vector(result.arrays, what), build(what).state.x)
-    strategy = FedCAMS("fedavg", checkpoint=tmp_path / "lonely", min_available=9)
+    strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "lonely", min_available=9)
     result = strategy.start(LocalGrid(grid.apps, grid.sites), arrays, 1, timeout=0.2)
     (line,) = read_ledger(tmp_path / "lonely")
     assert line["skipped"] == "4 clients connected, min_available=9"
@@ -349,7 +264,7 @@ def test_too_few_replies_or_clients_skip_the_round_and_say_so(tmp_path: Path) ->
 def test_a_sampler_waits_for_as_many_as_it_draws(tmp_path: Path) -> None:
     what = experiment()
     grid, _, arrays = federation(tmp_path, what)
-    strategy = FedCAMS("fedavg", checkpoint=tmp_path / "few", sampler="uniform(n=3)")
+    strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "few", sampler="uniform(n=3)")
     everybody, grid.nodes = grid.nodes, grid.nodes[:2]
     strategy.start(grid, arrays, 1, timeout=0.2)
     grid.nodes = everybody
@@ -369,7 +284,7 @@ def test_a_sampler_waits_for_as_many_as_it_draws(tmp_path: Path) -> None:
 )
 def test_options_that_cannot_work_are_refused_at_once(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
-        FedCAMS("fedavg", checkpoint=tmp_path / "server", **options)
+        FedCAMS(server="fedavg", checkpoint=tmp_path / "server", **options)
 
 
 def test_an_app_that_fails_is_refused_and_its_residual_kept(tmp_path: Path) -> None:
@@ -449,7 +364,7 @@ def test_a_thousand_mutated_replies_take_nothing_down_and_change_nothing(tmp_pat
     seeds = iter(range(10**6))
     evil = {6 + i: evil_app(tmp_path / "evil", lambda reply: mutate(next(seeds))(reply)) for i in range(100)}
     grid = LocalGrid({5: adding_app(tmp_path, 1.0, "identity"), **evil}, {5 + i: {"site-id": i} for i in range(101)})
-    strategy = FedCAMS("fedavg", checkpoint=tmp_path / "server", min_available=101)
+    strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "server", min_available=101)
     result = strategy.start(grid, two_by_three(), 10, timeout=60.0)
     assert next(seeds) >= 1000
     for line in read_ledger(tmp_path / "server"):
@@ -497,7 +412,7 @@ def test_a_client_that_lies_is_refused_with_the_reason(
 ) -> None:
     apps = {5: adding_app(tmp_path, 1.0, "identity"), 6: evil_app(tmp_path / "evil", change)}
     grid = LocalGrid(apps, {5: {"site-id": 0}, 6: {"site-id": 1}})
-    strategy = FedCAMS("fedavg", checkpoint=tmp_path / "server", min_available=2, max_norm=100.0)
+    strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "server", min_available=2, transforms="max_norm(100)")
     result = strategy.start(grid, two_by_three(), 1, timeout=5.0)
     (line,) = read_ledger(tmp_path / "server")
     assert re.match(reason, line["refused"]["1"])

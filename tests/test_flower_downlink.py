@@ -9,33 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from fedcams.flower.book import read_ledger
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from torch import Tensor
 
 from fedcams.downlink.message import Message as Model
 from fedcams.experiment import build
 from fedcams.flower import FedCAMS
-from fedcams.flower.arrays import ArrayNames
+from fedcams.flower.checkpoint import read_ledger
 from fedcams.flower.inbox import dense_size
 from fedcams.flower.records import INSTRUCTION, REPLY, message_parts, message_record
 from fedcams.layout import Layout
 from fedcams.rounds import Instruction, Refusal, Reply, answer_from_parts
 from fedcams.runs.files import write_file
+from flower_apps import experiment, federation, quick, run, simulated, vector, vectors
 from flower_grid import Fault, LocalGrid
-from test_flower import (
-    _quick,
-    adding_app,
-    experiment,
-    federation,
-    plain_app,
-    run,
-    simulated,
-    two_by_three,
-    vector,
-)
+from test_flower import adding_app, plain_app, two_by_three
 
-__all__ = ["_quick"]  # a fixture for these tests too
+__all__ = ["quick"]  # a fixture for these tests too
 DOWNLINKS = ["shared(topk(ratio=1/8))", "shared(blockq)", "replica(blockq(bits=2))", "stateless"]
 ROUNDS = 6
 
@@ -45,7 +35,7 @@ def two_way(downlink: str, **changes: Any) -> Any:
 
 
 def federated(folder: Path, what: Any, rounds: int = ROUNDS, fault: Fault | None = None, **options: Any) -> Any:
-    return run(*federation(folder, what, fault, downlink=what.downlink, **options), rounds).arrays
+    return run(*federation(folder, what, fault, **options), rounds).arrays
 
 
 @pytest.mark.parametrize("downlink", DOWNLINKS)
@@ -61,8 +51,7 @@ def federated(folder: Path, what: Any, rounds: int = ROUNDS, fault: Fault | None
 def test_the_model_is_bit_for_bit_the_simulators(tmp_path: Path, downlink: str, changes: dict[str, Any]) -> None:
     what = two_way(downlink, **changes)
     arrays = federated(tmp_path, what)
-    names = ArrayNames.of(arrays, build(what).simulation.problem.model)
-    (x, buffers), (expected, averaged) = names.vectors(ArrayRecord(dict(arrays))), simulated(what)
+    (x, buffers), (expected, averaged) = vectors(arrays, what), simulated(what)
     assert torch.equal(x, expected)
     assert buffers is averaged is None or torch.equal(buffers, averaged)
     assert not any(line["refused"] for line in read_ledger(tmp_path / "checkpoint"))
@@ -97,7 +86,7 @@ def test_a_server_killed_while_it_saves_is_in_step(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedcams.flower.book.write_file", dying)
+        patch.setattr("fedcams.runs.checkpoint.write_file", dying)
         with pytest.raises(Killed):
             federated(tmp_path, what, 3)
     arrays = federated(tmp_path, what)
@@ -163,7 +152,7 @@ def test_a_client_that_does_not_answer_when_told_again_is_absent_and_gets_all_of
 ) -> None:
     what, kinds = two_way(downlink, sampler="full"), Kinds(refusing)
     forgetful(tmp_path, what, range(1, 2))
-    grid, strategy, arrays = federation(tmp_path, what, kinds, downlink=downlink)
+    grid, strategy, arrays = federation(tmp_path, what, kinds)
     run(grid, strategy, arrays, 4, timeout=0.5)
     *_, third, fourth = read_ledger(tmp_path / "checkpoint")
     assert third["absent"] == {"1": "no reply before the deadline"}
@@ -206,7 +195,7 @@ def test_who_is_told_again_and_a_round_that_is_skipped(tmp_path: Path, downlink:
     """The round does not count, and everybody is in step in the next one."""
     what, kinds = two_way(downlink, sampler="full"), Kinds(refusing)
     forgetful(tmp_path, what, range(1, 2))
-    grid, strategy, arrays = federation(tmp_path, what, kinds, downlink=downlink, min_replies=what.clients)
+    grid, strategy, arrays = federation(tmp_path, what, kinds, min_replies=what.clients)
     run(grid, strategy, arrays, 4, timeout=0.5)
     *_, third, fourth = read_ledger(tmp_path / "checkpoint")
     assert third["skipped"] == "3 sound replies, min_replies=4"
@@ -250,7 +239,7 @@ def test_a_client_without_the_mod_gets_the_dense_model_whatever_the_downlink(
     arrays, step = Arrays(), 1.5 if others == "with" else 2.0
     for rounds in (2, 4):  # the second time by a server that was started anew
         grid = LocalGrid(apps, {5: {"site-id": 1}, 6: {}}, arrays)
-        strategy = FedCAMS("fedavg", checkpoint=tmp_path / "server", downlink=downlink, min_available=len(apps))
+        strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "server", downlink=downlink, min_available=len(apps))
         result = strategy.start(grid, two_by_three(), rounds, timeout=5.0)
     models = [torch.full((2, 3), step * round) for round in range(4)]
     assert [torch.equal(sent, x) for sent, x in zip(arrays.sent, models, strict=True)] == [True] * 4
@@ -279,7 +268,7 @@ def losing(every: int) -> Callable[[int, Message, Message | None], Message | Non
 @pytest.mark.parametrize("downlink", DOWNLINKS)
 def test_lost_replies_put_nobody_out_of_step(tmp_path: Path, downlink: str) -> None:
     what = two_way(downlink, sampler="full")
-    grid, strategy, arrays = federation(tmp_path, what, losing(3), downlink=downlink, min_available=1)
+    grid, strategy, arrays = federation(tmp_path, what, losing(3), min_available=1)
     run(grid, strategy, arrays, 10, timeout=0.3)
     ledger = read_ledger(tmp_path / "checkpoint")
     assert not any(line["refused"] for line in ledger)
@@ -298,7 +287,7 @@ def test_an_instruction_that_comes_twice_is_answered_with_the_same_bytes(tmp_pat
             twice.append(first == second)
         return reply
 
-    grid, strategy, arrays = federation(tmp_path, what, fault, downlink=what.downlink)
+    grid, strategy, arrays = federation(tmp_path, what, fault)
     result = run(grid, strategy, arrays, ROUNDS)
     assert twice == [True] * ROUNDS * what.clients
     assert torch.equal(vector(result.arrays, what), simulated(what)[0])

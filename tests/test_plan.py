@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from fedcams import Layout, SpecError, compressor
-from fedcams.downlink import Downlink
+from fedcams.downlink import Downlink, DownlinkCost, downlink
 from fedcams.experiment import Experiment, build
 from fedcams.plan import CANDIDATES, Plan, Setting, expected_contacts, plan, recommend, simulated_contacts
-from fedcams.plan.costs import payload_bytes
 from fedcams.plan.paper import paper_tables
 from fedcams.registry import registered
 from fedcams.report.profiles import Profile
-from fedcams.sampler import sampler
+from fedcams.sampler import Contacts, sampler
 from fedcams.wire import encode
+from fedcams.wire.estimate import payload_bytes
 
 POPULATION, ROUNDS = 12, 25
 
@@ -151,6 +151,33 @@ class Own(Downlink):
     send = deliver = paper_bits = None  # type: ignore[assignment]
 
 
-def test_a_downlink_of_ones_own_is_not_taken_for_a_dense_one() -> None:
-    with pytest.raises(SpecError, match="own: what it will send is not known"):
-        plan(Setting(1000, 0, compressor("identity"), 10), Own(), expected_contacts(5, 5, 10))
+@dataclass(frozen=True)
+class Priced(Own):
+    """What it sends it can say: two bytes a coordinate and contact."""
+
+    name = "priced"
+
+    def cost(self, layout: Layout, contacts: Contacts, rounds: int) -> DownlinkCost:
+        return DownlinkCost(2.0 * layout.d * contacts.total, 0.0, 0.0, memory=rounds, bound=0.25)
+
+
+def test_a_downlink_of_ones_own_is_planned_by_its_own_cost_and_never_taken_for_a_dense_one() -> None:
+    setting, contacts = Setting(1000, 0, compressor("identity"), 10), expected_contacts(5, 5, 10)
+    with pytest.raises(SpecError, match=r"own: what it will send is not known before it runs; write Own\.cost"):
+        plan(setting, Own(), contacts)
+    found, dense = plan(setting, Priced(), contacts), plan(setting, "none", contacts)
+    assert (found.deltas, found.catchup, found.dense) == (2.0 * 1000 * 50, 0.0, 0.0)
+    assert (found.memory, found.bound) == (10, 0.25)
+    assert (found.up, found.rest) == (dense.up, dense.rest)
+
+
+@pytest.mark.parametrize("spec", [spec for cls in registered("downlink").values() for spec in cls.examples])
+def test_every_downlink_says_what_it_costs(spec: str) -> None:
+    """With everybody in every round, twice the clients cost twice the bytes; the bound is a part of the whole."""
+    layout = Layout.flat(5000)
+    one, two = (downlink(spec).cost(layout, expected_contacts(n, n, 20), 20) for n in (4, 8))
+    sent = [sum(cost[:3]) for cost in (one, two)]
+    assert sent[1] == pytest.approx(2 * sent[0])
+    assert sent[0] > 0
+    assert 0 <= one.bound <= 1
+    assert one.memory >= 0

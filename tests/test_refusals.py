@@ -245,8 +245,8 @@ def test_a_control_variate_that_overflows_is_refused_alone(uplink: str) -> None:
         count = len(sizes)
         return CohortUpdate(rows, None, torch.zeros(count).double(), [1] * count, [1] * count, 1e-30)
 
-    both = client_side.respond(client, [3, 4], received, trained(1e-3, 1e20), 1, 0)
-    alone = client_side.respond(client, [3], received, trained(1e-3), 1, 0)
+    both = client_side.respond_(client, [3, 4], received, trained(1e-3, 1e20), 1, 0)
+    alone = client_side.respond_(client, [3], received, trained(1e-3), 1, 0)
     assert list(both.refused) == [4]
     assert "not finite" in both.refused[4]
     assert both.arrival.facts == alone.arrival.facts
@@ -336,7 +336,7 @@ def test_an_instruction_with_other_streams_is_refused_before_training() -> None:
         {**asked.streams, "other": b"x"},
     ):
         with pytest.raises(
-            WrongStreams, match="an instruction for client 0 carries .*; expected buffers, control, model"
+            WrongStreams, match=r"an instruction for client 0 carries .*; expected buffers, control, model"
         ):
             client_side.answer(world.client, dataclasses.replace(asked, streams=streams), fail)
 

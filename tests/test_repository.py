@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -122,6 +123,63 @@ def test_a_new_module_is_told_where_to_go() -> None:
 def test_files_stay_short(source: Path) -> None:
     lines = len(source.read_text("utf-8").splitlines())
     assert lines <= MAX_LINES, f"{source.relative_to(ROOT)} has {lines} lines; split it by what it does"
+
+
+UNTIDY: set[str] = {
+    "compress", "downlink", "engines", "experiment", "feedback", "layout", "optimizers", "plan", "registry", "rounds",
+    "simulation", "wire",
+}  # fmt: skip
+"""Rooms with docstrings whose first line is not a sentence; to be written, after which this set goes."""
+
+
+def hidden_modules(package: str, modules: set[str]) -> set[str]:
+    """The modules of a package that `package.name` does not lead to, since `name` is something else there."""
+    room = importlib.import_module(package)
+    inside = {module.rpartition(".")[2] for module in modules if module.rpartition(".")[0] == package}
+    bound = inside & {*vars(room), *getattr(room, "__all__", ())}  # some names are loaded when they are first used
+    return {f"{package}.{name}" for name in bound if not isinstance(getattr(room, name), ModuleType)}
+
+
+@pytest.mark.parametrize("source", [s for s in SOURCES if s.name == "__init__.py"], ids=name_of)
+def test_no_module_is_hidden_by_an_object_of_its_name(source: Path) -> None:
+    package = name_of(source)
+    if package.split(".")[1:2] == ["flower"]:
+        pytest.importorskip("flwr")
+    found = hidden_modules(package, MODULES)
+    assert not found, f"{sorted(found)}: name the module for what is in it, not for its one object"
+
+
+def test_a_hidden_module_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "__init__.py").write_text("from room.thing import thing\nfrom room import other\n")
+    (tmp_path / "room" / "thing.py").write_text("def thing(): ...\n")
+    (tmp_path / "room" / "other.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert hidden_modules("room", {"room", "room.thing", "room.other"}) == {"room.thing"}
+
+
+def untidy_docstrings(tree: ast.Module) -> Iterator[str]:
+    """Public classes, functions and methods whose docstring does not begin with a sentence on a line of its own."""
+    scopes: list[ast.Module | ast.ClassDef] = [tree]
+    for scope in scopes:
+        for node in scope.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[0] != "_":
+                first = (ast.get_docstring(node) or "A magic or documented base.").partition("\n")[0]
+                if not (first[:1].isupper() and first.endswith(".")):
+                    yield f"line {node.lineno}: {node.name}: {first!r}"
+                scopes += [node] if isinstance(node, ast.ClassDef) else []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_docstrings_begin_with_a_sentence(source: Path) -> None:
+    room = name_of(source).split(".")[1:2]
+    found = list(untidy_docstrings(ast.parse(source.read_text("utf-8"))))
+    assert not found or room[0] in UNTIDY, "\n".join(found)
+
+
+def test_untidy_docstrings_are_found() -> None:
+    text = 'class A:\n    """Does it."""\n    def f(self):\n        """`x` -> y."""\ndef g():\n    """Without end"""\n'
+    assert [line.split(":")[1].strip() for line in untidy_docstrings(ast.parse(text))] == ["g", "f"]
 
 
 # Alternatives in brackets keep these patterns from matching their own source.

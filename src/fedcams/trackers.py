@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from fedcams.errors import SpecError
 from fedcams.extras import load
-from fedcams.registry.params import nearest
+from fedcams.registry.fields import nearest
 from fedcams.runs import Run
 from fedcams.simulation import RoundRecord
 
@@ -55,7 +55,7 @@ class TensorBoard:
 
 def scalars(record: RoundRecord, timing: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the name and value of everything that can be drawn as a curve over rounds."""
-    for name, value in (*vars(record).items(), ("seconds", timing.get("seconds"))):
+    for name, value in (*record.to_dict().items(), ("seconds", timing.get("seconds"))):
         if name != "round" and isinstance(value, int | float):
             yield name, value
 

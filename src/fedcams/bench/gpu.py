@@ -1,4 +1,4 @@
-"""Rounds of the paper's experiments on a CUDA device, by phase, next to the eager loop over clients."""
+"""Time rounds of the paper's experiments on a CUDA device, by phase, next to the eager loop over clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedcams.engines import engine
 from fedcams.errors import SpecError
 from fedcams.experiment import Built, Experiment
-from fedcams.experiment.build import assemble
+from fedcams.experiment.assembly import assemble
 from fedcams.simulation import Phases
 from fedcams.simulation.evaluate import evaluate
 from fedcams.tasks import CropFlip, TaskData, accuracy, cross_entropy
@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians over the rounds, in seconds."""
+    """Medians over rounds, in seconds."""
 
     model: str
     uplink: str
@@ -56,7 +56,7 @@ class Measured:
 
     @property
     def loop_seconds(self) -> float | None:
-        """A round by the loop: its own training and evaluation, the other phases as measured."""
+        """Seconds of a round with the loop: its own training and evaluation, the other phases as measured."""
         if self.loop_train is None or self.loop_evaluate is None:
             return None
         rest = self.seconds - self.phases["train"] - self.phases.get("evaluate", 0.0)
@@ -64,7 +64,7 @@ class Measured:
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster than the loop a round is."""
+        """The speedup of a round over the loop."""
         return None if self.loop_seconds is None else self.loop_seconds / self.seconds
 
     @property
@@ -73,7 +73,7 @@ class Measured:
         return (self.phases["encode"] + self.phases["aggregate"]) / self.seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers, those that follow from others included."""
+        """Return all numbers, including those that follow from others."""
         derived = {"loop_seconds": self.loop_seconds, "ratio": self.ratio, "compression": self.compression}
         return dataclasses.asdict(self) | derived
 
@@ -83,14 +83,14 @@ class DevicePhases(Phases):
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Times what happens inside."""
+        """Time the work inside."""
         with super().__call__(name):
             yield
             torch.cuda.synchronize()
 
 
 def measure(model: str, uplink: str, by: str = "graphs", rounds: int = 10, loop: bool = True) -> Measured:
-    """Times some rounds on images of CIFAR's shape (noise: only their number and size matter here)."""
+    """Time some rounds on images of CIFAR's shape; they are noise, since only their number and size matter."""
     if not torch.cuda.is_available():
         raise SpecError("bench gpu: no CUDA device is there; run it where torch.cuda.is_available()")
     experiment = Experiment.from_dict({**SETTINGS, "model": model, "uplink": uplink, "engine": by, "rounds": rounds})
@@ -115,7 +115,7 @@ def measure(model: str, uplink: str, by: str = "graphs", rounds: int = 10, loop:
 
 
 def noise_images(train: int = 50_000, test: int = 10_000) -> TaskData:
-    """Random images in ten classes."""
+    """Return random images in ten classes."""
     draw = torch.Generator().manual_seed(0)
     images = (torch.randint(0, 256, (n, *SHAPE), dtype=torch.uint8, generator=draw) for n in (train, test))
     labels = (torch.randint(0, 10, (n,), generator=draw) for n in (train, test))
@@ -154,7 +154,7 @@ def _seconds(work: Any) -> float:
 
 
 def where() -> dict[str, str]:
-    """The device and the versions that the numbers belong to."""
+    """Return the device and the versions that the numbers belong to."""
     return {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,

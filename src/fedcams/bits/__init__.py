@@ -1,1 +1,1 @@
-"""Bit-level work on vectors: packing, entropy coding, exact selection, seeded sampling. Knows nothing of federation."""
+"""Bit-level work on vectors: packing, entropy coding, exact selection, seeded sampling. Nothing here is federated."""

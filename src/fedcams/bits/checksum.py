@@ -24,14 +24,14 @@ from fedcams.bits.parallel import BLOCK, kernel, map_ranges
 POLYNOMIAL = 0xEDB88320
 """CRC-32's, lowest power first: bit 31 is 1, bit 30 is x, and x**32 is left out."""
 ONE, X = 1 << 31, 1 << 30
-SEALED = 0x2144DF1C
-"""The checksum of whatever ends in its own checksum, as payloads and messages do; of nothing else that long."""
+CRC_RESIDUE = 0x2144DF1C
+"""The checksum of data that end in their own checksum, as payloads and messages do."""
 LONG = 16 * BLOCK
-"""Bytes from which threads pay."""
+"""From this many bytes on, threads pay off."""
 
 
 def crc32(data: bytes | bytearray | memoryview, start: int = 0) -> int:
-    """`zlib.crc32`."""
+    """Return `zlib.crc32(data, start)`; long data are split over threads."""
     view = memoryview(data).cast("B")
     if len(view) < LONG:
         return zlib.crc32(view, start)
@@ -41,12 +41,12 @@ def crc32(data: bytes | bytearray | memoryview, start: int = 0) -> int:
 
 
 def crc32_of(parts: Iterable[bytes | memoryview], start: int = 0) -> int:
-    """Of parts that follow each other."""
+    """Return the CRC-32 of parts that follow each other."""
     return functools.reduce(lambda checksum, part: crc32(part, checksum), parts, start)
 
 
 def joined(first: int, second: int, length: int) -> int:
-    """The checksum of data with the checksum `first`, followed by `length` bytes with the checksum `second`."""
+    """Return the CRC-32 of data with the checksum `first`, followed by `length` bytes with the checksum `second`."""
     return _times(first, _power(length)) ^ second
 
 
@@ -80,19 +80,19 @@ MODULUS = 2**64
 
 
 def sums(values: NDArray[np.float32], at: int = 0) -> Sums:
-    """Both sums of values `[n]` that stand from position `at` on."""
+    """Return both sums of values `[n]` that start at position `at`."""
     words = values.view(np.uint32)
     return whole(map_ranges(words.size, lambda a, b: range_sums(words[a:b], at + a)))
 
 
 def range_sums(words: NDArray[np.uint32], at: int) -> Sums:
-    """The same on one thread."""
+    """Return both sums of words `[n]` that start at position `at`, on one thread."""
     first, second = map(int, _sums(words))
     return first, (second + at * first) % MODULUS
 
 
 def whole(parts: list[Sums]) -> Sums:
-    """Of ranges, those of the whole."""
+    """Return the sums of the whole from those of its ranges."""
     return sum(first for first, _ in parts) % MODULUS, sum(second for _, second in parts) % MODULUS
 
 

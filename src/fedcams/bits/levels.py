@@ -28,12 +28,12 @@ MAGNITUDE = 0x7FFFFFFF
 
 
 def most(bits: int) -> int:
-    """The largest |q|; on the side opposite to the step it is one less."""
+    """Return the largest |q|; on the side opposite to the step it is one less."""
     return 1 << (bits - 1)
 
 
 def largest_step(bits: int) -> float:
-    """So that no product with a level overflows."""
+    """Return the largest step with which no level overflows."""
     return BF16_MAX / most(bits)
 
 
@@ -41,7 +41,7 @@ def largest_step(bits: int) -> float:
 
 
 def quantise(x: Tensor, bits: int, block: int, seeds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`x [C, d]` -> steps bfloat16 `[C, ceil(d/block)]` and packed levels uint8 `[C, ceil(d·bits/8)]`.
+    """Quantise `x [C, d]` to bfloat16 steps `[C, ceil(d/block)]` and packed uint8 levels `[C, ceil(d·bits/8)]`.
 
     Without seeds to the nearest; with them (int64 `[C, 2]`, 32 bits each) at random, so that the mean of q·s is x.
     """
@@ -211,7 +211,7 @@ def _chances(seeds: Tensor, d: int, block: int, device: torch.device) -> Tensor:
 
 
 def add_levels_(out: Tensor, levels: Tensor, steps: Tensor, bits: int, block: int, weight: float) -> None:
-    """`out [C, d] += weight·q·steps`, `steps` bfloat16 `[C, ceil(d/block)]`, `levels` packed; in place."""
+    """Add `weight·q·steps` to `out [C, d]` in place; `steps` is bfloat16 `[C, ceil(d/block)]`, `levels` is packed."""
     limit = largest_step(bits)  # no writer sends more, but anybody may
     if out.device.type != "cpu":
         sizes = (steps.float().clamp(-limit, limit) * weight).repeat_interleave(block, -1)

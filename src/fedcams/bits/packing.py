@@ -19,12 +19,12 @@ Values = NDArray[np.int64]
 
 
 def packed_size(count: int) -> int:
-    """Bytes that hold `count` bits."""
+    """Return the bytes that hold `count` bits."""
     return -(-count // 8)
 
 
 def pack_bools(mask: Tensor) -> Tensor:
-    """bool `[..., count]` -> uint8 `[..., ceil(count/8)]`, on any device."""
+    """Pack bool `[..., count]` into uint8 `[..., ceil(count/8)]`, on any device."""
     padded = pad(mask.to(torch.uint8), (0, -mask.shape[-1] % 8))
     weights = 2 ** torch.arange(8, dtype=torch.uint8, device=mask.device)
     packed: Tensor = (padded.unflatten(-1, (-1, 8)) * weights).sum(-1, dtype=torch.uint8)
@@ -32,13 +32,13 @@ def pack_bools(mask: Tensor) -> Tensor:
 
 
 def unpack_bools(bits: Tensor, count: int) -> Tensor:
-    """uint8 `[..., ceil(count/8)]` -> bool `[..., count]`, on any device."""
+    """Unpack uint8 `[..., ceil(count/8)]` to bool `[..., count]`, on any device."""
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return ((bits.unsqueeze(-1) >> places) & 1).flatten(-2)[..., :count].bool()
 
 
 def pack_levels(levels: Tensor, bits: int) -> Tensor:
-    """uint8 `[..., count]`, each below 2^bits -> uint8 `[..., ceil(count·bits/8)]`, on any device."""
+    """Pack uint8 `[..., count]`, each below 2^bits, into uint8 `[..., ceil(count·bits/8)]`, on any device."""
     count = levels.shape[-1]
     groups = pad(levels, (0, -count % 8)).unflatten(-1, (-1, 8)).long()
     words = (groups << bits * torch.arange(8, device=levels.device)).sum(-1)
@@ -48,7 +48,7 @@ def pack_levels(levels: Tensor, bits: int) -> Tensor:
 
 
 def unpack_levels(data: Tensor, bits: int, count: int) -> Tensor:
-    """The reverse."""
+    """Unpack uint8 `[..., ceil(count·bits/8)]` to uint8 `[..., count]`, each below 2^bits, on any device."""
     groups = pad(data, (0, -data.shape[-1] % bits)).unflatten(-1, (-1, bits)).long()
     words = (groups << 8 * torch.arange(bits, device=data.device)).sum(-1)
     spread = (words[..., None] >> bits * torch.arange(8, device=data.device)) & ((1 << bits) - 1)
@@ -57,14 +57,14 @@ def unpack_levels(data: Tensor, bits: int, count: int) -> Tensor:
 
 
 def pack_uints(values: Values, bits: int) -> Bytes:
-    """int64 `[n]`, each in [0, 2^bits) with bits <= 32 -> `ceil(n bits / 8)` bytes."""
+    """Pack int64 `[n]`, each in [0, 2^bits) with bits <= 32, into `ceil(n·bits/8)` bytes."""
     out = np.zeros(packed_size(values.size * bits), np.uint8)
     _pack_(values, bits, out)
     return out
 
 
 def unpack_uints(data: Bytes, bits: int, count: int) -> Values:
-    """The reverse; refuses padding that is not zero."""
+    """Unpack `count` integers of `bits` bits to int64 `[count]`; refuse padding that is not zero."""
     values = np.empty(count, np.int64)
     if _unpack_(data, bits, values):
         raise BadPadding(f"the bits after the last of {count} {bits}-bit integers are not zero")
@@ -87,7 +87,7 @@ def _pack_(values: Values, bits: int, out: Bytes) -> None:
 
 @kernel
 def _unpack_(data: Bytes, bits: int, values: Values) -> bool:
-    """Returns whether anything but zeros is left."""
+    """Return whether the padding is not zero."""
     held, width, at = np.uint64(0), 0, 0
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for i in range(values.size):

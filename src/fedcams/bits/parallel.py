@@ -23,20 +23,22 @@ T = TypeVar("T")
 BLOCK = 1 << 16
 """Ranges start at multiples of this; partial sums are per block, so results do not depend on the thread count."""
 
-RANGES = 4  # a thread
-EXTRA_THREADS = 2  # threads more than cores, for what mostly waits
+RANGES = 4  # per thread
+EXTRA_THREADS = 2  # beyond one per core, for work that mostly waits
 
 _pool: ThreadPoolExecutor | None = None
 
 
 def kernel(function: F) -> F:
-    """Compiles a loop over arrays. Sums may be reordered within a block, nothing else is relaxed."""
+    """Compile a loop over arrays; sums may be reordered within a block, nothing else is relaxed."""
     compiled = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})(function)
     return cast(F, compiled)
 
 
 def map_ranges(size: int, work: Callable[[int, int], T], threads: int | None = None) -> list[T]:
-    """`work(start, stop)` over block-aligned ranges of [0, size), on as many threads as torch has; results in order.
+    """Call `work(start, stop)` for block-aligned ranges of [0, size) and return the results in order.
+
+    It uses as many threads as torch, unless `threads` is given.
 
     There are more ranges than threads and each thread takes the next one when it is free: torch's threads spin for
     milliseconds after each of its operations, and a range that waits for a core must not hold up the others.
@@ -50,7 +52,7 @@ def map_ranges(size: int, work: Callable[[int, int], T], threads: int | None = N
 
 
 def map_threads(items: Sequence[S], work: Callable[[S], T], threads: int | None = None) -> list[T]:
-    """`work(item)` of every item, on as many threads as torch has; results in order."""
+    """Call `work(item)` for every item, on as many threads as torch has, and return the results in order."""
     threads = threads or torch.get_num_threads()
     results: dict[int, T] = {}
     turns = itertools.count()
@@ -66,13 +68,13 @@ def map_threads(items: Sequence[S], work: Callable[[S], T], threads: int | None 
             if not helper.cancel():  # not yet started: nothing is left for it
                 helper.result()
     except BaseException:
-        wait([helper for helper in helpers if not helper.cancel()])  # the caller may give back what they work on
+        wait([helper for helper in helpers if not helper.cancel()])  # the caller may free the memory they use
         raise
     return [results[i] for i in range(len(items))]
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
-    """Does it on another thread, while the caller goes on."""
+    """Call `work` on another thread and return its future at once."""
     return _workers().submit(work)
 
 

@@ -28,7 +28,7 @@ CHUNK = 4096
 
 
 def sample_positions(seeds: Tensor, k: int, d: int) -> Tensor:
-    """Seeds int64 `[C]` -> distinct positions int64 `[C, k]` in [0, d), in no order."""
+    """Draw distinct positions int64 `[C, k]` in [0, d), unordered, from seeds int64 `[C]`."""
     bits = max(1, (d - 1).bit_length())
     constants = torch.tensor([_constants(seed) for seed in seeds.tolist()], dtype=torch.int64)
     if seeds.device.type != "cpu":
@@ -92,7 +92,7 @@ def _round(value: Tensor, constants: Tensor, bits: int) -> Tensor:
 
 
 def take_at(x: Tensor, positions: Tensor) -> Tensor:
-    """`x [C, d]` at `positions [C, k]` -> `[C, k]`."""
+    """Return the values `[C, k]` of `x [C, d]` at `positions [C, k]`."""
     if x.device.type != "cpu":
         return x.gather(-1, positions)
     rows = [row[places] for row, places in zip(x.numpy(), positions.numpy(), strict=True)]
@@ -100,7 +100,7 @@ def take_at(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def add_at_(out: Tensor, positions: Tensor, values: Tensor, weight: float) -> None:
-    """`out [C, d] += weight * values [C, k]` at `positions [C, k]`, distinct within a row; in place."""
+    """Add `weight * values [C, k]` to `out [C, d]` at `positions [C, k]`, distinct within a row; in place."""
     if out.device.type != "cpu":
         out.scatter_(-1, positions, out.gather(-1, positions) + values * weight)
         return
@@ -120,7 +120,7 @@ def _add_(
 
 
 def note_changes(times: Tensor, before: Tensor, after: Tensor, now: int) -> Tensor:
-    """`times [d]`, int32, with `now` wherever the bits of the two vectors `[d]` differ; in new memory."""
+    """Return a copy of `times [d]`, int32, with `now` wherever the bits of the two vectors `[d]` differ."""
     if times.device.type != "cpu":
         return torch.where(before.view(torch.int32) != after.view(torch.int32), now, times)
     out = np.empty_like(old := times.numpy())
@@ -136,7 +136,7 @@ def _note_(old: Times, before: Times, after: Times, now: np.int32, out: Times) -
 
 
 def changed_since(times: Tensor, then: int) -> Tensor:
-    """The positions `[k]`, ascending, of what changed after that time."""
+    """Return the ascending positions `[k]` of what changed after the time `then`."""
     if times.device.type != "cpu":
         return (times > then).nonzero().squeeze(-1)
     array, later = times.numpy(), np.int32(then)
@@ -158,7 +158,7 @@ def _count(times: Times, then: np.int32) -> int:
 
 @kernel
 def _list_(times: Times, then: np.int32, base: int, out: Positions) -> None:
-    """By chunks, so that only the last place of a chunk may be written to in vain, and never one of another thread."""
+    """Work in chunks, so that a superfluous write never hits the range of another thread."""
     places = np.empty(CHUNK + 1, np.int64)
     at = 0
     for start in range(0, times.size, CHUNK):

@@ -53,7 +53,7 @@ def _advance(total: int, count: int, gap: int) -> State:
 
 @kernel
 def rice_bits(positions: Positions, d: int) -> int:
-    """The exact length in bits, without writing anything."""
+    """Return the exact length of the code in bits, without writing it."""
     total, count = _start(d, positions.size)
     bits, before = 0, -1
     for i in range(positions.size):
@@ -67,12 +67,12 @@ def rice_bits(positions: Positions, d: int) -> int:
 
 
 def rice_size(positions: Positions, d: int) -> int:
-    """The exact length in bytes."""
+    """Return the exact length of the code in bytes."""
     return (int(rice_bits(positions, d)) + 7) // 8
 
 
 def rice_encode(positions: Positions, d: int) -> Bytes:
-    """Strictly ascending positions in [0, d) -> bytes."""
+    """Encode strictly ascending positions in [0, d) as bytes."""
     longest = positions.size * (ESCAPE + RAW_BITS)
     out = np.empty(longest // 32 + 2, np.uint32)
     bits = int(_encode_(positions, d, out))
@@ -81,7 +81,7 @@ def rice_encode(positions: Positions, d: int) -> Bytes:
 
 @kernel
 def _encode_(positions: Positions, d: int, out: Words) -> int:
-    """Writes 32 bits at a time; returns how many bits were written."""
+    """Write 32 bits at a time; return how many bits were written."""
     total, count = _start(d, positions.size)
     held, width, at, before = np.uint64(0), 0, 0, -1  # bits not yet written, how many, the next word
     for i in range(positions.size):
@@ -105,7 +105,7 @@ def _encode_(positions: Positions, d: int, out: Words) -> int:
 
 @kernel
 def _push_(held: np.uint64, width: int, at: int, code: int, bits: int, out: Words) -> tuple[np.uint64, int, int]:
-    """Appends a code of at most 32 bits; at most 31 are held before and after."""
+    """Append a code of at most 32 bits; at most 31 are held before and after."""
     held |= np.uint64(code) << np.uint64(width)
     width += bits
     if width >= 32:
@@ -116,7 +116,7 @@ def _push_(held: np.uint64, width: int, at: int, code: int, bits: int, out: Word
 
 @kernel
 def _push_long_(held: np.uint64, width: int, at: int, code: int, bits: int, out: Words) -> tuple[np.uint64, int, int]:
-    """Appends a code of at most 64 bits: r is above 32 where gaps of billions are usual."""
+    """Append a code of at most 64 bits: r is above 32 if gaps of billions are common."""
     if bits > 32:
         held, width, at = _push_(held, width, at, code & 0xFFFFFFFF, 32, out)
         code, bits = code >> 32, bits - 32
@@ -127,7 +127,7 @@ _ENDED, _RANGE, _ESCAPED, _PADDED = -1, -2, -3, -4
 
 
 def rice_decode(data: Bytes, k: int, d: int) -> tuple[Positions, int]:
-    """Reads k positions from the start of `data`; returns them and how many bytes they took."""
+    """Read k positions from the start of `data`; return them and the bytes they took; refuse damaged data."""
     if k > 8 * data.size:  # each costs a bit at least: bounds the allocation by the data
         raise Truncated(f"{k} positions cannot stand in {data.size} bytes")
     words = np.zeros(data.size // 4 + 4, np.uint32)  # zeros behind the end: overruns show in the bits used
@@ -147,7 +147,7 @@ def rice_decode(data: Bytes, k: int, d: int) -> tuple[Positions, int]:
 
 @kernel
 def _decode_(words: Words, available: int, d: int, out: Positions) -> int:
-    """Reads 32 bits at a time; returns how many bytes were used, or what is wrong."""
+    """Read 32 bits at a time; return how many bytes were used, or what is wrong."""
     total, count = _start(d, out.size)
     held, width, at, before = np.uint64(0), 0, 0, -1  # bits not yet used, how many, the next word
     for i in range(out.size):

@@ -28,7 +28,7 @@ LOWEST_ONE = np.array([max(0, (byte & -byte).bit_length() - 1) for byte in range
 
 
 def top_positions(x: Tensor, k: int) -> Tensor:
-    """`x [C, n]` -> int64 `[C, k]`, ascending."""
+    """Return the positions of the k largest magnitudes of each row: `x [C, n]` -> int64 `[C, k]`, ascending."""
     if x.device.type != "cpu":
         return torch.stack([top_positions_torch(row, k) for row in x])
     words = x.numpy().view(np.uint32)
@@ -39,7 +39,7 @@ def top_positions(x: Tensor, k: int) -> Tensor:
 
 
 def top_positions_torch(row: Tensor, k: int) -> Tensor:
-    """The same of one row `[n]` in torch operations, on any device."""
+    """Return the positions of the k largest magnitudes of one row `[n]`, in torch operations on any device."""
     magnitude = row.view(torch.int32) & int(MAGNITUDE)
     smallest = torch.topk(magnitude, k, sorted=False).values.min()
     above, ties = magnitude > smallest, magnitude == smallest
@@ -116,7 +116,7 @@ def _collect(words: Words, least: np.uint32, base: int) -> tuple[Positions, Word
 
 @kernel
 def _mark_(words: Words, least: np.uint32, hits: Bytes) -> None:
-    """One bit a word, 1 where its magnitude is `least` or more: compiles to vector instructions."""
+    """Set one bit per word, 1 if its magnitude is `least` or more: compiles to vector instructions."""
     for i in range(hits.size):
         byte = np.uint32(0)
         for j in range(8):
@@ -126,7 +126,7 @@ def _mark_(words: Words, least: np.uint32, hits: Bytes) -> None:
 
 @kernel
 def _list_(hits: Bytes, places: Positions, start: int, out: Positions, count: int) -> int:
-    """Appends the positions of the 1 bits: first the bytes that have any, without a branch, then their bits."""
+    """Append the positions of the 1 bits: first the bytes that have any, without a branch, then their bits."""
     some = 0
     for i in range(hits.size):
         places[some] = i
@@ -142,7 +142,7 @@ def _list_(hits: Bytes, places: Positions, start: int, out: Positions, count: in
 
 @kernel
 def _refine_(positions: Positions, magnitudes: Words, out: Positions) -> None:
-    """Finds the exact k-th magnitude, 31 bits from the top, then keeps what lies above it and the first ties."""
+    """Find the exact k-th magnitude, from the top bits down, then keep what lies above it and the first ties."""
     prefix, remaining, shift = 0, out.size, 31
     for bits in (12, 12, 7):
         counts = np.zeros(1 << bits, np.int64)

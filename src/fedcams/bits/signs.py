@@ -1,4 +1,4 @@
-"""Signs as bits: one bit a coordinate, 1 for x >= 0 (and -0.0), the lowest bit of a byte first, padding zero.
+"""Signs as bits: one bit per coordinate, 1 for x >= 0 (and -0.0), the lowest bit of a byte first, padding zero.
 
 Each function has a kernel for one row on the CPU and a batched torch version for any other device.
 """
@@ -26,7 +26,7 @@ Segments = Sequence[tuple[int, int]]
 
 
 def pack_signs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x [C, d]` -> its signs, uint8 `[C, ceil(d/8)]`, and from the same read of x the sums of |x|, float64 `[C]`."""
+    """Return the signs of `x [C, d]`, uint8 `[C, ceil(d/8)]`, and from the same read the sums of |x|, float64 `[C]`."""
     if x.device.type != "cpu":
         return pack_bools(x >= 0), x.abs().sum(-1, dtype=torch.float64)
     out = torch.empty(x.shape[0], packed_size(x.shape[1]), dtype=torch.uint8)
@@ -44,7 +44,7 @@ def _pack_row_(row: NDArray[np.float32], out: NDArray[np.uint8]) -> float:
 
 @kernel
 def _pack_and_sum_(row: NDArray[np.float32], words: NDArray[np.uint32], out: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Chunk by chunk, so that the sum finds in the cache what packing has just read; one sum for each BLOCK."""
+    """Work in chunks, so that the sum finds in the cache what packing has just read; return one sum per BLOCK."""
     sums = np.zeros((row.size + BLOCK - 1) // BLOCK)
     for start in range(0, row.size, CHUNK):
         _pack_(words[start : start + CHUNK], out[start >> 3 : (start + CHUNK) >> 3])
@@ -84,7 +84,7 @@ def _pack_(words: NDArray[np.uint32], out: NDArray[np.uint8]) -> None:
 
 
 def add_signs_(out: Tensor, bits: Tensor, segments: Segments, magnitudes: Tensor) -> None:
-    """`out [C, d] += ±magnitudes [C, S]`, one magnitude a segment, the sign from `bits [C, ceil(d/8)]`; in place.
+    """Add `±magnitudes [C, S]`, one per segment, to `out [C, d]` in place; `bits [C, ceil(d/8)]` has the signs.
 
     With `out [1, d]` all rows are added into the one, one after the other.
     """
@@ -141,7 +141,7 @@ def _add_signs_torch_(out: Tensor, bits: Tensor, segments: Segments, magnitudes:
 
 
 def abs_sums(x: Tensor, segments: Segments) -> Tensor:
-    """The sum of |x| over each segment, `x [C, d]` -> float64 `[C, S]`."""
+    """Return the sum of |x| over each segment: `x [C, d]` -> float64 `[C, S]`."""
     if x.device.type != "cpu":
         return torch.stack([x[:, a:b].abs().sum(-1, dtype=torch.float64) for a, b in segments], dim=-1)
     return torch.tensor([[abs_sum(row[a:b]) for a, b in segments] for row in x], dtype=torch.float64)

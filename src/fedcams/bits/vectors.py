@@ -15,12 +15,12 @@ from fedcams.bits.parallel import BLOCK, kernel, map_ranges
 
 Vector = NDArray[np.float32]
 SHORT = 1 << 15
-"""Up to here torch does not use its threads, and is quicker to call."""
+"""Up to this size torch uses no threads and is faster to call."""
 
 
 def add_(out: Tensor, x: Tensor, threads: int | None = None) -> None:
-    """`out [n] += x [n]`, in place; on as many threads as torch has, unless told otherwise."""
-    if out.numel() <= SHORT or not (_plain(out) and _plain(x)):
+    """Add `x [n]` to `out [n]` in place, on as many threads as torch has unless `threads` is given."""
+    if out.numel() <= SHORT or not (_suits_kernels(out) and _suits_kernels(x)):
         out.add_(x)
         return
     target, source = out.numpy(), x.numpy()
@@ -28,8 +28,8 @@ def add_(out: Tensor, x: Tensor, threads: int | None = None) -> None:
 
 
 def divide_(out: Tensor, by: float) -> None:
-    """`out [n] /= by`, in place."""
-    if out.numel() <= SHORT or not _plain(out):
+    """Divide `out [n]` by a number, in place."""
+    if out.numel() <= SHORT or not _suits_kernels(out):
         out.div_(by)
         return
     target = out.numpy()
@@ -37,8 +37,8 @@ def divide_(out: Tensor, by: float) -> None:
 
 
 def abs_sum(x: Tensor) -> float:
-    """The sum of |x| of `x [n]` in float64, which no finite float32 vector can overflow."""
-    if not _plain(x):
+    """Return the sum of |x| of `x [n]` in float64, which no finite float32 vector can overflow."""
+    if not _suits_kernels(x):
         return float(x.abs().sum(dtype=torch.float64))
     vector = x.numpy()
     if vector.size <= BLOCK:
@@ -68,7 +68,7 @@ def row_dots(rows: Tensor, vector: Tensor) -> Tensor:
 
 
 def read_floats(data: NDArray[np.uint8]) -> tuple[Vector, float]:
-    """Bytes as a vector in memory of its own, and the sum of |x| like `abs_sum`; they need not be aligned.
+    """Copy bytes, which need not be aligned, into a new vector; return it and the sum of |x| like `abs_sum`.
 
     A range is added up while it is still in the cache.
     """
@@ -96,7 +96,7 @@ def _stack(sums: list[Tensor], rows: Tensor) -> Tensor:
     return torch.stack(sums) if sums else rows.new_zeros(0, dtype=torch.float64)
 
 
-def _plain(x: Tensor) -> bool:
+def _suits_kernels(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous() and not x.requires_grad
 
 

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-import fedcams.schedules  # noqa: F401  (numbers may follow them)
 from fedcams.compress import Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.parts import Parts
 from fedcams.registry import Spec, register
+from fedcams.schedules import Constant  # noqa: F401  (registers what numbers may follow)
 
 
 class Control(Spec, ABC):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from fedcams.compress import Compressor
 from fedcams.downlink.held import HeldStore
-from fedcams.downlink.message import Message
-from fedcams.downlink.versions import Held, OutOfStep
+from fedcams.downlink.message import Held, Message, OutOfStep
 from fedcams.errors import SpecError
 from fedcams.keys import derive
 from fedcams.layout import Layout
-from fedcams.registry import Spec, resolve
+from fedcams.registry import Spec
 from fedcams.rows import RowStore
+from fedcams.sampler import Contacts
+
+REPLICA = "replica"
+"""The name of the rows that a server may keep: the model which each client holds."""
 
 
 class Broadcast(NamedTuple):
@@ -48,6 +51,21 @@ class Delivery(NamedTuple):
     """What these clients hold then: `[d]` where all hold the same, and else `[C, d]`."""
     sent: list[Sent]
     state: Any
+
+
+class DownlinkCost(NamedTuple):
+    """What a downlink costs over a run: bytes of all clients, worked out before it runs."""
+
+    deltas: float
+    """Sent as deltas or compressed models."""
+    catchup: float
+    """Sent to clients that had missed rounds."""
+    dense: float
+    """Sent as dense models."""
+    memory: float = 0.0
+    """Kept by the server beside the model and its optimizer."""
+    bound: float = 0.0
+    """The part of ‖x - held‖² that one delta may leave behind, by its proof; 0 where the model is sent whole."""
 
 
 class Downlink(Spec, ABC):
@@ -92,16 +110,26 @@ class Downlink(Spec, ABC):
     def paper_bits(self, layout: Layout) -> int:
         """Bits of one client's link in a round by the paper's rule."""
 
+    def cost(self, layout: Layout, contacts: Contacts, rounds: int) -> DownlinkCost:
+        """Return what a run of `rounds` rounds with these contacts costs, for `fedcams plan`.
+
+        Refuses unless a downlink overrides it: nobody else can tell what it will send.
+        """
+        raise SpecError(
+            f"{self}: what it will send is not known before it runs; write {type(self).__name__}.cost, or plan with "
+            "another downlink"
+        )
+
     def common(self, state: Any) -> Tensor | None:
         """The model `[d]` that all clients of the last round hold, where that is one and not the server's own."""
         return None
 
     def receive(
-        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, sealed: bool = False
+        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, crc_checked: bool = False
     ) -> tuple[Tensor, Held | None]:
         """The model `[d]` to train from, and what to tell the server about it; refuses by OutOfStep.
 
-        `sealed` says that the checksum at the end of the data was checked.
+        `crc_checked` says that the checksum at the end of the data was checked.
         """
         if store is None:
             raise SpecError(f"{self}: clients keep their model; give them a HeldStore, in memory or on disk")
@@ -142,6 +170,11 @@ def check_contractive(name: str, codec: Compressor) -> None:
         )
 
 
+def bound_of(codec: Compressor, layout: Layout) -> float:
+    """Return the part of a vector's squared norm that the codec may lose, by its proof; 0 where there is no proof."""
+    return codec.at(1, 1).squared_error_bound(layout) or 0.0
+
+
 def downlink(spec: str | Downlink) -> Downlink:
     """The downlink that a spec string spells."""
-    return cast(Downlink, resolve("downlink", spec))
+    return Downlink.parse(spec)

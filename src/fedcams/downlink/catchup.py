@@ -1,4 +1,4 @@
-"""The cheapest way from a version of the shared model to the present one."""
+"""The cheapest way from a version of the shared model to the present one: found in a run, and expected before it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from fedcams.bits.positions import changed_since, take_at
+from fedcams.compress import Compressor
 from fedcams.downlink.message import as_bytes, dense_size, message_size, replacing
 from fedcams.layout import Layout
 from fedcams.wire import pack, size
+from fedcams.wire.estimate import coordinates_changed, payload_bytes
 
 
 class Way(NamedTuple):
@@ -43,7 +45,7 @@ class Catchup:
         """For a client that holds this version; None stands for nothing."""
         if held == self.version:
             return Way("delta", message_size([]))
-        ways = [Way("dense", dense_size(self.w, self.layout))]
+        ways = [Way("dense", dense_size(self.layout))]
         if held is not None and held >= self.since:
             ways.append(self._chain(held))
         if held is not None and self.touched is not None:
@@ -73,3 +75,18 @@ class Catchup:
     def _kind(self, held: int) -> Literal["delta", "catchup"]:
         missed = sum(version > held for version in self.log)
         return "delta" if missed == 1 and held >= self.since else "catchup"
+
+
+def expected_size(codec: Compressor, layout: Layout, missed: int) -> float:
+    """Return the bytes of the cheapest message for a client that missed so many deltas, before anything runs.
+
+    Each delta is taken to choose its coordinates uniformly and apart from the others.
+    """
+    delta, dense = payload_bytes(codec, layout), dense_size(layout)
+    ways = [dense]
+    if missed * delta <= dense:  # else the log has forgotten the oldest
+        ways.append(message_size([delta] * missed))
+    if missed > 1 and (each := coordinates_changed(codec, layout)) is not None:
+        union = round(layout.d * (1 - (1 - each / layout.d) ** missed))
+        ways.append(message_size([payload_bytes(replacing(union), layout)]))
+    return min(ways)

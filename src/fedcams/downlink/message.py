@@ -1,8 +1,8 @@
 """What a client gets that keeps its model: how to make the new one from the one it holds, and how to tell that it did.
 
-A message is a frame (`fedcams.wire.frames`) with magic `FCMM`; its head is the kind (1), whether it builds on something
-(1), the version (8) and digest (16) of what it builds on, and those of the result; its one byte string is a sequence of
-payloads, each after its length (8).
+Server and client name a model by its version and digest (`Held`). A message is a frame (`fedcams.wire.frames`) with
+magic `FCMM`; its head is the kind (1), whether it builds on something (1), the version (8) and digest (16) of what it
+builds on, and those of the result; its one byte string is a sequence of payloads, each after its length (8).
 
     dense   one `identity` payload: the model
     add     any number of payloads, to be decoded and added in this order; none where nothing has changed
@@ -11,26 +11,64 @@ payloads, each after its length (8).
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedcams.bits.parallel import map_threads
 from fedcams.compress import compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.compress.topk import TopK
-from fedcams.downlink.versions import DIGEST, Held, OutOfStep, digest_of
-from fedcams.errors import NonCanonical, Truncated
+from fedcams.errors import FedcamsError, NonCanonical, Truncated
 from fedcams.layout import Layout
-from fedcams.wire import decode, encode, size, unpack
+from fedcams.wire import decode, encode, unpack
+from fedcams.wire.estimate import payload_bytes
 from fedcams.wire.frames import Frame
 
+DIGEST = 16
+PIECE = 2**18
+"""Values of a model that are hashed as one."""
 DENSE, ADD, SET = range(3)
 FRAME = Frame(b"FCMM", f"BBQ{DIGEST}sQ{DIGEST}s", blobs=1)
 LENGTH = struct.Struct("<Q")
+
+
+class Held(NamedTuple):
+    """A model that a client holds: the round it came in (0: before the first), and what it is, bit for bit."""
+
+    version: int
+    digest: bytes
+
+    def __str__(self) -> str:
+        return f"version {self.version} ({self.digest.hex()[:8]})"
+
+
+class OutOfStep(FedcamsError):
+    """A message for a client that holds something else than the message builds on; the dense model helps."""
+
+    def __init__(self, text: str, held: Held | None) -> None:
+        super().__init__(text)
+        self.held = held
+        """What the client does hold; None for nothing, or nothing sound."""
+
+
 NOTHING = Held(0, bytes(DIGEST))
+
+
+def digest_of(model: Tensor) -> bytes:
+    """Sixteen bytes that stand for all bits of a model `[d]`: BLAKE2b of those of its pieces, found side by side."""
+    data = model.detach().cpu().contiguous().numpy().data
+    pieces = [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
+    return _digest(b"".join(map_threads(pieces, lambda piece: _digest(piece, b"fedcams.piece"))), b"fedcams.model")
+
+
+def _digest(data: bytes | memoryview, purpose: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST, person=purpose).digest()
 
 
 @dataclass(frozen=True)
@@ -68,7 +106,7 @@ class Message:
             assert base is not None, "all but the dense model build on something"
             model = base.clone()
             for payload in self.payloads:
-                (_add if self.kind == ADD else _set)(model, payload, layout)
+                (_add_ if self.kind == ADD else _set_)(model, payload, layout)
         if digest_of(model) != self.result.digest:
             raise OutOfStep(
                 f"applied to what is held, the message does not give {self.result}; ask for all of it", None
@@ -81,9 +119,9 @@ def dense_message(x: Tensor, layout: Layout, result: Held) -> Message:
     return Message(DENSE, None, result, [encode(IDENTITY, x, layout)])
 
 
-def dense_size(x: Tensor, layout: Layout) -> int:
+def dense_size(layout: Layout) -> int:
     """The length of that message."""
-    return message_size([size(IDENTITY, {"values": x}, layout)])
+    return message_size([payload_bytes(IDENTITY, layout)])
 
 
 def message_size(payloads: Sequence[int]) -> int:
@@ -105,12 +143,12 @@ def _split(body: bytes) -> list[bytes]:
     return payloads
 
 
-def _add(model: Tensor, payload: bytes, layout: Layout) -> None:
+def _add_(model: Tensor, payload: bytes, layout: Layout) -> None:
     read = unpack(payload, layout)
-    read.compressor.add_to(model, read.code, layout)
+    read.compressor.add_to_(model, read.code, layout)
 
 
-def _set(model: Tensor, payload: bytes, layout: Layout) -> None:
+def _set_(model: Tensor, payload: bytes, layout: Layout) -> None:
     read = unpack(payload, layout)
     if read.compressor != replacing(len(read.code.get("position", ()))):
         raise NonCanonical(f"values to be set travel as topk(k=...), not as {read.compressor}")

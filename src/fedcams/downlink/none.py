@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink.base import Broadcast, Delivery, Downlink, Sent
+from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent
 from fedcams.downlink.held import HeldStore
 from fedcams.layout import Layout
 from fedcams.registry import register
+from fedcams.sampler import Contacts
 from fedcams.wire import pack, size, unpack
+from fedcams.wire.estimate import payload_bytes
 
 
 @register("none")
@@ -35,9 +37,12 @@ class NoDownlink(Downlink):
     def paper_bits(self, layout: Layout) -> int:
         return IDENTITY.paper_bits(layout)
 
+    def cost(self, layout: Layout, contacts: Contacts, rounds: int) -> DownlinkCost:
+        return DownlinkCost(deltas=0.0, catchup=0.0, dense=payload_bytes(IDENTITY, layout) * contacts.total)
+
     def receive(
-        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, sealed: bool = False
+        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, crc_checked: bool = False
     ) -> tuple[Tensor, None]:
-        payload = unpack(data, layout, sealed=sealed)
+        payload = unpack(data, layout, crc_checked=crc_checked)
         read = payload.code["values"] if payload.compressor == IDENTITY else payload.decode()  # as read: one copy less
         return read, None

@@ -9,16 +9,33 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Broadcast, Delivery, Downlink, Sent, check_contractive
-from fedcams.downlink.message import ADD, Message, as_bytes, as_tensor, dense_message, dense_size, message_size
-from fedcams.downlink.versions import Held, digest_of
+from fedcams.downlink.base import (
+    REPLICA,
+    Broadcast,
+    Delivery,
+    Downlink,
+    DownlinkCost,
+    Sent,
+    bound_of,
+    check_contractive,
+)
+from fedcams.downlink.message import (
+    ADD,
+    Held,
+    Message,
+    as_bytes,
+    as_tensor,
+    dense_message,
+    dense_size,
+    digest_of,
+    message_size,
+)
 from fedcams.layout import Layout
 from fedcams.registry import flag, nested, register
 from fedcams.rows import RowStore
+from fedcams.sampler import Contacts
 from fedcams.wire import pack, sizes
-
-ROW = "replica"
-"""The name of the rows: the model that each client holds."""
+from fedcams.wire.estimate import payload_bytes
 
 
 class ReplicaState(NamedTuple):
@@ -77,7 +94,7 @@ class Replica(Downlink):
             return dense_message(broadcast.x, broadcast.layout, Held(broadcast.round, digest_of(broadcast.x)))
         row = self._rows(state, broadcast, [client])[0]
         code = self.codec.encode(broadcast.x - row, broadcast.layout, broadcast.key(client))
-        after = self.codec.add_to(row, code, broadcast.layout)
+        after = self.codec.add_to_(row, code, broadcast.layout)
         return Message(ADD, base, Held(broadcast.round, digest_of(after)), [pack(self.codec, code, broadcast.layout)])
 
     def expected(self, state: ReplicaState, client: int) -> Held | None:
@@ -100,12 +117,12 @@ class Replica(Downlink):
         """The client has taken the step that it was sent: so does its row."""
         message = Message.from_bytes(as_bytes(state.sent[client]))
         row = None if message.base is None else self._rows(state, broadcast, [client])[0].cpu()
-        _store(broadcast).commit([client], {ROW: message.apply(row, broadcast.layout)[None]}, broadcast.round)
+        _store(broadcast).commit([client], {REPLICA: message.apply(row, broadcast.layout)[None]}, broadcast.round)
 
     def _rows(self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]) -> Tensor:
         """`[C, d]`, on the device of x: what these clients hold, the initial model for those not seen."""
         store = _store(broadcast)
-        rows = store.gather(ROW, clients).to(broadcast.x.device)
+        rows = store.gather(REPLICA, clients).to(broadcast.x.device)
         for row, client in zip(rows, clients, strict=True):
             if store.round_of(client) is None and state.initial is not None:
                 row.copy_(state.initial)
@@ -114,7 +131,7 @@ class Replica(Downlink):
     # -- all of it at once ---------------------------------------------------------------------------------------
 
     def deliver(self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
-        store, dense = _store(broadcast), dense_size(broadcast.x, broadcast.layout)
+        store, dense = _store(broadcast), dense_size(broadcast.layout)
         rows = self._rows(state, broadcast, clients)
         there = [i for i, client in enumerate(clients) if self.warm or store.round_of(client) is not None]
         new = [i for i in range(len(clients)) if i not in there]
@@ -123,14 +140,25 @@ class Replica(Downlink):
         if there:
             base = rows[there]
             code = self.codec.encode(broadcast.x - base, broadcast.layout, [broadcast.key(clients[i]) for i in there])
-            rows[there] = self.codec.add_to(base, code, broadcast.layout)
+            rows[there] = self.codec.add_to_(base, code, broadcast.layout)
             for i, payload in zip(there, sizes(self.codec, code, broadcast.layout), strict=True):
                 sent[i] = Sent("delta", message_size([payload]))
-        store.commit(clients, {ROW: rows}, broadcast.round)
+        store.commit(clients, {REPLICA: rows}, broadcast.round)
         return Delivery(rows, sent, state)
 
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)
+
+    def cost(self, layout: Layout, contacts: Contacts, rounds: int) -> DownlinkCost:
+        """One delta a contact, however long the client was away; a first contact is dense unless clients start warm."""
+        delta, again = message_size([payload_bytes(self.codec, layout)]), float(contacts.gaps.sum())
+        return DownlinkCost(
+            deltas=delta * (again + self.warm * contacts.seen),
+            catchup=0.0,
+            dense=dense_size(layout) * contacts.seen * (not self.warm),
+            memory=4.0 * layout.d * (contacts.seen + self.warm),  # a row for each client, and the initial model
+            bound=bound_of(self.codec, layout),
+        )
 
 
 def _store(broadcast: Broadcast) -> RowStore:

@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcams.bits.positions import note_changes
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Broadcast, Delivery, Downlink, Sent, check_contractive
-from fedcams.downlink.catchup import Catchup, Way
-from fedcams.downlink.message import ADD, SET, Message, as_tensor, dense_message, dense_size
-from fedcams.downlink.versions import Held, digest_of
+from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent, bound_of, check_contractive
+from fedcams.downlink.catchup import Catchup, Way, expected_size
+from fedcams.downlink.message import ADD, SET, Held, Message, as_tensor, dense_message, dense_size, digest_of
 from fedcams.layout import Layout
 from fedcams.registry import flag, nested, register
+from fedcams.sampler import Contacts
 from fedcams.wire import pack
+from fedcams.wire.estimate import coordinates_changed, payload_bytes
 
 NOTHING = -1
 
@@ -119,10 +121,10 @@ class Shared(Downlink):
         if state.version == broadcast.round or torch.equal(broadcast.x, state.w):
             return state
         code = self.codec.encode(broadcast.x - state.w, broadcast.layout, broadcast.key())
-        w = self.codec.add_to(state.w.clone(), code, broadcast.layout)
+        w = self.codec.add_to_(state.w.clone(), code, broadcast.layout)
         touched = None if state.touched is None else note_changes(state.touched, state.w, w, broadcast.round)
         log = {**state.log, broadcast.round: as_tensor(pack(self.codec, code, broadcast.layout))}
-        log, since = _bounded(log, state.since, dense_size(w, broadcast.layout))
+        log, since = _bounded(log, state.since, dense_size(broadcast.layout))
         return state._replace(w=w, version=broadcast.round, touched=touched, log=log, since=since)
 
     def _held(self, state: SharedState, client: int) -> int | None:
@@ -146,6 +148,24 @@ class Shared(Downlink):
 
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)
+
+    def cost(self, layout: Layout, contacts: Contacts, rounds: int) -> DownlinkCost:
+        """A client that comes back after g rounds missed g deltas; one that starts warm in round t missed t - 1."""
+        dense, missed = dense_size(layout), np.arange(rounds)
+        sizes = np.array([expected_size(self.codec, layout, count) for count in missed.tolist()])
+        spent = (contacts.gaps + contacts.first[1:] * self.warm) * sizes
+        whole, first = sizes >= dense, dense * contacts.seen * (not self.warm)
+        parts = spent[~whole & (missed < 2)], spent[~whole & (missed > 1)], spent[whole]
+        deltas, catchup, again = (float(part.sum()) for part in parts)
+        return DownlinkCost(
+            deltas, catchup, again + first, self._expected_memory(layout, rounds), bound_of(self.codec, layout)
+        )
+
+    def _expected_memory(self, layout: Layout, rounds: int) -> float:
+        """Bytes of w, of the versions in which its coordinates changed, and of the log."""
+        row, delta = 4.0 * layout.d, payload_bytes(self.codec, layout)
+        log = min(delta * max(0, rounds - 1), dense_size(layout) // delta * delta)
+        return row + row * (coordinates_changed(self.codec, layout) is not None) + log
 
     def common(self, state: SharedState) -> Tensor:
         return state.w

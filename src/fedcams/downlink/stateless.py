@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Broadcast, Delivery, Downlink, Sent
+from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent, bound_of
 from fedcams.downlink.held import HeldStore
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.registry import nested, register
+from fedcams.sampler import Contacts
 from fedcams.wire import encode, sizes, unpack
+from fedcams.wire.estimate import payload_bytes
 
 
 @register("stateless")
@@ -52,7 +54,11 @@ class Stateless(Downlink):
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)
 
+    def cost(self, layout: Layout, contacts: Contacts, rounds: int) -> DownlinkCost:
+        sent = payload_bytes(self.codec, layout) * contacts.total
+        return DownlinkCost(deltas=sent, catchup=0.0, dense=0.0, bound=bound_of(self.codec, layout))
+
     def receive(
-        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, sealed: bool = False
+        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, crc_checked: bool = False
     ) -> tuple[Tensor, None]:
-        return unpack(data, layout, sealed=sealed).decode(), None
+        return unpack(data, layout, crc_checked=crc_checked).decode(), None

@@ -66,7 +66,7 @@ class Engine(Spec, ABC):
         return self
 
     def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """The model `x [d]` with these buffers as a function of raw inputs `[n, ...]`; holds until the next call."""
+        """Returns the model `x [d]` with these buffers as a function of raw inputs `[n, ...]`, until the next call."""
         model = problem.load(x, buffers)
         if model.training:
             model.eval()
@@ -81,7 +81,7 @@ def engine(spec: str | Engine) -> Engine:
 
 
 def rows(vector: Tensor, cohort: Sequence[int]) -> Tensor:
-    """`[d]` or `[C, d]` -> `[C, d]`, without a copy."""
+    """Returns `[C, d]` from `[d]`, which every client gets, or from `[C, d]`; nothing is copied."""
     return vector.expand(len(cohort), -1)
 
 

@@ -30,7 +30,7 @@ MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
 
 @contextlib.contextmanager
 def naming(clients: Iterable[int]) -> Iterator[None]:
-    """Says whose examples a layer refused; batch-norm does with a batch of one."""
+    """Names the clients in the error of a layer that refuses their batch, as batch-norm does with a single value."""
     try:
         yield
     except ValueError as error:
@@ -100,7 +100,7 @@ class Problem:
 
     @functools.cached_property
     def may_pad(self) -> bool:
-        """Whether examples of weight zero leave training as it is: no layer mixes examples, the loss is of each."""
+        """Tells whether examples of weight zero leave training as it is: no layer mixes examples, each has its loss."""
         if any(isinstance(module, MIXES_EXAMPLES) for module in self.model.modules()):
             return False
         x, y = self.examples_of(next(iter(self.clients)))
@@ -112,12 +112,12 @@ class Problem:
             self.model.train(training)  # it may be asked in the middle of training
 
     def losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The loss of each example `[B]`, or the mean `[]` where the loss gives nothing else."""
+        """Returns the loss of each example `[B]`, or the mean `[]` where the loss gives nothing else."""
         values = self.loss(outputs, targets)
         return values.flatten(1).mean(1) if values.dim() > 1 else values
 
     def read(self) -> tuple[Tensor, Tensor | None]:
-        """The parameters `[d]` and buffers `[b]` that the model has now, copied."""
+        """Returns copies of the parameters `[d]` and buffers `[b]` (None without any) that the model has now."""
         buffers = self.buffer_layout
         return self.layout.read(self.model), None if buffers is None else buffers.read(self.model)
 
@@ -135,7 +135,7 @@ class Problem:
         return [(self.model.get_submodule(module), name) for module, _, name in paths]
 
     def load(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
-        """The model with these parameters `[d]` and buffers `[b]`."""
+        """Writes parameters `[d]` and buffers `[b]` (None: leaves them) into the model and returns it."""
         parts = list(self.layout.split(x).values())
         if buffers is not None and self.buffer_layout is not None:
             parts += self.buffer_layout.split(buffers).values()
@@ -167,7 +167,7 @@ class Problem:
         return next(self.model.parameters()).device
 
     def examples_of(self, client: int) -> Examples:
-        """A client's inputs and targets on the model's device; refuses an empty client."""
+        """Returns a client's inputs and targets on the model's device; refuses an empty client."""
         x, y = self.clients[client]
         if len(x) != len(y) or len(x) == 0:
             raise UpdateError(
@@ -176,7 +176,7 @@ class Problem:
         return x.to(self.device), y.to(self.device)
 
     def pool(self, cohort: Sequence[int]) -> Pool:
-        """The examples of these clients on the model's device; a data set that is there already is not copied."""
+        """Returns the examples of these clients on the model's device; a data set that is there is not copied."""
         held = self.clients
         if isinstance(held, Shards) and held.x.device == self.device:
             return Pool(held.x, held.y, [held.places(client) for client in cohort])
@@ -185,11 +185,11 @@ class Problem:
         return Pool(torch.cat(x), torch.cat(y), np.split(np.arange(ends[-1]), ends[:-1]))
 
     def draws(self, examples: int, seed: int, round: int, client: int) -> Tensor | None:
-        """The augmentation of every example that a client sees in a round, in the order in which it sees them."""
+        """Returns the augmentation of every example that a client sees in a round, in that order; None without any."""
         if self.augment is None:
             return None
         return self.augment.draw(generator(seed, "augment", round, client), examples).to(self.device)
 
     def inputs(self, x: Tensor, draws: Tensor | None) -> Tensor:
-        """Raw inputs `[B, ...]` -> augmented and prepared."""
+        """Returns raw inputs `[B, ...]` augmented by these draws and prepared for the model."""
         return self.prepare(x if draws is None or self.augment is None else self.augment.apply(x, draws))

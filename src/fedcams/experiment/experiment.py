@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import fedcams.engines
+import fedcams.experiment.placeholders
 import fedcams.models
 import fedcams.partition
 import fedcams.probes

@@ -20,7 +20,16 @@ from typing import Any
 
 from fedcams.rounds import Server, ServerState
 from fedcams.rows import DirectRows
-from fedcams.runs.checkpoint import REPLICAS, STATE, Checkpoint, differences, old_format, read_sealed, sealed
+from fedcams.runs.checkpoint import (
+    LAST_READER,
+    REPLICAS,
+    STATE,
+    Checkpoint,
+    differences,
+    old_format,
+    read_sealed,
+    sealed,
+)
 from fedcams.runs.files import Lines, disk_errors, write_file
 from fedcams.runs.folder import RunError
 
@@ -32,27 +41,12 @@ RESTORE = "restore it, or give another checkpoint folder"
 class FlowerCheckpoint:
     """The checkpoint folder of one run; the caller has locked it, see `fedcams.runs.files.locked`."""
 
-    def __init__(self, folder: Path, name: str, identity: Mapping[str, Any], server: Server) -> None:
-        """Open the run in the folder, or begin it; refuses a folder of another run or of an older version."""
-        self.folder, self.server = folder, server
-        identity = {"name": name, **identity}
-        self.run = self._identify(name, {"fedcams_flower": VERSION, **identity})
+    def __init__(self, folder: Path, run: str, identity: Mapping[str, Any], server: Server) -> None:
+        """Describe the checkpoint of the run that `identify` found in this folder, or began there."""
+        self.folder, self.run, self.server = folder, run, server
         rows = {} if server.replicas is None else {REPLICAS: DirectRows(server.replicas)}
-        self._checkpoint = Checkpoint(folder, server, {"run": self.run, **identity}, rows, keep_spare=True)
+        self._checkpoint = Checkpoint(folder, server, {"run": run, **identity}, rows, keep_spare=True)
         self._ledger: Lines | None = None
-
-    def _identify(self, name: str, identity: Mapping[str, Any]) -> str:
-        path = self.folder / RUN
-        if not path.exists():
-            # a new run under an old name must not meet the residuals that clients still have of that one
-            run = f"{name}-{secrets.token_hex(4)}"
-            write_file(path, sealed({**identity, "run": run}))
-            return run
-        _refuse_old(path)
-        known = read_sealed(path, RESTORE) or {}
-        if found := differences(identity, {key: value for key, value in known.items() if key != "run"}):
-            raise RunError(f"{path}: another run: {found}; give its settings, or another checkpoint folder")
-        return str(known["run"])
 
     def load(self, start: ServerState) -> ServerState:
         """Return the state to go on from, in the memory of `start`, which it is if no round was finished."""
@@ -73,8 +67,28 @@ class FlowerCheckpoint:
             self._ledger.close()
 
 
+def identify(folder: Path, name: str, identity: Mapping[str, Any]) -> str:
+    """Return the name under which clients keep the rows of the run in this folder, and begin that run if it is new.
+
+    `identity` is what may not change while the run goes on. Refuses a run of other values or of an older version, and a
+    damaged file.
+    """
+    path, identity = folder / RUN, {"fedcams_flower": VERSION, "name": name, **identity}
+    if not path.exists():
+        # a new run under an old name must not meet the residuals that clients still have of that one
+        run = f"{name}-{secrets.token_hex(4)}"
+        write_file(path, sealed({**identity, "run": run}))
+        return run
+    _refuse_old(path)
+    known = read_sealed(path, RESTORE) or {}
+    if found := differences(identity, {key: value for key, value in known.items() if key != "run"}):
+        raise RunError(f"{path}: another run: {found}; give its settings, or another checkpoint folder")
+    return str(known["run"])
+
+
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's ledger that count; one cut short or not yet counted is left out."""
+    _refuse_old(folder / RUN)
     values = read_sealed(folder / STATE, RESTORE)
     if values is None:
         return []
@@ -82,12 +96,16 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
 
 
 def _refuse_old(path: Path) -> None:
-    """Refuse a run of version 0.1, whose file has no digest."""
-    with disk_errors("read", path):
+    """Refuse a run of another version; that of 0.1 has no digest, and damage is found when the file is read."""
+    if not path.exists():
+        return
+    with disk_errors("read", path, RESTORE):
         data = path.read_bytes()
     try:
-        version = dict(json.loads(data)).get("fedcams_flower", VERSION)
+        values = dict(json.loads(data))
     except (ValueError, TypeError):
-        return  # damaged, which reading it will say
-    if version != VERSION:
-        raise RunError(f"{path}: {old_format(version, VERSION)}; finish the run with it, or {RESTORE}")
+        return
+    version, whole = values.get("fedcams_flower"), "digest" not in values or read_sealed(path, RESTORE) is not None
+    if whole and version in LAST_READER:
+        fix = "finish the run with it, or give another checkpoint folder"
+        raise RunError(f"{path}: {old_format(version, VERSION)}; {fix}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -17,6 +18,7 @@ from fedcams.flower.checkpoint import REPLIES, FlowerCheckpoint
 from fedcams.flower.inbox import Inbox, dense_size
 from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, message_record, share
 from fedcams.flower.roster import PAUSE, Roster
+from fedcams.method import Method
 from fedcams.rounds import server as server_side
 from fedcams.rounds.messages import PROTOCOL, Instruction, Refusal, Reply
 from fedcams.rounds.server import Concluded, Server, ServerState
@@ -153,20 +155,17 @@ class GridRound:
         return dict.fromkeys(grid.push_messages([message]), client)
 
     def _content(self, parts: list[bytes], shared: dict[int, Array]) -> RecordDict:
-        strategy = self.strategy
-        told = about(
-            kind="instruction",
-            protocol=PROTOCOL,
-            run=self.checkpoint.run,
-            method=json.dumps(self.server.method.to_dict()),
-            rounds=self.server.rounds or 0,
-            model=self.names.to_json(),
-        )
-        record = message_record(parts, shared)
-        return RecordDict({INSTRUCTION: record, REST: self.rest, ABOUT: told, strategy.configrecord_key: self.config})
+        told, key = self._told, self.strategy.configrecord_key
+        return RecordDict({INSTRUCTION: message_record(parts, shared), REST: self.rest, ABOUT: told, key: self.config})
+
+    @functools.cached_property
+    def _told(self) -> ConfigRecord:
+        server = self.server
+        return instruction_about(self.checkpoint.run, server.method, self.names, server.rounds, server.population)
 
     def _plain_content(self, state: ServerState) -> RecordDict:
-        config = ConfigRecord({**self.config, "server-round": state.round + 1})
+        rate = float(self.server.method.in_round(state.round + 1, self.server.rounds).local.lr)
+        config = ConfigRecord({**self.config, "server-round": state.round + 1, "local-rate": rate})
         arrays = self.names.join(state.x, state.buffers, self.rest)
         return RecordDict({self.strategy.arrayrecord_key: arrays, self.strategy.configrecord_key: config})
 
@@ -185,9 +184,28 @@ class GridRound:
             "notes": _sorted(inbox.notes),
             "skipped": skipped,
             "delta_norm": concluded.delta_norm,
-            "wire_up": sum(map(sum, inbox.came.values())) + inbox.refusal_bytes,
+            "wire_up": sum(map(sum, inbox.came.values())) + inbox.other_bytes,
             "wire_down": down,
         }
+
+
+def instruction_about(
+    run: str, method: Method, names: ArrayNames, rounds: int | None = None, clients: int = 0
+) -> ConfigRecord:
+    """Return what an instruction says beside its streams: the run, the whole method and the model's arrays.
+
+    `rounds` is how many rounds the run has, for schedules that depend on it, and `clients` how many clients there are;
+    0 if that is not known.
+    """
+    return about(
+        kind="instruction",
+        protocol=PROTOCOL,
+        run=run,
+        method=json.dumps(method.to_dict()),
+        rounds=rounds or 0,
+        clients=clients,
+        model=names.to_json(),
+    )
 
 
 def _sorted(reasons: Mapping[int, str]) -> dict[str, str]:

@@ -16,13 +16,14 @@ import torch
 from flwr.app import Message, RecordDict
 
 from fedcams.compress.identity import IDENTITY
+from fedcams.control.base import NoControl
 from fedcams.engines import CohortUpdate
-from fedcams.errors import FedcamsError, UpdateError
+from fedcams.errors import UpdateError
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.records import EXAMPLES, REPLY, about_of, message_parts, only_arrays, told_by_metrics
 from fedcams.flower.roster import APP_RAISED
 from fedcams.layout import Layout
-from fedcams.rounds.client import Client, reply_of, respond
+from fedcams.rounds.client import Client, reply_of, respond_
 from fedcams.rounds.cohort import Received, streams_up
 from fedcams.rounds.messages import Refusal, Reply, answer_from_parts, reply_size
 from fedcams.rounds.server import Server, ServerState
@@ -46,8 +47,8 @@ class Inbox:
         """Clients that do not hold what their instruction builds on."""
         self.told_again: set[int] = set()
         """Those of them that were sent another one."""
-        self.refusal_bytes = 0
-        """Bytes of all refusals that came."""
+        self.other_bytes = 0
+        """Bytes of messages that came and are no reply to count: refusals, and what was refused here."""
         self.refused: dict[int, str] = {}
         self.absent: dict[int, str] = {}
         self.notes: dict[int, str] = {}
@@ -64,7 +65,7 @@ class Inbox:
             return
         try:
             parts = self._dense(client, message.content) if plain else self._ours(client, message.content)
-        except FedcamsError as error:
+        except Exception as error:  # whatever one node sends, the round goes on without it
             self.refused[client] = f"{type(error).__name__}: {error}"[:LONGEST]
             return
         finally:
@@ -107,28 +108,39 @@ class Inbox:
         if REPLY not in content.array_records:
             raise UpdateError(f"the reply holds {', '.join(content) or 'nothing'}; expected {REPLY}")
         parts = message_parts(content.array_records[REPLY], self.limit)
+        self.other_bytes += (size := sum(map(len, parts)))
         answer = answer_from_parts(parts)
         if answer.client != client:
             raise UpdateError(f"client {client} answers for client {answer.client}")
         if note := str(told.get("note", "")):
             self._note(client, note)
         if isinstance(answer, Refusal):
-            self.refusal_bytes += sum(map(len, parts))
             self.refusals[client] = dataclasses.replace(answer, reason=answer.reason[:LONGEST])
             return []
+        self.other_bytes -= size
         return answer.to_parts()
 
     def _dense(self, client: int, content: RecordDict) -> list[bytes]:
         """An app without the mod returns its whole model: its side of the round is done here, without feedback."""
+        if self.server.method.control.active:
+            raise UpdateError(
+                f"control={self.server.method.control} needs what only clients with the fedcams mod keep; add the mod"
+            )
         state, layout, buffer_layout = self.state, self.names.layout, self.names.buffer_layout
         delta, buffers = self.names.change(only_arrays(content, self.arrays_key), state.x)
         examples, steps, loss = told_by_metrics(content)
         rate = float(self._dense_client.method.in_round(state.round + 1, self.server.rounds).local.lr)
         trained = CohortUpdate(
-            delta[None], None if buffers is None else buffers[None], torch.tensor([loss]), [examples], [steps], rate
+            delta[None],
+            None if buffers is None else buffers[None],
+            torch.tensor([loss], dtype=torch.float64),
+            [examples],
+            [steps],
+            rate,
         )
         received = Received(state.x, state.buffers)
-        outgoing = respond(self._dense_client, [client], received, trained, state.round + 1, self.server.seed)
+        server, round = self.server, state.round + 1
+        outgoing = respond_(self._dense_client, [client], received, trained, round, server.seed, server.population)
         if outgoing.refused:
             raise UpdateError(outgoing.refused[client])
         held = self.server.method.downlink.expected(state.downlink, client)
@@ -136,8 +148,8 @@ class Inbox:
 
     @functools.cached_property
     def _dense_client(self) -> Client:
-        """The client's side for apps without the mod: nothing is lost, so nothing is kept."""
-        method = dataclasses.replace(self.server.method, uplink=IDENTITY, feedback=False, control="none")
+        """The client's side for apps without the mod: their updates lose nothing, so nothing is kept for them."""
+        method = dataclasses.replace(self.server.method, uplink=IDENTITY, feedback=False, control=NoControl())
         return Client(method, self.names.layout, self.names.buffer_layout, rounds=self.server.rounds)
 
 

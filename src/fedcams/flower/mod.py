@@ -73,10 +73,10 @@ class Uplink:
         if told is None:
             return app(message, context)
         try:
-            site = site_of(context)
-            if told["kind"] == "greeting":
-                return _reply(message, about(site=site, protocol=PROTOCOL))
             check_protocol(told.get("protocol"), "the server")
+            site = site_of(context)
+            if told.get("kind") == "greeting":
+                return _reply(message, about(site=site, protocol=PROTOCOL))
             return self._train(message, context, app, site)
         except AppFailed as failed:
             return failed.reply
@@ -106,8 +106,8 @@ class Uplink:
         method = Method.from_dict(json.loads(str(told["method"])))
         if self.compressor is not None:
             method = dataclasses.replace(method, uplink=self.compressor)
-        rounds = int(str(told["rounds"])) or None
-        return DurableClient(folder, method, names.layout, names.buffer_layout, rounds)
+        rounds, population = int(str(told["rounds"])) or None, int(str(told["clients"]))
+        return DurableClient(folder, method, names.layout, names.buffer_layout, rounds, population)
 
 
 def uplink(

@@ -80,8 +80,8 @@ def from_array(array: Array) -> NDArray[Any]:
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
         values = np.frombuffer(array.data, dtype, math.prod(shape), stream.tell())  # never more than came
         return values.reshape(shape[::-1]).T if fortran else values.reshape(shape)
-    except (ValueError, TypeError, SyntaxError) as error:
-        raise UpdateError(f"an array that cannot be read ({error})") from None
+    except Exception as error:  # NumPy parses the head as Python, which fails in as many ways as text can be wrong
+        raise UpdateError(f"an array that cannot be read ({type(error).__name__}: {error})"[:300]) from None
 
 
 @functools.lru_cache(4096)

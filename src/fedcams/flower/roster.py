@@ -123,7 +123,7 @@ class Roster:
             self._bind(node, told.get("site"))
 
     def _bind(self, node: int, site: object) -> None:
-        if not isinstance(site, int) or not 0 <= site < 2**63:
+        if isinstance(site, bool) or not isinstance(site, int) or not 0 <= site < 2**63:
             self._break(node, f"it says it is site {site!r}")
         elif site in self.sites:
             logger.warning("node %s says it is site %s, which node %s is", node, site, self.sites[site])

@@ -14,15 +14,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
+from fedcams.downlink import REPLICA
 from fedcams.errors import SpecError
 from fedcams.flower.arrays import STATISTICS, ArrayNames
-from fedcams.flower.checkpoint import FlowerCheckpoint
+from fedcams.flower.checkpoint import FlowerCheckpoint, identify
 from fedcams.flower.grid_round import GridRound
 from fedcams.flower.inbox import weigh
 from fedcams.flower.mod import safe_name
 from fedcams.method import Method, method_of
 from fedcams.registry import params
-from fedcams.rounds.server import REPLICA, Server, ServerState, start
+from fedcams.rounds.server import Server, ServerState, start
 from fedcams.rows import RowStore
 from fedcams.runs.checkpoint import REPLICAS
 from fedcams.runs.files import disk_errors, locked
@@ -82,6 +83,10 @@ class FedCAMS(FedAvg):
             raise SpecError(
                 f"sampler={self.sampler}: the server does not know how many examples clients have; use uniform"
             )
+        if self.method.control.active and clients is None:
+            raise SpecError(
+                f"control={self.method.control}: the server must know how many clients there are; give clients="
+            )
         if clients is not None:
             self.sampler.expected(clients)  # refuses a cohort larger than the population
         self.min_available, self.min_replies = min_available, min_replies
@@ -111,7 +116,7 @@ class FedCAMS(FedAvg):
             self.checkpoint.mkdir(parents=True, exist_ok=True)
         with (
             locked(self.checkpoint),
-            contextlib.closing(self._open_checkpoint(self._server(names, num_rounds))) as checkpoint,
+            contextlib.closing(self.open_checkpoint(names, num_rounds)) as checkpoint,
         ):
             server, rest = checkpoint.server, names.rest(initial_arrays)
             state = checkpoint.load(start(server, *names.vectors(ArrayRecord(dict(initial_arrays)))))
@@ -147,12 +152,19 @@ class FedCAMS(FedAvg):
             self.method, names.layout, names.buffer_layout, self.seed, rounds, population, replicas, self.sampler
         )
 
-    def _open_checkpoint(self, server: Server) -> FlowerCheckpoint:
-        """What may not change while a run goes on: whatever a row or a moment depends on."""
-        layouts = [None if layout is None else layout.id.hex() for layout in (server.layout, server.buffer_layout)]
-        identity = {**self.method.to_dict(), "sampler": str(self.sampler), "seed": self.seed, "clients": self.clients}
-        length = {"rounds": server.rounds} if self.method.depends_on_rounds else {}
-        return FlowerCheckpoint(self.checkpoint, self.run_name, {**identity, **length, "layouts": layouts}, server)
+    def open_checkpoint(self, names: ArrayNames, rounds: int) -> FlowerCheckpoint:
+        """Open the run in the checkpoint folder, which exists and is locked, or begin it there.
+
+        What may not change while a run goes on is whatever a row or a moment depends on; a run of other values is
+        refused before anything in the folder is touched.
+        """
+        layouts = [None if layout is None else layout.id.hex() for layout in (names.layout, names.buffer_layout)]
+        identity: dict[str, Any] = {**self.method.to_dict(), "sampler": str(self.sampler), "seed": self.seed}
+        identity |= {"clients": self.clients, "layouts": layouts}
+        if self.method.depends_on_rounds:
+            identity["rounds"] = rounds
+        run = identify(self.checkpoint, self.run_name, identity)
+        return FlowerCheckpoint(self.checkpoint, run, identity, self._server(names, rounds))
 
 
 class _Evaluation:

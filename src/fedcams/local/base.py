@@ -60,12 +60,12 @@ class Local(Spec, ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step is exactly `x -= rate·gradient`; engines may then use a fused kernel."""
+        """Tells whether a step is exactly `x -= rate·gradient`; engines may then use a fused kernel."""
         return False
 
     @property
     def steps_are_rates(self) -> bool:
-        """Whether an update is minus the sum of the gradients times the rates, as control variates need it."""
+        """Tells whether an update is minus the sum of gradients times rates, as control variates need it."""
         return self.is_plain
 
     def in_sections(self, sizes: Sequence[int]) -> Self:
@@ -120,7 +120,7 @@ def only_active(active: Tensor | None, *rows: Tensor) -> Iterator[None]:
     before = [tensor.clone() for tensor in rows]
     yield
     for tensor, old in zip(rows, before, strict=True):
-        tensor.copy_(torch.where(active.view(-1, *[1] * (tensor.dim() - 1)), tensor, old))
+        torch.where(active.view(-1, *[1] * (tensor.dim() - 1)), tensor, old, out=tensor)
 
 
 # -- fields that every rule has, beside `lr` ---------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class SGD(Local):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is added to the gradient, no norm is taken and no direction is kept."""
+        """Tells whether nothing is added to the gradient, no norm is taken and no direction is kept."""
         return not (self.momentum or self.weight_decay or self.prox or self.clip is not None)
 
     def init(self, x: Tensor) -> Slots:

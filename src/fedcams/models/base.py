@@ -1,20 +1,20 @@
-"""What a model is: a module made from the shape of an example and the number of classes, the same for the same seed."""
+"""What a model is: a module made from the shape of an example, the number of classes and a seed."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from fedcams import keys
 from fedcams.errors import SpecError
-from fedcams.registry import Spec, resolve
+from fedcams.registry import Spec
 
 
 class Model(Spec, ABC):
-    """The root of all models. Subclasses write `build`.
+    """Base class of all models. A subclass implements `build`.
 
     Modules run under `torch.func`: nothing in place, no control flow that depends on data. They use no operation whose
     gradient on a GPU depends on the order of threads, so adaptive pooling is written as a mean.
@@ -22,14 +22,14 @@ class Model(Spec, ABC):
 
     kind = "model"
     reference: ClassVar[str] = ""
-    """Where it was published."""
+    """The paper that describes the model."""
 
     @abstractmethod
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A new module, `[n, *shape] -> [n, classes]`, initialised from the global generator: call `models.build`."""
+        """Return a new module, `[n, *shape] -> [n, classes]`, drawn from the global generator; see `models.build`."""
 
     def image_channels(self, shape: tuple[int, ...], smallest: int = 1) -> int:
-        """The channels of an image `[c, h, w]`; refuses other shapes, and sides shorter than `smallest`."""
+        """Return the channels of an image `[c, h, w]`; refuse other shapes and sides shorter than `smallest`."""
         if len(shape) != 3 or min(shape[1:]) < smallest:
             raise SpecError(
                 f"{self}: an example has shape {list(shape)}; it takes images [channels, height, width] "
@@ -39,12 +39,12 @@ class Model(Spec, ABC):
 
 
 def model(spec: str | Model) -> Model:
-    """The model that a spec string such as `mlp(hidden=64)` spells."""
-    return cast(Model, resolve("model", spec))
+    """Return the model for a spec such as `mlp(hidden=64)`; refuse an unknown name."""
+    return Model.parse(spec)
 
 
 def build(spec: str | Model, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """The module on the CPU, a function of its arguments alone; the global generators are left as they were."""
+    """Return the module for a spec, on the CPU; it depends on the arguments only and leaves global generators alone."""
     if not shape or min(shape) < 1 or classes < 1:
         raise SpecError(f"{spec}: shape={list(shape)}, classes={classes}: give sizes of at least 1")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):

@@ -1,4 +1,4 @@
-"""A small convolutional network without batch-norm, for digits and quick looks at CIFAR."""
+"""A small convolutional network without batch-norm, for digits and quick experiments on CIFAR."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _halving(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
 @register("cnn")
 @dataclass(frozen=True)
 class CNN(Model):
-    """Twice (3x3 convolution of stride 2, ReLU), then linear; the second convolution has twice the channels."""
+    """Two 3x3 convolutions of stride 2 with ReLU, then linear; the second one has twice the channels."""
 
     channels: int = integer(8, low=1, doc="channels of the first convolution")
 

@@ -13,23 +13,23 @@ from fedcams.registry import integer, register
 
 
 class Residual(nn.Module):
-    """`f(x) + x`."""
+    """Add the input to the output of a module: `f(x) + x`."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[n, c, h, w] -> [n, c, h, w]`."""
+        """Map `[n, c, h, w]` to `[n, c, h, w]`."""
         out: Tensor = self.inner(x) + x
         return out
 
 
 class GlobalAverage(nn.Module):
-    """The mean over height and width."""
+    """Mean over height and width."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[n, c, h, w] -> [n, c]`."""
+        """Map `[n, c, h, w]` to `[n, c]`."""
         return x.mean((-2, -1))
 
 

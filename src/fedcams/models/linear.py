@@ -14,7 +14,7 @@ from fedcams.registry import flag, register
 @register("linear")
 @dataclass(frozen=True)
 class Linear(Model):
-    """`W x + b` of the flattened x; convex under cross-entropy, so rates can be checked against theory."""
+    """Linear layer `W x + b` on the flattened x; convex under cross-entropy, so rates can be checked against theory."""
 
     bias: bool = flag(True, doc="add b")
 

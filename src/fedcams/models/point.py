@@ -13,21 +13,21 @@ from fedcams.registry import register
 
 
 class Difference(nn.Module):
-    """`x [n, ...] -> w - x [n, d]`."""
+    """Difference to a parameter vector: `x [n, ...] -> w - x [n, d]`."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(d))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The way from each example to w."""
+        """Return `w - x` for each example, flattened."""
         return self.w - x.flatten(1)
 
 
 @register("point")
 @dataclass(frozen=True)
 class Point(Model):
-    """A vector w of the size of an example, zero at first; the output is `w - x`, whatever the number of classes."""
+    """A vector w of the size of an example, initially zero; the output is `w - x`, for any number of classes."""
 
     reference = "the parameter x of the objective f(x) in every convergence theorem"
     examples = ("point",)

@@ -16,7 +16,7 @@ def _conv(inputs: int, outputs: int, stride: int) -> nn.Conv2d:
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions with a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[n, inputs, h, w] -> [n, outputs, h/stride, w/stride]`."""
+        """Map `[n, inputs, h, w]` to `[n, outputs, h/stride, w/stride]`."""
         out = torch.relu(self.bn1(self.conv1(x)))
         return torch.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
@@ -53,7 +53,7 @@ class ResNet(nn.Module):
         self.linear = nn.Linear(8 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[n, channels, h, w] -> [n, classes]`."""
+        """Map `[n, channels, h, w]` to `[n, classes]`."""
         x = torch.relu(self.bn1(self.conv1(x)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         out: Tensor = self.linear(x.mean((-2, -1)))

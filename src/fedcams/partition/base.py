@@ -5,30 +5,30 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedcams.errors import SpecError
-from fedcams.registry import Number, Spec, exact, format_number, resolve
+from fedcams.registry import Number, Spec, exact, format_number
 
 Ints = NDArray[np.int64]
 
 
 class Partition(Spec, ABC):
-    """The root of all partitions; a subclass writes `owners`.
+    """Base class of all partitions. A subclass implements `owners`.
 
     It names one client for each example, so parts are disjoint and no example is left out, whatever the method.
     """
 
     kind = "partition"
     reference: ClassVar[str] = ""
-    """Where it was published."""
+    """The paper that describes the partition."""
 
     def split(self, labels: Ints, clients: int, rng: Generator, keys: Ints | None = None) -> list[Ints]:
-        """The examples of each client, as positions in `labels [N]`: disjoint, none empty, together all of them.
+        """Return the examples of each client as positions in `labels [N]`: disjoint, none empty, together all of them.
 
         `keys [N]` is the natural group of each example, for methods that ask for it. Within a client the order is
         random, so that a prefix (`take_fraction`) is a random sample of what the client holds.
@@ -42,7 +42,7 @@ class Partition(Spec, ABC):
 
     @abstractmethod
     def owners(self, labels: Ints, clients: int, rng: Generator, keys: Ints | None) -> Ints:
-        """The client, in [0, clients), of each of the N >= clients examples with these `labels [N]`."""
+        """Return the client, in [0, clients), of each of the N >= clients examples with these `labels [N]`."""
 
     def _check(self, examples: int, clients: int, keys: Ints | None) -> None:
         if clients < 1:
@@ -62,18 +62,18 @@ class Partition(Spec, ABC):
 
 
 def partition(spec: str | Partition) -> Partition:
-    """The partition that a spec string such as `dirichlet(alpha=0.1)` spells."""
-    return cast(Partition, resolve("partition", spec))
+    """Return the partition for a spec such as `dirichlet(alpha=0.1)`; refuse an unknown name."""
+    return Partition.parse(spec)
 
 
 def shuffled_by(values: Ints, rng: Generator) -> Ints:
-    """The positions `[N]` of `values [N]` in ascending order of value, in random order where values are equal."""
+    """Return the positions `[N]` of `values [N]` in ascending order of value, equal values in random order."""
     order = rng.permutation(len(values))
     return order[np.argsort(values[order], kind="stable")]
 
 
 def label_histogram(parts: Sequence[Ints], labels: Ints, classes: int | None = None) -> Ints:
-    """How many examples of each class each client has, `[clients, classes]`; by default classes = largest label + 1."""
+    """Count the examples of each class per client, `[clients, classes]`; default: classes = largest label + 1."""
     labels = _labels(labels)
     needed = int(labels.max(initial=-1)) + 1
     classes = needed if classes is None else classes
@@ -84,7 +84,7 @@ def label_histogram(parts: Sequence[Ints], labels: Ints, classes: int | None = N
 
 
 def take_fraction(parts: Sequence[Ints], fraction: Number) -> list[Ints]:
-    """The first floor(fraction·n) of the n examples of each client, but at least one; 0.8 means 4/5 exactly."""
+    """Keep the first floor(fraction·n) of the n examples of each client, at least one; 0.8 is exactly 4/5."""
     share = exact(fraction)
     if not 0 < share <= 1:
         raise SpecError(f"fraction={format_number(share)}: out of range; allowed: a number in (0, 1]")

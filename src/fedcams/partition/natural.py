@@ -1,4 +1,4 @@
-"""Natural: the data say who wrote what."""
+"""Natural: the data name the owner of each example."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcams.registry import register
 @register("natural")
 @dataclass(frozen=True)
 class Natural(Partition):
-    """One client for each group of `keys` (the writer of a text, the user of a phone), in ascending order of key.
+    """One client per group of `keys` (the writer of a text, the user of a phone), in ascending order of key.
 
     With fewer clients than groups, whole groups are dealt in turn: group g goes to client g mod clients. Nothing is
     drawn but the order within a client.

@@ -1,4 +1,4 @@
-"""Shards: sorted by label and cut into pieces, of which every client gets a few."""
+"""Shards: sort by label, cut into pieces, and give every client a few of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plans: what a federation will send and keep, worked out before anything is trained."""
 
-from fedcams.plan.participation import Contacts, expected_contacts, simulated_contacts
-from fedcams.plan.plan import CANDIDATES, Plan, Setting, plan, recommend
+from fedcams.plan.planner import CANDIDATES, Plan, Setting, plan, recommend
+from fedcams.sampler import Contacts, expected_contacts, simulated_contacts
 
 __all__ = [
     "CANDIDATES",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fedcams.errors import SpecError
-from fedcams.registry.params import Param
+from fedcams.registry.fields import Param
 
 if TYPE_CHECKING:
     from fedcams.registry.spec import Spec
@@ -38,11 +40,19 @@ def params(cls: type[Spec]) -> dict[str, tuple[Param, Any]]:
     return {field.name: (field.metadata["param"], field.default) for field in fields}
 
 
-def registered(kind: str) -> dict[str, type[Spec]]:
-    """Name -> class of everything registered under a kind, by name."""
-    return dict(sorted(_REGISTRY.get(kind, {}).items()))
+def registered(kind: str, internal: bool = False) -> dict[str, type[Spec]]:
+    """Return name -> class of everything registered under a kind, by name; `internal` adds what nobody should write."""
+    found = sorted(_REGISTRY.get(kind, {}).items())
+    return {name: cls for name, cls in found if internal or not cls.internal}
 
 
 def kinds() -> list[str]:
     """The kinds that have something registered."""
     return sorted(_REGISTRY)
+
+
+def import_folder(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, so that what it registers is known; those named `_...` are left alone."""
+    for module in pkgutil.iter_modules(path):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{package}.{module.name}")

@@ -66,7 +66,7 @@ class Method:
         return [
             f"{self.label}, seed {run.experiment.seed}: {run.records[-1].round} of {due} rounds"
             for run in self.runs
-            if run.records[-1].round < due
+            if run.records[-1].round < due and not run.finished
         ]
 
 
@@ -134,8 +134,8 @@ def _read(folder: Path) -> Run:
 def _check(run: Run) -> None:
     """Refuse what no run writes, before it turns into a wrong curve."""
     for record in run.records:
-        numbers = dict(vars(record))
-        cohort = numbers.pop("cohort")
+        numbers = record.to_dict()
+        cohort, _ = numbers.pop("cohort"), numbers.pop("refused")
         if not isinstance(cohort, list) or not all(isinstance(v, int | float | None) for v in numbers.values()):
             raise ValueError(f"round {record.round!r} holds something other than numbers and a cohort")
     if any(later.round <= earlier.round for earlier, later in pairwise(run.records)):

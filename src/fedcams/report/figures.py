@@ -15,7 +15,7 @@ SIZE = (4.8, 3.2)
 """Inches; two figures fill the width of a page."""
 LINE, LONG = 0.17, 45
 """Inches per line of the legend, and letters from which on a name gets a line of its own."""
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # part of matplotlib, so figures are the same everywhere
     "font.size": 9,
     "axes.spines.top": False,

@@ -54,7 +54,7 @@ def _axis(axis: Axis, title: str) -> dict[str, Any]:
     if axis.log:
         found |= {"type": "log"}
     if axis.percent:
-        found |= {"tickformat": ".0%" if axis.range == (0, 1) else "~%"}
+        found |= {"tickformat": ".0%" if axis.range == (0.0, 1.0) else "~%"}
     if axis.range:
         found |= {"range": list(axis.range)}
     elif axis.nonnegative:

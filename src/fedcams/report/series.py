@@ -22,7 +22,7 @@ class Metric:
     """Something that is recorded every round, or every round with an evaluation."""
 
     key: str
-    """The field of `RoundRecord`, and the name in files."""
+    """The name of a field of `RoundRecord` or of what a probe measures, and the name in files."""
     title: str
 
 
@@ -85,7 +85,7 @@ class Curve:
 
 def values(run: Run, metric: Metric) -> Array:
     """Return what a run recorded in each of its rounds, `[T]`; NaN where nothing or nothing finite was recorded."""
-    known = np.array([np.nan if (v := getattr(r, metric.key)) is None else v for r in run.records], np.float64)
+    known = np.array([np.nan if (v := r.get(metric.key)) is None else v for r in run.records], np.float64)
     return np.where(np.isfinite(known), known, np.nan)
 
 

@@ -20,8 +20,9 @@ SPREADS = ("final", "last", "best")
 RECORDED = (
     "train_loss", "test_loss", "test_accuracy", "wire_up", "wire_down", "wire_up_buffers", "wire_down_buffers",
     "paper_bits_up", "paper_bits_down", "q", "gamma", "delta_norm", "wire_down_deltas", "wire_down_catchup",
-    "wire_down_dense", "held_loss", "held_accuracy",
+    "wire_down_dense", "held_loss", "held_accuracy", "averaged_loss", "averaged_accuracy",
 )  # fmt: skip
+"""Columns of rounds.csv that are always there; what other probes measured follows."""
 
 
 def write_summary_csv(path: Path, summary: Summary) -> None:
@@ -33,18 +34,21 @@ def write_summary_csv(path: Path, summary: Summary) -> None:
 def write_rounds_csv(path: Path, collection: Collection) -> None:
     """Write one row per round of every run: what was recorded, the sums so far and the seconds."""
     sums = [axis.key for axis in AXES if axis.unit]
-    header = ["label", "seed", "round", "cohort", *RECORDED, *(f"cumulative_{key}" for key in sums), "seconds"]
-    _write(path, header, _rounds(collection))
+    probed = dict.fromkeys(name for run in collection.runs for record in run.records for name in record.probes)
+    names = [*RECORDED, *(name for name in probed if name not in RECORDED)]
+    header = ["label", "seed", "round", "cohort", "refused", *names]
+    _write(path, [*header, *(f"cumulative_{key}" for key in sums), "seconds"], _rounds(collection, names))
 
 
-def _rounds(collection: Collection) -> Iterable[Sequence[object]]:
+def _rounds(collection: Collection, names: Sequence[str]) -> Iterable[Sequence[object]]:
     for method in collection.methods:
         for run in method.runs:
             places = [position(run, axis).astype(int).tolist() for axis in AXES if axis.unit]
             seconds = [None if value != value else value for value in compute(run).tolist()]
             for record, *sums, taken in zip(run.records, *places, seconds, strict=True):
-                fields = [getattr(record, name) for name in RECORDED]
-                yield [method.label, run.experiment.seed, record.round, len(record.cohort), *fields, *sums, taken]
+                clients = len(record.cohort), len(record.refused)
+                fields = map(record.get, names)
+                yield [method.label, run.experiment.seed, record.round, *clients, *fields, *sums, taken]
 
 
 def _exact(row: Row, target: float | None) -> dict[str, object]:

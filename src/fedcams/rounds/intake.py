@@ -16,7 +16,7 @@ from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.method import BUFFERS, CONTROL
-from fedcams.rounds.cohort import Arrival, streams_up
+from fedcams.rounds.cohort import Arrival, Outgoing, streams_up
 from fedcams.rounds.messages import UPDATE, Refusal, Reply, expect_streams
 from fedcams.transforms import Facts
 from fedcams.wire import unpack
@@ -114,6 +114,12 @@ class Intake:
 
     # -- as rows -----------------------------------------------------------------------------------------------------
 
+    def take_all(self, outgoing: Outgoing) -> None:
+        """Take what the clients of a cohort send, and their refusals."""
+        self.refused |= {client: f"UpdateError: {why}" for client, why in outgoing.refused.items()}
+        if len(outgoing.arrival):
+            self.take(outgoing.arrival)
+
     def take(self, arrival: Arrival) -> None:
         """Take the rows of some clients; what a guard refuses is left out with its reason.
 
@@ -182,7 +188,7 @@ class Intake:
     def mean_loss(self) -> float | None:
         """Return the mean of the accepted clients' losses; None without one."""
         losses = [self._accepted[client][1] for client in sorted(self._accepted)]
-        return float(torch.tensor(losses, dtype=torch.float64).mean()) if losses else None
+        return float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean()) if losses else None
 
     def means(self) -> Means | None:
         """Return the means of what was accepted; None without an accepted update.

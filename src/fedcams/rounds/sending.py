@@ -37,12 +37,11 @@ class Sending:
             return self
         places = [i for i, client in enumerate(self.facts.ids) if client not in refused]
         buffers, change = (None if part is None else part[places] for part in (self.buffers, self.change))
-        start, *beside = (part if part is None or part.dim() == 1 else part[places] for part in self.received)
-        assert start is not None
+        start, before, control = self.received
+        start = start if start.dim() == 1 else start[places]
+        received = Received(start, before if before is None or before.dim() == 1 else before[places], control)
         losses, facts = [self.losses[i] for i in places], self.facts.take(places)
-        return Sending(
-            facts, losses, self.h[places], buffers, Received(start, *beside), {**self.refused, **refused}, change
-        )
+        return Sending(facts, losses, self.h[places], buffers, received, {**self.refused, **refused}, change)
 
     def nothing(self) -> Outgoing:
         """Return what is sent if no client sends an update."""

@@ -13,19 +13,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Broadcast
+from fedcams.downlink import REPLICA, Broadcast
 from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
-from fedcams.rounds.intake import Intake
+from fedcams.rounds.intake import Intake, Means
 from fedcams.rounds.messages import MODEL, Accepted, Instruction, Refusal, Reply
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.transforms import Facts
 from fedcams.wire import encode
-
-REPLICA = "replica"
-"""The row that a server keeps of every client, for downlinks that need it: the model which that client holds."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tup
     others = {name: encode(IDENTITY, vector, layout) for name, vector, layout in _beside(server, state)}
     instructions = {
         client: Instruction(
-            state.round + 1, client, server.seed, {MODEL: model, **others}, state.accepted.get(client), sealed=True
+            state.round + 1, client, server.seed, {MODEL: model, **others}, state.accepted.get(client), crc_checked=True
         )
         for client, model in models.items()
     }
@@ -165,10 +162,15 @@ def take_answers(
     return intake
 
 
-def conclude(server: Server, state: ServerState, intake: Intake) -> tuple[ServerState, Concluded]:
-    """Return the state after the round, and how it ended. Consumes the old state."""
+def conclude(
+    server: Server, state: ServerState, intake: Intake, means: Means | None = None
+) -> tuple[ServerState, Concluded]:
+    """Return the state after the round, and how it ended. Consumes the old state.
+
+    `means` are those of the intake, if they were taken already.
+    """
     round, method = state.round + 1, intake.method
-    means = intake.means()
+    means = means or intake.means()
     accepted = {**state.accepted, **{client: Accepted(round, name) for client, name in intake.digests.items()}}
     told = method.downlink.acknowledge(state.downlink, broadcast(server, state), intake.acks)
     state = state._replace(round=round, accepted=accepted, downlink=told)
@@ -179,7 +181,7 @@ def conclude(server: Server, state: ServerState, intake: Intake) -> tuple[Server
     if state.control is not None and means.control is not None:
         method.control.step_(state.control, means.control, len(facts.ids), server.population)
     buffers = state.buffers if means.buffers is None else means.buffers
-    state = _averaged(method, state._replace(x=x, optimizer=optimizer, buffers=buffers))
+    state = _averaged_(method, state._replace(x=x, optimizer=optimizer, buffers=buffers))
     return state, Concluded(round, list(facts.ids), intake.refused, means.norm, means.update, facts, loss)
 
 
@@ -193,7 +195,7 @@ def _beside(server: Server, state: ServerState) -> list[tuple[str, Tensor, Layou
     return found
 
 
-def _averaged(method: Method, state: ServerState) -> ServerState:
+def _averaged_(method: Method, state: ServerState) -> ServerState:
     """The state with its average moved towards the new model, in place."""
     if state.average is None:
         return state

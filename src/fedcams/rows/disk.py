@@ -199,6 +199,12 @@ class DiskRows(RowStore):
         with _os_errors("sync", self.folder):
             sync_folder(self.folder)  # rows that were rolled back and came back would pass for the newest
 
+    def clear(self) -> None:
+        """Removes all rows and the snapshot."""
+        self._drop([*self._rounds.items(), *self._aside.items()])
+        self._rounds, self._aside, self._snapshot = {}, {}, -1
+        self._mark(None)
+
     def _mark(self, t: int | None) -> None:
         self._write(_STORE, json.dumps({**self._identity, "snapshot": t}).encode())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 from pathlib import Path
 
 from torch import Tensor
@@ -48,6 +49,12 @@ class SavedRows:
         for client, committed, _ in expected:
             self._rows.commit([client], _of_client(self._disk, client), committed)
 
+    def clear(self) -> None:
+        """Removes the copy, for a run that starts at its first round."""
+        if self._folder.is_dir() and not self._folder.is_symlink():
+            shutil.rmtree(self._folder)
+            self.__dict__.pop("_disk", None)
+
     @functools.cached_property
     def _disk(self) -> DiskRows:
         return RowStore.on_disk(self._rows.layouts, self._folder)
@@ -73,6 +80,10 @@ class DirectRows:
     def load(self, round: int, expected: Versions) -> None:
         """Brings back the rows of the checkpoint of this round; refuses what `SavedRows.load` refuses."""
         _return_to(self._disk, round, expected)
+
+    def clear(self) -> None:
+        """Empties the store, for a run that starts at its first round."""
+        self._disk.clear()
 
 
 def _return_to(disk: DiskRows, round: int, expected: Versions) -> None:

@@ -2,7 +2,8 @@
 
 from fedcams.registry import import_folder
 from fedcams.sampler.base import Sampler, sampler
+from fedcams.sampler.contacts import Contacts, expected_contacts, simulated_contacts
 
 import_folder(__name__, __path__)
 
-__all__ = ["Sampler", "sampler"]
+__all__ = ["Contacts", "Sampler", "expected_contacts", "sampler", "simulated_contacts"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 
 from fedcams.errors import SpecError
 from fedcams.keys import generator
-from fedcams.registry import Spec, resolve
+from fedcams.registry import Spec
 
 
 class Sampler(Spec, ABC):
-    """The root of all samplers; a subclass writes `draw` and `expected`.
+    """Base class of all samplers. A subclass implements `draw` and `expected`.
 
-    A cohort is a function of (seed, round) and the population alone, so a run restarted at round 500 goes on as if it
+    A cohort depends only on (seed, round) and the population, so a run that restarts at round 500 continues as if it
     had never stopped.
     """
 
     kind = "sampler"
     reference: ClassVar[str] = ""
-    """Where it was published."""
+    """The paper that describes the sampler."""
     needs_weights: ClassVar[bool] = False
     """Whether it asks for weights."""
     size_varies: ClassVar[bool] = False
@@ -34,7 +34,7 @@ class Sampler(Spec, ABC):
     def sample(
         self, clients: Sequence[int], round: int, seed: int, weights: Sequence[float] | None = None
     ) -> list[int]:
-        """The cohort of a round in ascending order; that of `clients` does not matter.
+        """Return the cohort of a round in ascending order; the order of `clients` does not matter.
 
         `weights`, one for each of `clients` (say, its number of examples), are for samplers that ask for them.
         """
@@ -46,7 +46,7 @@ class Sampler(Spec, ABC):
     def places(
         self, population: int, round: int, seed: int, weights: NDArray[np.float64] | None = None
     ) -> NDArray[np.int64]:
-        """The same for clients 0, 1, 2, ..., in any order and quick for many of them."""
+        """Return the cohort among clients 0, 1, 2, ..., in any order; fast for many clients."""
         return self.draw(population, generator(seed, "cohort", round), weights)
 
     @property
@@ -56,11 +56,11 @@ class Sampler(Spec, ABC):
 
     @abstractmethod
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
-        """Distinct places in [0, population), in any order; place i is the i-th client by id and has `weights[i]`."""
+        """Draw distinct places in [0, population), in any order; place i is the i-th client by id, of `weights[i]`."""
 
     @abstractmethod
     def expected(self, population: int) -> float:
-        """The expected size of a cohort."""
+        """Return the expected size of a cohort."""
 
     def weight(self, client: int, round: int) -> float:
         """Return what a client of the round's cohort counts in the mean where the method has `weighting=sampler`.
@@ -80,11 +80,11 @@ class Sampler(Spec, ABC):
 
 
 def sampler(spec: str | Sampler) -> Sampler:
-    """The sampler that a spec string such as `uniform(n=20)` spells."""
-    return cast(Sampler, resolve("sampler", spec))
+    """Return the sampler for a spec such as `uniform(n=20)`; refuse an unknown name."""
+    return Sampler.parse(spec)
 
 
 def check_size(name: str, n: int, population: int) -> None:
-    """Refuses a cohort that is larger than the population."""
+    """Refuse a cohort that is larger than the population."""
     if n > population:
         raise SpecError(f"{name}: n={n} of only {population} clients; give n={population} or less, or more clients")

@@ -1,4 +1,4 @@
-"""Bernoulli: every client tosses its own coin."""
+"""Bernoulli: every client takes part independently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full: everybody takes part."""
+"""Full: all clients take part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weighted: a fixed number of clients, those with more examples more often."""
+"""Weighted: a fixed number of clients; those with more examples are drawn more often."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedcams.sampler.base import Sampler, check_size
 @register("weighted")
 @dataclass(frozen=True)
 class Weighted(Sampler):
-    """n clients without replacement, one after the other, each time in proportion to the weights of those left.
+    """Draw n clients without replacement, one by one, each in proportion to the weights of those left.
 
-    With numbers of examples as weights, the plain mean of the cohort leans to large clients already: weight it no more.
+    With numbers of examples as weights, the plain mean of the cohort already favours large clients: no second weight.
     """
 
     n: int = integer(10, low=1, doc="clients in a cohort, at most the population")

@@ -1,10 +1,12 @@
-"""What is known of a round afterwards: plain named numbers, one line of JSON, no clock."""
+"""What is known of a round afterwards: plain named numbers, one line of JSON; and, apart from it, where time went."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +62,10 @@ class RoundRecord:
         values = {key.name: getattr(self, key.name) for key in dataclasses.fields(self) if key.name != "probes"}
         return {**values, "refused": dict(self.refused), **self.probes}
 
+    def get(self, name: str) -> Any:
+        """Return a value by its name, be it a field or measured by a probe; None if it is not there."""
+        return self.probes.get(name, vars(self).get(name))
+
     def to_json(self) -> str:
         """Return one line; equal records give equal lines."""
         return json.dumps(self.to_dict(), allow_nan=False)
@@ -76,3 +82,19 @@ class RoundRecord:
     def from_json(cls, line: str) -> RoundRecord:
         """Make a record from the line that `to_json` wrote, in this version or in an older one."""
         return cls.from_dict(json.loads(line))
+
+
+class Phases:
+    """Seconds by phase: `with phases("train"): ...` adds to its count."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time what happens inside."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedcams.downlink import REPLICA
 from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose
 from fedcams.method import RESIDUAL, Method
 from fedcams.probes import Leftovers, Probe, mean_before
@@ -18,13 +20,15 @@ from fedcams.rounds.client import Client
 from fedcams.rounds.cohort import Outgoing, Received, code_rows, some_rows
 from fedcams.rounds.intake import Intake
 from fedcams.rounds.messages import UPDATE
-from fedcams.rounds.server import REPLICA, Concluded, Server, ServerState
+from fedcams.rounds.server import Concluded, Server, ServerState
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.simulation.counting import count_bytes
 from fedcams.simulation.evaluate import Metric, evaluate
-from fedcams.simulation.phases import Phases
-from fedcams.simulation.record import RoundRecord
+from fedcams.simulation.record import Phases, RoundRecord
+
+NOTHING_SENT = {"wire_down_deltas": 0, "wire_down_catchup": 0, "wire_down_dense": 0}
+"""What a round without a cohort records of its bytes."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,18 @@ class Simulation:
         round = state.round + 1
         cohort = self.sampler.sample(self._population, round, self.server.seed, self.sampling_weights)
         if not cohort:
-            state = state._replace(round=round)
-            return state, RoundRecord(round, [], wire_down_deltas=0, wire_down_catchup=0, wire_down_dense=0,
-                                      **self._evaluate(state))  # fmt: skip
+            state, found = state._replace(round=round), NOTHING_SENT
+        else:
+            state, found = self._exchange(state, cohort, phases)
+        with phases("evaluate"):
+            scores = self._evaluate(state)
+        return state, RoundRecord.from_dict({"round": round, "cohort": cohort, **found, **scores})
+
+    def _exchange(
+        self, state: ServerState, cohort: Sequence[int], phases: Phases
+    ) -> tuple[ServerState, dict[str, Any]]:
+        """Everything between the choice of the cohort and the evaluation; returns what to record of it."""
+        round = state.round + 1
         method = self.server.method.in_round(round, self.server.rounds)
         with phases("broadcast"):
             delivery = method.downlink.deliver(state.downlink, server_side.broadcast(self.server, state), cohort)
@@ -92,26 +105,22 @@ class Simulation:
             trained = self._train(method, received, cohort, round)
         delta = trained.delta.clone() if self._needs("mean_h") else None
         with phases("encode"):
-            outgoing = client_side.respond(
-                self.client, cohort, received, trained, round, self.server.seed, len(self._population), measure=True
+            measure, population = self._needs("error"), len(self._population)
+            outgoing = client_side.respond_(
+                self.client, cohort, received, trained, round, self.server.seed, population, measure
             )
         with phases("aggregate"):
             intake = Intake(self.server, state._replace(downlink=delivery.state), cohort, in_order=True)
-            intake.refused |= {client: f"UpdateError: {why}" for client, why in outgoing.refused.items()}
-            if len(outgoing.arrival):
-                intake.take(outgoing.arrival)
+            intake.take_all(outgoing)
+            means = intake.means()
         with phases("step"):
-            state, concluded = server_side.conclude(self.server, intake.state, intake)
+            state, concluded = server_side.conclude(self.server, intake.state, intake, means)
             measured = self._measure(method, cohort, outgoing, delta, concluded)
             client_side.commit(self.client, outgoing, concluded.accepted)
         with phases("record"):
             counts = count_bytes(self.server, method, len(cohort), outgoing, delivery)
-        with phases("evaluate"):
-            scores = self._evaluate(state)
-        return state, RoundRecord(
-            round, cohort, concluded.train_loss, delta_norm=concluded.delta_norm, refused=concluded.refused,
-            probes=measured, **counts, **scores,
-        )  # fmt: skip
+        about = {"train_loss": concluded.train_loss, "delta_norm": concluded.delta_norm, "refused": concluded.refused}
+        return state, {**about, **counts, **measured}
 
     @functools.cached_property
     def _population(self) -> list[int]:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedcams.errors import DataError, SpecError
-from fedcams.registry import Spec, resolve
+from fedcams.registry import Spec
 
 Score = Callable[[Tensor, Tensor], Tensor]
 """Outputs `[n, ...]` and targets `[n]` -> a tensor."""
@@ -106,7 +106,7 @@ class Task(Spec, ABC):
 
 def task(spec: str | Task) -> Task:
     """Return the task for a spec such as `cifar10`; refuse an unknown name."""
-    return cast(Task, resolve("task", spec))
+    return Task.parse(spec)
 
 
 def data_folder(folder: Path | None) -> Path:

@@ -95,7 +95,7 @@ def _images(path: Path, data: object) -> Tensor:
 @register("cifar10")
 @dataclass(frozen=True)
 class Cifar10(Cifar):
-    """50,000 + 10,000 colour images of 3x32x32 pixels in 10 classes."""
+    """CIFAR-10: 50,000 + 10,000 colour images of 3x32x32 pixels in 10 classes."""
 
     classes = 10
     subfolder = "cifar-10-batches-py"
@@ -109,7 +109,7 @@ class Cifar10(Cifar):
 @register("cifar100")
 @dataclass(frozen=True)
 class Cifar100(Cifar):
-    """50,000 + 10,000 colour images of 3x32x32 pixels in 100 classes, by their fine labels."""
+    """CIFAR-100: 50,000 + 10,000 colour images of 3x32x32 pixels in 100 classes (fine labels)."""
 
     classes = 100
     subfolder = "cifar-100-python"

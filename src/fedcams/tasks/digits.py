@@ -17,9 +17,9 @@ from fedcams.tasks.base import Task, TaskData, accuracy, cross_entropy
 @register("digits")
 @dataclass(frozen=True)
 class Digits(Task):
-    """1797 handwritten digits of 1x8x8 pixels, as floats from 0 to 1; 1437 to train and 360 to test on.
+    """Handwritten digits of 1x8x8 pixels, as floats from 0 to 1: 1437 to train and 360 to test on.
 
-    The split is the same for ever: a fifth of every class is test, drawn with a fixed key.
+    The split is always the same: a fifth of every class is for testing, drawn with a fixed key.
     """
 
     reference = "Alpaydin, Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998"
@@ -43,7 +43,7 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _a_fifth_of_each(y: np.ndarray) -> np.ndarray:
-    """Marks every fifth example of a shuffled row in which the classes stand one after the other."""
+    """Mark every fifth example of a shuffled row in which the classes follow each other."""
     shuffled = keys.generator(0, "digits").permutation(len(y))
     grouped = shuffled[np.argsort(y[shuffled], kind="stable")]
     marked = np.zeros(len(y), dtype=bool)

@@ -1,4 +1,4 @@
-"""Logistic regression on synthetic features: convex, smooth, its gradients bounded."""
+"""Logistic regression on synthetic features: convex and smooth, with bounded gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class Logistic(Task):
     dim: int = integer(20, low=1, doc="features")
     classes: int = integer(2, low=2, doc="classes")
     size: int = integer(1000, low=2, doc="examples to train on, and as many to test on")
-    signal: Number = number(5, low=0, doc="scale of the true W: at 0 labels are drawn evenly, the larger the surer")
+    signal: Number = number(
+        5, low=0, doc="scale of the true W: 0 draws labels evenly, larger values make them more certain"
+    )
     seed: int = integer(0, low=0, high=2**63 - 1, doc="which draw of W, features and labels")
 
     reference = "Böhning, Multinomial Logistic Regression Algorithm, Ann. Inst. Statist. Math. 44, 1992"
@@ -55,6 +57,6 @@ class Logistic(Task):
         return TaskData(train_x, train_y, test_x, test_y, self.classes, loss=cross_entropy, metric=accuracy)
 
     def gradients(self, data: TaskData, w: Tensor) -> Tensor:
-        """The gradient of each training example at `w [classes, dim]`, flattened to `[n, classes·dim]`."""
+        """Return the gradient of each training example at `w [classes, dim]`, flattened to `[n, classes·dim]`."""
         error = (data.train_x @ w.T).softmax(-1) - one_hot(data.train_y, self.classes)
         return (error.unsqueeze(-1) * data.train_x.unsqueeze(-2)).flatten(1)

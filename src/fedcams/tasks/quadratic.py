@@ -21,7 +21,7 @@ from fedcams.tasks.base import Task, TaskData
 @register("quadratic")
 @dataclass(frozen=True)
 class Quadratic(Task):
-    """`f(w) = mean_z ½ (w-z)ᵀ A (w-z)` over points z in groups, for the model `point`, whose output is `w - z`.
+    """Minimise `f(w) = mean_z ½ (w-z)ᵀ A (w-z)` over points z in groups; the model `point` has the output `w - z`.
 
     `A` is diagonal, its entries a geometric sequence from `smoothness` down to `smoothness/condition`, so L is the
     first of them for every client. The gradient at z is `A (w-z)`: differences of gradients do not depend on w, and
@@ -60,12 +60,12 @@ class Quadratic(Task):
         return TaskData(x, y, x, y, self.groups, loss=self._loss, metric=self._score, groups=y)
 
     def curvature(self, device: torch.device | None = None) -> Tensor:
-        """The diagonal of A, `[dim]`."""
+        """Return the diagonal of A, `[dim]`."""
         exponents = -torch.linspace(0, 1, self.dim, device=device)
         return float(self.smoothness) * torch.pow(float(self.condition), exponents)
 
     def gradients(self, data: TaskData, w: Tensor) -> Tensor:
-        """The gradient of each training example at `w [dim]`, `[n, dim]`."""
+        """Return the gradient of each training example at `w [dim]`, `[n, dim]`."""
         return self.curvature(w.device) * (w - data.train_x)
 
     def _scatter(self, rng: np.random.Generator, shape: tuple[int, ...], sigma: float) -> np.ndarray:

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-import fedcams.schedules  # noqa: F401  (numbers may follow them)
 from fedcams.errors import UpdateError
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.parts import Parts
 from fedcams.registry import Spec
+from fedcams.schedules import Constant  # noqa: F401  (registers what numbers may follow)
 
 POINTS = {"update": "update_", "message": "message_", "arrival": "arrival_", "guard": "refuses", "mean": "mean_"}
 """Where a transform may act -> the method that it overrides for that."""

@@ -41,7 +41,7 @@ class Packing:
 
     @classmethod
     def of(cls, layout: Layout, orders: Mapping[str, tuple[int, ...]]) -> Packing:
-        """The places of all tensors; `orders` names the weights of convolutions and how their axes are ordered."""
+        """Returns the places of all tensors; `orders` names weights of convolutions and the order of their axes."""
         places, start, rest = {}, 0, 0
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
         for name in sorted(shapes, key=lambda name: name not in orders):
@@ -54,7 +54,7 @@ class Packing:
         return cls(layout, places, start, rest)
 
     def view(self, block: Tensor, name: str) -> Tensor:
-        """`[C, width] -> [C, *shape]` of one tensor, nothing copied."""
+        """Returns one tensor of a block `[C, width]` as `[C, *shape]`, without a copy."""
         start, shape, _ = self.places[name]
         return block[:, start : start + math.prod(shape)].unflatten(1, shape) if shape else block[:, start]
 
@@ -97,7 +97,7 @@ class Block:
         cls, packing: Packing, buffer_layout: Layout | None, clients: int, device: torch.device,
         dtype: torch.dtype, compute: torch.dtype, train: bool = True,
     ) -> Block:  # fmt: skip
-        """Zeros everywhere; what lies between tensors must be finite, since it is stepped and copied too."""
+        """Returns a block of zeros; what lies between tensors must be finite, since it is stepped and copied too."""
         values = torch.zeros(clients, packing.width, device=device, dtype=dtype)
         copy = values if compute == dtype else torch.zeros_like(values, dtype=compute)
         gradient = torch.zeros_like(values) if train else values
@@ -108,7 +108,7 @@ class Block:
         return cls(packing, values, copy, gradient, buffers, buffer_layout, sizes, rates)
 
     def lane(self, clients: slice) -> Block:
-        """Some of the clients, in the same memory."""
+        """Returns the block of some of the clients, in the same memory."""
         values = self.values[clients]
         compute = values if self.compute is self.values else self.compute[clients]
         buffers = None if self.buffers is None else self.buffers[clients]
@@ -118,7 +118,7 @@ class Block:
         )  # fmt: skip
 
     def load(self, rows: Tensor, buffers: Tensor | None) -> None:
-        """From rows `[C, d]` and `[C, b]` in the layouts' order; rows that are one expanded row are packed once."""
+        """Reads rows `[C, d]` and `[C, b]` in the layouts' order; one row expanded to many is packed once."""
         if rows.stride(0) == 0:
             self.packing.pack(rows[:1], self.values[:1])
             self.values[1:].copy_(self.values[:1].expand(len(self.values) - 1, -1))
@@ -134,19 +134,19 @@ class Block:
             self.compute.copy_(self.values)
 
     def buffer(self, name: str) -> Tensor:
-        """A view `[C, k]` of one statistic."""
+        """Returns a view `[C, k]` of one statistic."""
         assert self.buffers is not None
         assert self.buffer_layout is not None
         return self.buffer_layout.split(self.buffers)[name]
 
     def weight(self, name: str) -> Tensor:
-        """`[C, ...]` as the kernels read it."""
+        """Returns a parameter `[C, ...]` as the kernels read it."""
         return self.packing.view(self.compute, name)
 
     def master(self, name: str) -> Tensor:
-        """`[C, ...]` in full precision."""
+        """Returns a parameter `[C, ...]` in full precision."""
         return self.packing.view(self.values, name)
 
     def slot(self, name: str) -> Tensor:
-        """Where the gradient of a tensor is written."""
+        """Returns where the gradient of a parameter is written, `[C, ...]`."""
         return self.packing.view(self.gradient, name)

@@ -31,7 +31,7 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def operations(block: Block, training: bool, precision: str, descends: bool = False) -> Operations:
+def operations_for(block: Block, training: bool, precision: str, descends: bool = False) -> Operations:
     """Returns fused kernels where they run, PyTorch elsewhere; `descends`: the kernels take the step as well."""
     if has_kernels(block.values.device):
         from fedcams.engines.graphs.fused import FusedOperations
@@ -58,7 +58,8 @@ class Cohort:
     """The memory of C clients and the graph of their step; used again in every round.
 
     A plain rule takes its step inside the fused kernels; other rules, and gradients with a shift, take the rule's own
-    `step_` on the packed rows. Rates and shifts are read from memory, so a new value needs no new graph.
+    `step_` on the packed rows. Rates and shifts are read from memory, so a new value needs no new graph. If all clients
+    take every step, rules need not mask those who are done: that has a graph of its own.
     """
 
     def __init__(
@@ -67,15 +68,17 @@ class Cohort:
     ) -> None:  # fmt: skip
         # Nothing here may hold the problem or its model: the engine keeps this as long as the model lives.
         self.program, self.packing, self.local, self.loss = program, packing, problem.local, problem.loss
-        self.clients, self.device = clients, problem.device
+        self.clients, self.device, self.even = clients, problem.device, False
         self.compute = compute_type(problem, precision)
         self.block = Block.empty(packing, problem.buffer_layout, clients, problem.device, problem.dtype, self.compute)
-        self.lanes = self._split(min(streams, clients), precision, problem.local.is_plain and not shifted)
+        self.fused = problem.local.is_plain and not shifted
+        self.lanes = self._split(min(streams, clients), precision, self.fused)
         self.slots = problem.local.init(self.block.values.detach())
         self.shift = torch.zeros_like(self.block.gradient) if shifted else None
         self.losses = torch.zeros(clients, device=problem.device, dtype=problem.dtype)
         self.inputs: Tensor | None = None
-        self.replay: Callable[[], None] = self._step
+        self.replays: dict[bool, Callable[[], None]] = {}
+        """Whether all clients take every step -> the step."""
 
     @torch.no_grad()
     def train(
@@ -83,6 +86,7 @@ class Cohort:
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """From rows `[C, d]`: the changes `[C, d]`, the buffers `[C, b]` and the mean losses `[C]`."""
         self._begin(start, buffers, rate, shift)
+        self.even = not self.fused and len(batches.steps) == self.clients and len(set(batches.steps)) == 1
         ahead = max(1, AHEAD // (4 * batches.example[0].numel() * batches.x[0].numel()))
         for first in range(0, len(batches), ahead):
             last = min(first + ahead, len(batches))
@@ -90,7 +94,7 @@ class Cohort:
             targets = batches.targets(first, last)
             for i in range(last - first):
                 self._feed(inputs[i], targets[i], batches.weight[first + i], batches.sizes[first + i])
-                self.replay()
+                self.replays[self.even]()
         seen = torch.tensor(batches.seen, device=self.device, dtype=self.losses.dtype)
         count = len(batches.seen)
         delta = torch.empty(count, self.packing.layout.d, device=self.device, dtype=start.dtype)
@@ -113,12 +117,12 @@ class Cohort:
         if self.inputs is None:
             self.inputs, self.targets = x.clone(), y.clone()
             self.weight = weight.clone().to(self.losses.dtype)
-            if self.device.type == "cuda":
-                self.replay = self._captured()
         else:
             self.inputs.copy_(x)
             self.targets.copy_(y)
             self.weight.copy_(weight)
+        if self.even not in self.replays:
+            self.replays[self.even] = self._captured() if self.device.type == "cuda" else self._step
 
     def _captured(self) -> Callable[[], None]:
         """Captures the step, after kernels were compiled and a rehearsal loaded them; what it changes is put back."""
@@ -139,7 +143,6 @@ class Cohort:
             self._step()
         for tensor, before in zip(state, kept, strict=True):
             tensor.copy_(before)
-        self.graph = graph
         return graph.replay
 
     def _split(self, count: int, precision: str, descends: bool) -> list[Lane]:
@@ -149,7 +152,7 @@ class Cohort:
         alone = count == 1 or self.device.type != "cuda"
         streams = [None if alone else torch.cuda.Stream(self.device) for _ in rows]
         blocks = [self.block.lane(clients) for clients in rows]
-        lanes = [operations(block, True, precision, descends) for block in blocks]
+        lanes = [operations_for(block, True, precision, descends) for block in blocks]
         return [Lane(*lane) for lane in zip(rows, blocks, lanes, streams, strict=True)]
 
     def _step(self) -> None:
@@ -187,7 +190,8 @@ class Cohort:
         if self.shift is not None:
             block.gradient.add_(self.shift[lane.clients])
         slots = {name: slot[lane.clients] for name, slot in self.slots.items()}
-        self.local.step_(block.values.detach(), block.gradient, slots, block.rates, block.sizes > 0)
+        active = None if self.even else block.sizes > 0
+        self.local.step_(block.values.detach(), block.gradient, slots, block.rates, active)
         block.refresh_()
 
 

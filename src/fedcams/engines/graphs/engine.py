@@ -85,7 +85,7 @@ def check_device(device: torch.device, dtype: torch.dtype = torch.float32) -> No
 
 
 def lacks_triton() -> str:
-    """What is wrong with Triton here; empty where nothing is."""
+    """Returns what is wrong with Triton here; an empty text where nothing is."""
     if find_spec("triton") is None or torch.version.hip is not None:
         return "this torch has no Triton for CUDA"
     import triton  # on a CUDA device alone

@@ -31,7 +31,7 @@ class Operations(Protocol):
 
 
 def run(program: Program, operations: Operations, x: Tensor) -> Tensor:
-    """Inputs `[C, B, h, w, k]` (or `[C, B, n]`) -> outputs `[C, B, classes]`."""
+    """Runs a program on inputs `[C, B, h, w, k]` or `[C, B, n]`; returns the outputs `[C, B, classes]`."""
     values = {program.entry: x}
     for name, operation in program.operations.items():
         if isinstance(operation, Parameterless):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedcams.engines.base import CohortUpdate, local_rate, rows
 from fedcams.engines.batches import Batches
 from fedcams.engines.graphs.block import Block, Packing
-from fedcams.engines.graphs.cohort import Cohort, compute_type, operations
+from fedcams.engines.graphs.cohort import Cohort, compute_type, operations_for
 from fedcams.engines.graphs.operations import run
 from fedcams.engines.graphs.program import Program
 from fedcams.engines.graphs.translation import translate
@@ -36,7 +36,7 @@ class Prepared:
         cohort: Sequence[int], round: int, seed: int, *, rate: float | None = None,
         shift: Tensor | None = None,
     ) -> CohortUpdate:  # fmt: skip
-        """What an engine's `train` does; at most `at_once` clients at a time, in turns of equal size."""
+        """Does what an engine's `train` does, for at most `at_once` clients at a time, in turns of equal size."""
         used, starts = local_rate(problem, rate), rows(start, cohort)
         held = None if buffers is None else rows(buffers, cohort)
         width = -(-len(cohort) // -(-len(cohort) // at_once))
@@ -53,7 +53,7 @@ class Prepared:
         return _joined(results, used)
 
     def predictor(self, problem: Problem, precision: str) -> Predictor:
-        """The memory and graphs that evaluate the model."""
+        """Returns the memory and graphs that evaluate the model."""
         key = (precision, str(problem.device), problem.dtype)
         if key not in self.predictors:
             self.predictors[key] = Predictor(problem, self.program, self.packing, precision)
@@ -80,11 +80,11 @@ class Predictor:
         self.block = Block.empty(
             packing, problem.buffer_layout, 1, problem.device, problem.dtype, self.compute, train=False
         )
-        self.operations = operations(self.block, False, precision)
+        self.operations = operations_for(self.block, False, precision)
         self.graphs: dict[torch.Size, tuple[Callable[[], None], Tensor, Tensor]] = {}
 
     def of(self, x: Tensor, buffers: Tensor | None, prepare: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """The function raw inputs `[n, ...]` -> outputs `[n, classes]` of the model `x [d]`."""
+        """Returns the model `x [d]` as a function of raw inputs `[n, ...]`, which gives outputs `[n, classes]`."""
         with torch.no_grad():
             self.block.load(x[None], None if buffers is None else buffers[None])
         return lambda raw: self._outputs(prepare(raw))
@@ -127,14 +127,14 @@ _PREPARED: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDicti
 
 
 def prepared(problem: Problem) -> Prepared:
-    """That of the problem's model, made where there is none."""
+    """Returns what was made for the problem's model, or makes it."""
     if problem.model not in _PREPARED:
         _PREPARED[problem.model] = Prepared(problem)
     return _PREPARED[problem.model]
 
 
 def refuse_single_values(problem: Problem, cohort: Sequence[int], batches: Batches) -> None:
-    """A batch of one example of one pixel has no variance; refused by the client's number, as torch refuses it."""
+    """Refuses, by the client's number, a batch of one example of one pixel: it has no variance, so torch refuses it."""
     lonely = [client for client, size in zip(cohort, batches.smallest, strict=True) if size == 1]
     if lonely and 1 in _norm_pixels(problem, batches.x[:1]):
         raise UpdateError(

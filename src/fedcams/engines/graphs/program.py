@@ -20,7 +20,7 @@ class Conv:
     depthwise: bool
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of what comes out."""
+        """Returns height and width of what comes out of images of this size."""
         (r, s), (step, pad) = self.kernel, (self.stride, self.padding)
         return (height + 2 * pad - r) // step + 1, (width + 2 * pad - s) // step + 1
 
@@ -74,11 +74,11 @@ class Program:
     result: str = ""
 
     def orders(self) -> dict[str, tuple[int, ...]]:
-        """How the axes of each convolution's weight are ordered in memory: channels last."""
+        """Returns how the axes of each convolution's weight are ordered in memory: channels last."""
         return {conv.weight: (2, 3, 1, 0) if conv.depthwise else (0, 2, 3, 1) for conv in self.convolutions()}
 
     def convolutions(self) -> Iterator[Conv]:
-        """All of them, linear layers included."""
+        """Yields all convolutions, linear layers included."""
         for operation in self.operations.values():
             if isinstance(operation, Unfused):
                 yield operation.conv

@@ -26,7 +26,7 @@ SPATIAL = ({-2, -1}, {2, 3})
 
 
 def translate(model: nn.Module) -> Program:
-    """The model as a program; refuses, by name, what no operation is there for."""
+    """Returns the model as a program; refuses, by name, what no operation is there for."""
     try:
         traced = fx.symbolic_trace(model)
     except Exception as error:
@@ -181,7 +181,7 @@ class _Translation:
 
 
 def conv_of(name: str, module: nn.Conv2d | nn.Linear) -> Conv:
-    """The geometry of a layer; refuses what the kernels do not do."""
+    """Returns the geometry of a layer; refuses what the kernels do not do."""
     bias = f"{name}.bias" if module.bias is not None else None
     if isinstance(module, nn.Linear):
         return Conv(f"{name}.weight", bias, (1, 1), 1, 0, depthwise=False)

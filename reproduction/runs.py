@@ -1,4 +1,4 @@
-"""The finished runs under results/, found by what was run: a preset's experiment, under the label it has there."""
+"""The finished runs in results/, found by their experiment and shown under the label that a preset gives it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from statistics import fmean, median
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset
 from fedcams.report import Collection, Method
-from fedcams.report.palette import Look, look
+from fedcams.report.collection import Look, look
 from fedcams.runs import Run, read_run
 
 LAST = 100
-"""Rounds at the end over which accuracies are averaged: single rounds scatter by a point."""
-APART = ("label", "measure_gamma", "engine")
-"""Keys that change nothing of what was computed."""
+"""Accuracies are averaged over this many last rounds, since single rounds vary by a point."""
+APART = ("label", "probes", "engine")
+"""Keys that do not change what is computed."""
 LOOKS = {
     "FedAvg": 0, "FedAdam": 1, "FedYogi": 2, "FedAMSGrad": 10, "FedAMS": 4, "FedAMS without bias correction": 11,
     "FedCAMS sign": 5, "FedCAMS top-k 1/64": 6, "FedCAMS top-k 1/128": 7, "FedCAMS top-k 1/256": 9,
@@ -24,72 +24,75 @@ LOOKS = {
     "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 13,
     "FedCAMS sign, stateless 8 bits": 12,
 }  # fmt: skip
-"""A method looks the same in every picture, and no two in one picture look alike."""
+"""A method looks the same in every picture, and no two methods in one picture look alike."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A finished run, under the label of the preset that asks for it."""
+    """A finished run, under the label of a preset."""
 
     label: str
     run: Run
 
     @cached_property
     def scores(self) -> list[float]:
-        """Every evaluation of the last rounds, in percent."""
+        """The accuracies of the last rounds, in percent."""
         first = self.run.records[-1].round - LAST
         return [100 * r.test_accuracy for r in self.run.records if r.test_accuracy is not None and r.round > first]
 
     @property
     def accuracy(self) -> float:
-        """The mean over the last rounds."""
+        """The mean accuracy over the last rounds, in percent."""
         return fmean(self.scores)
 
     @property
     def held(self) -> float | None:
-        """The same of the model that clients hold, where it was measured."""
+        """The mean accuracy of the model that clients hold, or None if it was not measured."""
         found = [r.held_accuracy for r in self.run.records[-LAST:] if r.held_accuracy is not None]
         return 100 * fmean(found) if found else None
 
     @property
     def best(self) -> float:
-        """The highest of any round."""
+        """The highest accuracy of all rounds, in percent."""
         return max(100 * r.test_accuracy for r in self.run.records if r.test_accuracy is not None)
 
     def sum(self, *keys: str) -> int:
-        """Of these fields of the records, over all rounds."""
+        """Return the sum of these fields over all rounds."""
         return sum(getattr(record, key) for record in self.run.records for key in keys)
 
     @property
     def up(self) -> int:
+        """Bytes of all clients, all rounds."""
         return self.sum("wire_up")
 
     @property
     def down(self) -> int:
+        """Bytes to all clients, all rounds."""
         return self.sum("wire_down")
 
     @property
     def total(self) -> int:
+        """Bytes up and down."""
         return self.up + self.down
 
     @property
     def gamma(self) -> list[float]:
-        """Of every round; empty where it was not measured."""
-        return [record.gamma for record in self.run.records if record.gamma is not None]
+        """γ of every round; empty if it was not measured."""
+        return [gamma for record in self.run.records if (gamma := record.probes.get("gamma")) is not None]
 
     @cached_property
     def seconds(self) -> list[float]:
-        """Of every round, evaluation included."""
+        """Seconds of every round, including evaluation."""
         return [timing["seconds"] for timing in self.run.timings]
 
     @property
     def second(self) -> float | None:
-        """The median round: the first one compiles."""
+        """Seconds of the median round, since the first one compiles."""
         return median(self.seconds) if self.seconds else None
 
     @property
     def environment(self) -> str:
-        """Where it was run."""
+        """The device and the versions of the run."""
         about = self.run.environment
         named = {"torch": "torch", "python": "Python"}
         known = [
@@ -107,29 +110,29 @@ class Results:
         self.runs = [run for run in found if run.finished]
 
     def of(self, preset: str) -> list[Done]:
-        """A preset's runs in its order; one that another preset shares is taken from there.
+        """Return the runs of a preset in its order, also those that were made for another preset.
 
-        Of several that are the same, one that measured γ, else the first.
+        Of several equal runs it takes one that measured γ, else the first.
         """
         known: dict[tuple[object, ...], Run] = {}
-        for run in sorted(self.runs, key=lambda run: not run.records[0].gamma):
+        for run in sorted(self.runs, key=lambda run: not run.records[0].probes.get("gamma")):
             known.setdefault(key(run.experiment), run)
         return [Done(e.label, known[key(e)]) for e in load_preset(preset).experiments if key(e) in known]
 
     def missing(self, preset: str) -> list[str]:
-        """The labels of those that are not there."""
+        """Return the labels of a preset that have no run."""
         there = {done.label for done in self.of(preset)}
         return [e.label for e in load_preset(preset).experiments if e.label not in there]
 
     def seeds(self, done: Done) -> list[Done]:
-        """The same with every seed that was run."""
+        """Return the runs of the same experiment with every seed."""
         found = {
             run.experiment.seed: run for run in self.runs if key(run.experiment)[1:] == key(done.run.experiment)[1:]
         }
         return [Done(done.label, found[seed]) for seed in sorted(found)]
 
     def repeats(self) -> list[list[Run]]:
-        """Runs that were made several times with the same seed."""
+        """Return groups of runs that were made several times with the same seed."""
         groups: dict[tuple[object, ...], list[Run]] = {}
         for run in self.runs:
             groups.setdefault(key(run.experiment), []).append(run)
@@ -137,16 +140,16 @@ class Results:
 
 
 def key(experiment: Experiment) -> tuple[object, ...]:
-    """What was computed, the seed first."""
+    """Return what an experiment computes, the seed first."""
     values = experiment.to_dict()
     return values.pop("seed"), *(values[name] for name in sorted(values) if name not in APART)
 
 
 def collection(runs: list[Done]) -> Collection:
-    """For the report's charts, each method in its own look."""
+    """Return a collection for the report's charts, each method in its own look."""
     return Collection([Method(done.label, [done.run]) for done in runs], [], looks(runs))
 
 
 def looks(runs: list[Done]) -> list[Look]:
-    """Those of `LOOKS`, else by place."""
+    """Return the look of each run: that of `LOOKS`, else by place."""
     return [look(LOOKS.get(done.label, place)) for place, done in enumerate(runs)]

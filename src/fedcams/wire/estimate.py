@@ -1,4 +1,4 @@
-"""What messages cost, by the spec and the number of coordinates alone."""
+"""What payloads cost before anything is encoded, from the spec and the number of coordinates alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ RICE_EXCESS = 1.015
 
 
 def payload_bytes(codec: Compressor, layout: Layout) -> int:
-    """The length of a payload: exact, but for positions, whose length depends on them; these are taken as uniform."""
+    """Return the length of a payload that `codec` writes for this layout.
+
+    It is exact for every field but positions: their length depends on where they are, and they are taken as uniform.
+    """
     fields = codec.fields(layout).values()
     return HEADER.size + len(str(codec)) + CHECKSUM.size + sum(_field(field, layout.d) for field in fields)
 
@@ -31,7 +34,7 @@ def _log2_choices(d: int, k: int) -> float:
     return (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
 
 
-def touched(codec: Compressor, layout: Layout) -> int | None:
-    """How many coordinates a payload changes; None where it may be all of them."""
+def coordinates_changed(codec: Compressor, layout: Layout) -> int | None:
+    """Return how many coordinates a payload changes; None where it may be all of them."""
     counts = [field.count for field in codec.fields(layout).values()]
     return None if max(counts) >= layout.d else max(counts)

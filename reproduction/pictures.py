@@ -1,4 +1,4 @@
-"""The pictures of docs/reproduction.md. One is drawn again when its runs or this file have changed, and not before."""
+"""The pictures of docs/reproduction.md. A picture is drawn again only if its runs or this file have changed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,27 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 from PIL import Image
-from reproduction_runs import LAST, Done, collection, looks
 
-from fedcams.report.axes import ACCURACY, BYTES, BYTES_UP, GAMMA, HELD, ROUNDS, TRAIN_LOSS, Axis, Metric
 from fedcams.report.figures import LINES, MARKERS, STYLE
-from fedcams.report.series import Array, curve, height
+from fedcams.report.series import (
+    ACCURACY,
+    BYTES,
+    BYTES_UP,
+    GAMMA,
+    HELD,
+    ROUNDS,
+    TRAIN_LOSS,
+    Array,
+    Axis,
+    Metric,
+    curve,
+    height,
+)
 from fedcams.runs.folder import ROUNDS as RECORDS
+from reproduction.runs import LAST, Done, collection, looks
 
 AROUND = 5
-"""Curves are means over this many rounds on each side; the single rounds stand behind them, faint."""
+"""Curves are means over this many rounds on each side; single rounds are drawn faintly behind them."""
 WIDE, SINGLE = (9.6, 3.3), (4.8, 3.3)
 DIGEST = "fedcams:input"
 
@@ -29,7 +41,7 @@ Panel = tuple[Draw, list[Done]]
 
 
 def digest(panels: list[Panel]) -> str:
-    """Of everything that a picture shows and of how it is drawn."""
+    """Return a hash of everything that a picture shows and of how it is drawn."""
     hashed = hashlib.sha256(Path(__file__).read_bytes())
     for _, runs in panels:
         for done, look in zip(runs, looks(runs), strict=True):
@@ -38,7 +50,7 @@ def digest(panels: list[Panel]) -> str:
 
 
 def is_current(path: Path, panels: list[Panel]) -> bool:
-    """Whether the picture is there and shows these runs."""
+    """Return whether the picture exists and shows these runs."""
     if not path.exists():
         return False
     with Image.open(path) as image:
@@ -46,7 +58,7 @@ def is_current(path: Path, panels: list[Panel]) -> bool:
 
 
 def picture(path: Path, panels: list[Panel]) -> None:
-    """Draws panels side by side, and one legend below them."""
+    """Draw panels side by side with one legend below them, unless the picture is current."""
     if is_current(path, panels):
         return
     with mpl.rc_context(STYLE):
@@ -59,7 +71,7 @@ def picture(path: Path, panels: list[Panel]) -> None:
 
 
 def _level(figure: Figure) -> None:
-    """Panels that show the same have the same height, so that they can be compared."""
+    """Panels with the same quantity get the same height, so that they can be compared."""
     if len({axes.get_ylabel() for axes in figure.axes}) == 1:
         lows, highs = zip(*(axes.get_ylim() for axes in figure.axes), strict=True)
         for axes in figure.axes:
@@ -67,7 +79,7 @@ def _level(figure: Figure) -> None:
 
 
 def _legend(figure: Figure) -> None:
-    """Every method once, under all panels."""
+    """Every method once, below all panels."""
     entries = {
         name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -77,7 +89,7 @@ def _legend(figure: Figure) -> None:
 
 
 def curves(metric: Metric, axis: Axis, title: str = "") -> Draw:
-    """A metric along an axis, smoothed, and every round behind it."""
+    """Return a function that draws a metric along an axis, smoothed, with every round behind it."""
 
     def draw(axes: Any, runs: list[Done]) -> None:
         shown = [curve(method, metric) for method in collection(runs).methods]
@@ -103,7 +115,7 @@ loss_by_rounds = curves(TRAIN_LOSS, ROUNDS)
 
 
 def gamma_by_rounds(title: str) -> Draw:
-    """γ, from zero."""
+    """Return a function that draws γ over rounds, from zero."""
     plain = curves(GAMMA, ROUNDS, title)
 
     def draw(axes: Any, runs: list[Done]) -> None:
@@ -114,7 +126,7 @@ def gamma_by_rounds(title: str) -> Draw:
 
 
 def accuracy_by_bytes(axes: Any, runs: list[Done]) -> None:
-    """Accuracy along all bytes, to a mark at the end; of what clients hold, where it was measured, to a hollow one."""
+    """Draw accuracy along all bytes with a mark at the end, hollow for what clients hold, if it was measured."""
     curves(ACCURACY, BYTES)(axes, runs)
     methods = collection(runs).methods
     for method, look in zip(methods, looks(runs), strict=True):
@@ -128,7 +140,7 @@ def accuracy_by_bytes(axes: Any, runs: list[Done]) -> None:
 
 
 def tradeoff(axes: Any, runs: list[Done]) -> None:
-    """Accuracy against all bytes, one mark a method, and a hollow one for what clients hold."""
+    """Draw accuracy against all bytes: one mark per method, and a hollow one for what clients hold."""
     for done, look in zip(runs, looks(runs), strict=True):
         style = {"ls": "", "marker": MARKERS[look.dash], "ms": 8, "color": look.colour}
         axes.plot([done.total], [done.accuracy / 100], label=done.label, **style)
@@ -142,7 +154,7 @@ def tradeoff(axes: Any, runs: list[Done]) -> None:
 
 
 def against_paper(published: dict[str, str]) -> Draw:
-    """Our accuracies beside the paper's, along the presets' labels."""
+    """Return a function that draws our accuracies next to the paper's, by label."""
 
     def draw(axes: Any, runs: list[Done]) -> None:
         places = range(len(runs))
@@ -158,7 +170,7 @@ def against_paper(published: dict[str, str]) -> Draw:
 
 
 def smooth(values: Array) -> Array:
-    """`[T]`, the mean of each value and its neighbours, of those there are at the ends."""
+    """Return the mean of each value and its neighbours, `[T]`; the ends have fewer of them."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
     places = np.arange(len(values))
     starts, ends = np.maximum(0, places - AROUND), np.minimum(len(values), places + AROUND + 1)

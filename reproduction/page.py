@@ -1,32 +1,29 @@
-"""Writes docs/reproduction.md, its pictures and its reports from the runs in results/. Run by `make reproduction`.
-
-What docs/two-way.md shows of these runs is written too.
-"""
+"""docs/reproduction.md with its pictures and its reports, and the part of docs/two-way.md that shows these runs."""
 
 from __future__ import annotations
 
+import base64
+import gzip
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import reproduction_pictures as draw
-import reproduction_tables as tables
-import reproduction_words as words
-from reproduction_headline import headline
-from reproduction_reports import write_report
-from reproduction_runs import Done, Results
-from reproduction_scales import scales
+from fedcams.report import summarize
+from fedcams.report.page import page as report_page
+from reproduction import pictures as draw
+from reproduction import tables, words
+from reproduction.runs import Done, Results, collection
+from reproduction.scales import scales
 
-DOCS = Path(__file__).resolve().parent
-RESULTS = DOCS.parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, RESULTS = ROOT / "docs", ROOT / "results"
 FOLDER = "reproduction"
-"""Where pictures and reports lie, beside the page."""
+"""Where pictures and reports are, beside the page."""
 
 
 def page(results: Results) -> str:
-    """The whole page."""
-    parts = [words.INTRO, *headline(results), words.SETTING, *tables.repeatability(results), *_reports(results)]
+    """Return the whole page."""
+    parts = [words.INTRO, *tables.headline(results), words.SETTING, *tables.repeatability(results), *_reports(results)]
     parts += [words.OPTIMIZERS, *(line for model in words.MODELS for line in _figure(results, "fig1", model))]
     parts += scales(results)
     parts += [words.COMPRESSORS, *(line for model in words.MODELS for line in _figure(results, "compression", model))]
@@ -39,7 +36,7 @@ def page(results: Results) -> str:
 
 
 def pictures(results: Results) -> dict[str, list[draw.Panel]]:
-    """Name -> panels of every picture that there are runs for."""
+    """Return the panels of every picture that has runs, by name."""
     found: dict[str, list[draw.Panel]] = {}
     for model in words.MODELS:
         found[f"fig1-{model}"] = _panels(results.of(f"fig1-{model}"), draw.accuracy_by_rounds, draw.loss_by_rounds)
@@ -65,12 +62,12 @@ def _drawn(preset: str) -> tuple[draw.Draw, ...]:
 
 
 def _shown(results: Results, preset: str) -> bool:
-    """A trade-off takes a run that compresses the model."""
+    """A trade-off needs a run that compresses the model."""
     return not preset.startswith("two-way") or bool(tables.two_way(results, preset))
 
 
 def reports(results: Results) -> dict[str, list[Done]]:
-    """Name -> runs of the HTML reports."""
+    """Return the runs of every HTML report, by name."""
     found = {}
     for model in words.MODELS:
         runs = [*results.of(f"fig1-{model}"), *results.of(f"compression-{model}")]
@@ -82,7 +79,7 @@ def reports(results: Results) -> dict[str, list[Done]]:
 
 
 def further(results: Results) -> list[str]:
-    """Presets that are shown since a run is there that no other section has."""
+    """Return the presets with a section of their own: they have a run that no other section shows."""
     main = [f"{figure}-{model}" for figure in ("fig1", "compression") for model in words.MODELS]
     shown = {done.run.path for preset in (*main, "two-way-resnet18") for done in results.of(preset)}
     return [p for p in words.FURTHER if {done.run.path for done in results.of(p)} - shown]
@@ -92,10 +89,7 @@ def _reports(results: Results) -> Iterator[str]:
     names = {**words.MODELS, **{f"two-way-{model}": f"{name}, two-way" for model, name in words.MODELS.items()}}
     links = [f"[{names[name]}]({FOLDER}/{name}.html)" for name in reports(results)]
     if links:
-        yield (
-            "**Reports** to look around in, of one file each, to be downloaded and opened in a browser: "
-            f"{', '.join(links)}.\n"
-        )
+        yield (f"**Interactive reports**, one HTML file each, to download and open in a browser: {', '.join(links)}.\n")
 
 
 def _figure(results: Results, figure: str, model: str) -> Iterator[str]:
@@ -147,8 +141,8 @@ def _further(results: Results, preset: str) -> Iterator[str]:
 PANELS = {
     "fig1": "Test accuracy and training loss against rounds",
     "compression": "Test accuracy against rounds and against bytes sent up",
-    "two-way": "Accuracy against all bytes, at the end and on the way",
-    "epsilon": "Accuracy for each ε, beside the paper's",
+    "two-way": "Accuracy against all bytes, at the end and during training",
+    "epsilon": "Accuracy for each ε, next to the paper's",
 }
 
 
@@ -159,20 +153,20 @@ def _picture(name: str, text: str) -> Iterator[str]:
 
 
 BLOCK = re.compile(r"(?<=<!-- CIFAR-10, by make reproduction -->\n).*(?=<!-- end -->)", re.DOTALL)
-"""The part of docs/two-way.md that is made here."""
+"""The part of docs/two-way.md that is written here."""
 
 
 def two_way_block(results: Results) -> str:
-    """What docs/two-way.md shows of CIFAR-10."""
+    """Return what docs/two-way.md shows of CIFAR-10."""
     preset = "two-way-resnet18"
     if not tables.two_way(results, preset):
-        return "Not run yet at full length.\n"
+        return "Not run at full length yet.\n"
     lines = [*tables.tradeoff(results, preset), *_picture(preset, PANELS["two-way"]), tables.where(results.of(preset))]
     return "\n".join(lines)
 
 
 def write(results: Results, docs: Path) -> None:
-    """Pages, pictures and reports; what is no longer shown is removed."""
+    """Write pages, pictures and reports; remove those that are no longer shown."""
     folder = docs / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for name, panels in pictures(results).items():
@@ -188,6 +182,26 @@ def write(results: Results, docs: Path) -> None:
         path.write_text(BLOCK.sub(lambda _: two_way_block(results), path.read_text("utf-8")), "utf-8")
 
 
-if __name__ == "__main__":
-    write(Results(RESULTS), DOCS)
-    sys.stdout.write("docs/reproduction.md, docs/reproduction/ and the runs in docs/two-way.md written\n")
+# -- reports -------------------------------------------------------------------------------------------------------
+
+
+def html(runs: list[Done]) -> str:
+    """Return the HTML report on these runs."""
+    shown = collection(runs)
+    return report_page(shown, summarize(shown), alone=True)
+
+
+def write_report(path: Path, runs: list[Done]) -> None:
+    """Write the report, unless the file already has the same content."""
+    text = html(runs)
+    if not path.exists() or inflated(path.read_text("utf-8")) != inflated(text):
+        path.write_text(text, "utf-8")
+
+
+def inflated(text: str) -> str:
+    """Return a report with its compressed data in clear, since versions of zlib compress differently."""
+    return re.sub(r'(?<=<script type="text/plain" id="data">)[^<]*', _clear, text)
+
+
+def _clear(packed: re.Match[str]) -> str:
+    return gzip.decompress(base64.b64decode(packed[0])).decode()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcams.sampler import Sampler
+from fedcams.sampler.base import Sampler
 
 Array = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ class Contacts:
 
 
 def expected_contacts(population: int, cohort: float, rounds: int) -> Contacts:
-    """On average, when every client takes part in a round with probability p = cohort/population, whatever was before.
+    """Return the mean contacts when every client takes part in each round with probability p = cohort/population.
 
     First contacts in round t: N p (1-p)^(t-1). Contacts g rounds after the last one: N (T-g) p² (1-p)^(g-1).
     """
@@ -45,7 +45,7 @@ def expected_contacts(population: int, cohort: float, rounds: int) -> Contacts:
 
 
 def simulated_contacts(sampler: Sampler, population: int, rounds: int, seed: int) -> Contacts:
-    """Of one run: the cohorts are those that a simulation with this seed draws, whose clients are 0, 1, 2, …"""
+    """Return the contacts of one run: its cohorts are those that a simulation with this seed draws from 0, 1, 2, …"""
     first, gaps = np.zeros(rounds + 1), np.zeros(rounds)
     last = np.zeros(population, np.int64)
     weights = np.ones(population) if sampler.needs_weights else None

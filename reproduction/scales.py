@@ -6,41 +6,40 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import reproduction_words as words
-from reproduction_runs import Done, Results
-from reproduction_tables import table
-
 from fedcams.optimizers import server
 from fedcams.optimizers.base import Adaptive
+from reproduction import words
+from reproduction.runs import Done, Results
+from reproduction.tables import table
 
 WORDS = """\
 ### How adaptive the steps are
 
 A coordinate moves by `lr m/(√v̂ + ε)`, with FedAMS by `lr m/max(√v̂, √ε)`; v̂ is v for FedAdam and FedYogi. Since
-v̂ ≤ (1 - β2) Σ Δ² in every coordinate, the norms in `rounds.jsonl` bound its mean over them at the end of a run:
+v̂ ≤ (1 - β2) Σ Δ² in every coordinate, the norms in `rounds.jsonl` bound the mean of v̂ at the end of a run:
 """
 CONCLUSION = """\
-So √v̂ is at most {percent:.1f} % of what it is added to or bounded by, single coordinates apart. With the paper's ε
-all of these are close to FedAvg with momentum at the rate in the last column, and runs of the same rate should differ
-little.
+So, except in single coordinates, √v̂ is at most {percent:.1f} % of the ε or √ε that it is compared with. With the
+paper's ε all of these methods are close to FedAvg with momentum at the rate in the last column, and runs with the same
+rate should differ little.
 """
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The last step of a run: its rate where v̂ is small, and how small v̂ is."""
+    """The last step of a run: its rate if v̂ is small, and how small v̂ is."""
 
     label: str
     at_most: float
-    """The root of the mean of v̂ over the coordinates is at most this."""
+    """A bound on the root of the mean of v̂ over the coordinates."""
     floor: float
-    """ε, or √ε of FedAMS."""
+    """ε, or √ε for FedAMS."""
     rate: float
-    """lr by the floor."""
+    """lr divided by the floor."""
 
 
 def scale(done: Done) -> Scale | None:
-    """Of a run whose server is adaptive."""
+    """Return the scale of a run, or None if its server is not adaptive."""
     optimizer = server(done.run.experiment.server)
     if not isinstance(optimizer, Adaptive):
         return None
@@ -51,12 +50,12 @@ def scale(done: Done) -> Scale | None:
 
 
 def root(norms: list[float], d: float, beta2: float) -> float:
-    """What the root of the mean of v, and of its highest values v̂, is at most after updates of these norms."""
+    """Return a bound on the root of the mean of v, and of v̂, after updates of these norms."""
     return math.sqrt((1 - beta2) * math.fsum(norm**2 for norm in norms) / d)
 
 
 def scales(results: Results) -> Iterator[str]:
-    """A table over the runs of the first figure, and what follows from it."""
+    """Yield a table of the runs of the first figure, and what follows from it."""
     runs = [(words.MODELS[model], done) for model in words.MODELS for done in results.of(f"fig1-{model}")]
     found = [(model, each) for model, done in runs if (each := scale(done))]
     if not found:

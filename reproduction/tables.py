@@ -1,28 +1,82 @@
-"""The tables of docs/reproduction.md, and the sentences under them that follow from their numbers."""
+"""The tables of docs/reproduction.md, and the sentences that follow from their numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import fmean
 
-import reproduction_words as words
-from reproduction_runs import LAST, Done, Results
-
 from fedcams.plan.paper import ROUNDS
+from reproduction import words
+from reproduction.runs import LAST, Done, Results
 
 GB = 1e9
 
 
 def table(heads: str, align: str, rows: list[list[str]]) -> Iterator[str]:
-    """Heads as one line, alignment as `l` and `r`."""
+    """Yield a Markdown table: headings in one line, alignment as `l` and `r`."""
     yield f"| {heads} |"
     yield f"|{'|'.join({'l': '---', 'r': '--:'}[a] for a in align)}|"
     yield from (f"| {' | '.join(row)} |" for row in rows)
     yield ""
 
 
+# -- main results --------------------------------------------------------------------------------------------------
+
+MAIN = ("FedAMS", "FedCAMS sign", "FedCAMS top-k 1/64")
+LOSS = 0.7
+"""Points below FedCAMS sign that compressing both ways may cost to be among the main results."""
+BUFFERS = 0.2
+"""The part of the bytes up from which on buffers are mentioned."""
+
+
+def headline(results: Results) -> Iterator[str]:
+    """Yield the main results of each model."""
+    rows = [row for model in words.MODELS for row in _main(results, model)]
+    yield "## Main results\n"
+    yield from table("model | method | accuracy | paper | fewer bytes | seconds per round", "llrrrr", rows)
+    yield words.HEADLINE.format(loss=LOSS)
+    for model in words.MODELS:
+        yield from _buffers(model, {done.label: done for done in results.of(f"compression-{model}")})
+    if results.runs:
+        minutes = sum(sum(Done("", run).seconds) for run in results.runs) / 60
+        yield f"Finished runs: {len(results.runs)}, {minutes:.0f} minutes of computing in all.\n"
+
+
+def _main(results: Results, model: str) -> Iterator[list[str]]:
+    name, preset = words.MODELS[model], f"compression-{model}"
+    runs = {done.label: done for done in results.of(preset)}
+    for label in MAIN:
+        if done := runs.get(label):
+            fewer = f"{done.down / done.up:.1f}x" if label != "FedAMS" else ""
+            paper = words.PUBLISHED.get((preset, label), "")
+            yield [name, label, f"{done.accuracy:.2f}", paper, fewer, _times(done)[0]]
+        else:
+            yield [name, label, "not run yet", "", "", ""]
+    pairs, sign = two_way(results, f"two-way-{model}"), runs.get("FedCAMS sign")
+    if pairs and sign:
+        good = [done for done in pairs if done.accuracy >= sign.accuracy - LOSS]
+        best = min(good, key=lambda d: d.total) if good else max(pairs, key=lambda d: d.accuracy)
+        fewer = f"{sign.total / best.total:.1f}x"
+        yield [name, best.label, f"{best.accuracy:.2f}", "", fewer, _times(best)[0]]
+
+
+def _buffers(model: str, runs: dict[str, Done]) -> Iterator[str]:
+    """Why the sign of a small model saves less."""
+    sign = runs.get("FedCAMS sign")
+    if sign and (buffers := sign.sum("wire_up_buffers")) > BUFFERS * sign.up:
+        rest = (sign.down - sign.sum("wire_down_buffers")) / (sign.up - buffers)
+        share = f"{100 * buffers / sign.up:.0f} %"
+        yield (
+            f"Batch-norm buffers travel uncompressed. They are {share} of what {words.MODELS[model]} sends up with\n"
+            f"sign; everything else is {rest:.1f}x smaller.\n"
+        )
+
+
+# -- one section ---------------------------------------------------------------------------------------------------
+
+
 def accuracies(preset: str, runs: list[Done]) -> Iterator[str]:
-    """One line a run."""
+    """Yield a table with one line per run."""
     published = [words.PUBLISHED.get((preset, done.label), "") for done in runs]
     rows = [
         [
@@ -37,12 +91,12 @@ def accuracies(preset: str, runs: list[Done]) -> Iterator[str]:
         for done, paper in zip(runs, published, strict=True)
     ]
     yield from table(
-        "run | accuracy | last | best | paper | up | smaller | seconds a round | minutes", "lrrrrrrrr", rows
+        "run | accuracy | last | best | paper | up | smaller | seconds per round | minutes", "lrrrrrrrr", rows
     )
 
 
 def _sizes(done: Done) -> list[str]:
-    """Up, and how many times smaller than dense; models that travel dense are as large as dense updates."""
+    """Bytes up, and how many times fewer than dense updates, which are as large as the dense models that go down."""
     smaller = f"{done.down / done.up:.1f}x" if str(done.run.experiment.downlink) == "none" else ""
     return [f"{done.up / GB:.1f} GB" if done.up >= GB else f"{done.up / 1e6:.0f} MB", smaller]
 
@@ -54,29 +108,29 @@ def _times(done: Done) -> list[str]:
 
 
 def ranking(runs: list[Done]) -> Iterator[str]:
-    """The methods by accuracy, and how far those with a published number lie from it."""
+    """Yield the methods by accuracy."""
     if len(runs) > 1:
         ordered = sorted(runs, key=lambda done: -done.accuracy)
         yield f"By accuracy: {', '.join(f'{done.label} {done.accuracy:.2f}' for done in ordered)}.\n"
 
 
 def lost(runs: list[Done], base: Done) -> Iterator[str]:
-    """What compression costs."""
+    """Yield the points of accuracy that compression costs."""
     others = [f"{done.label} {base.accuracy - done.accuracy:.2f}" for done in runs if done is not base]
     if others:
         yield f"Points lost against {base.label}: {', '.join(others)}.\n"
 
 
 def where(runs: list[Done]) -> str:
-    """Devices and versions, engines where they were recorded, each once, and the seeds."""
+    """Return devices and versions, engines if they were recorded, each once, and the seeds."""
     places = dict.fromkeys(done.environment for done in runs)
     engines = dict.fromkeys(f", engine {e}" for done in runs if (e := done.run.environment.get("engine")))
     seeds = sorted({done.run.experiment.seed for done in runs})
-    return f"{'; '.join(places)}{''.join(engines)}. Seed {', '.join(map(str, seeds))}, one run of each.\n"
+    return f"{'; '.join(places)}{''.join(engines)}. Seed {', '.join(map(str, seeds))}, one run each.\n"
 
 
 def missing(results: Results, preset: str) -> Iterator[str]:
-    """What there is no run of."""
+    """Yield the labels of a preset that have no run."""
     if labels := results.missing(preset):
         yield f"Not run yet: {'; '.join(labels)}.\n"
 
@@ -85,12 +139,12 @@ def missing(results: Results, preset: str) -> Iterator[str]:
 
 
 def measured(results: Results, model: str) -> list[Done]:
-    """The runs of a model that recorded γ."""
+    """Return the runs of a model that recorded γ."""
     return [done for done in results.of(f"gamma-{model}") if done.gamma]
 
 
 def gammas(groups: dict[str, list[Done]]) -> Iterator[str]:
-    """γ at the start, at the end and at its highest."""
+    """Yield a table of γ at the start, at the end and at its highest."""
     rows = [
         [words.MODELS[model], done.label, f"{fmean(done.gamma[:LAST]):.2f}", f"{fmean(done.gamma[-LAST:]):.2f}",
          f"{max(done.gamma):.2f}"]
@@ -102,13 +156,13 @@ def gammas(groups: dict[str, list[Done]]) -> Iterator[str]:
     grown = [done.label for done in measured if fmean(done.gamma[-LAST:]) > fmean(done.gamma[:LAST])]
     if grown:
         yield (
-            f"In {len(grown)} of these {len(measured)} runs γ is higher in the last rounds than in the first; whether\n"
-            "it stays bounded in longer ones they cannot tell.\n"
+            f"In {len(grown)} of these {len(measured)} runs γ is higher in the last rounds than in the first. They do\n"
+            "not show whether it stays bounded in longer runs.\n"
         )
 
 
 def communication(results: Results) -> Iterator[str]:
-    """The paper's bits, ours by its rule, and what was on the wire."""
+    """Yield a table of the paper's bits, ours by its rule, and those on the wire."""
     rows = []
     for done in results.of("compression-resnet18"):
         cohort = len(done.run.records[0].cohort)
@@ -127,12 +181,12 @@ def communication(results: Results) -> Iterator[str]:
 
 
 def two_way(results: Results, preset: str) -> list[Done]:
-    """The runs of a preset that compress the model too."""
+    """Return the runs of a preset that also compress the model."""
     return [done for done in results.of(preset) if str(done.run.experiment.downlink) != "none"]
 
 
 def tradeoff(results: Results, preset: str) -> Iterator[str]:
-    """All bytes against accuracy, with what is saved and what is lost."""
+    """Yield a table of all bytes against accuracy, with what is saved and what is lost."""
     runs = results.of(preset)
     dense = next((done for done in runs if done.label == "FedAMS"), None)
     base = next((done for done in runs if done.label == "FedCAMS sign"), None)
@@ -151,7 +205,7 @@ def tradeoff(results: Results, preset: str) -> Iterator[str]:
 
 
 def seeds(results: Results) -> Iterator[str]:
-    """Every method that was run with several seeds."""
+    """Yield a table of every method that was run with several seeds."""
     names = [f"{figure}-{model}" for figure in ("fig1", "compression", "two-way") for model in words.MODELS]
     found: dict[object, list[Done]] = {}
     for done in (done for name in names for done in results.of(name)):
@@ -169,7 +223,7 @@ def _seeds(runs: list[Done]) -> list[str]:
 
 
 def repeatability(results: Results) -> Iterator[str]:
-    """What repeats, and what was seen of it."""
+    """Yield what repeats, and the runs that show it."""
     yield words.REPEATABILITY
     for first, *others in results.repeats():
         for other in others:
@@ -179,7 +233,7 @@ def repeatability(results: Results) -> Iterator[str]:
 
 def _compared(one: Done, two: Done) -> str:
     pairs = zip(one.run.records, two.run.records, strict=True)
-    differing = [a.round for a, b in pairs if vars(a) | {"gamma": None} != vars(b) | {"gamma": None}]
+    differing = [a.round for a, b in pairs if a.to_dict() | {"gamma": None} != b.to_dict() | {"gamma": None}]
     model = words.MODELS[str(one.run.experiment.model)]
     name = f"{one.label} of {model}, seed {one.run.experiment.seed}, was run twice at full length: "
     if not differing:

@@ -1,0 +1,1 @@
+"""The paper's experiments: pages, pictures and reports in docs/, made from the runs in results/."""

@@ -1,0 +1,11 @@
+"""`python -m reproduction`, or `make reproduction`: write the pages, pictures and reports in docs/."""
+
+from __future__ import annotations
+
+import sys
+
+from reproduction.page import DOCS, RESULTS, write
+from reproduction.runs import Results
+
+write(Results(RESULTS), DOCS)
+sys.stdout.write("wrote docs/reproduction.md, docs/reproduction/ and the runs in docs/two-way.md\n")

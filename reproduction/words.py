@@ -1,0 +1,117 @@
+"""The parts of docs/reproduction.md that no run changes: settings, and what the paper shows."""
+
+from __future__ import annotations
+
+from fedcams.plan.paper import PRINTED
+
+MODELS = {"resnet18": "ResNet-18", "convmixer": "ConvMixer-256-8"}
+FURTHER = {
+    "epsilon": "The ε of FedAMS, ResNet-18",
+    "cohort-resnet18": "Clients per round, ResNet-18",
+    "cohort-convmixer": "Clients per round, ConvMixer-256-8",
+    "noniid-resnet18": "Two label shards per client, ResNet-18",
+    "noniid-convmixer": "Two label shards per client, ConvMixer-256-8",
+    "epochs-resnet18": "Local epochs, ResNet-18",
+    "epochs-convmixer": "Local epochs, ConvMixer-256-8",
+    "two-way-full-resnet18": "Two-way compression with all clients in every round, ResNet-18",
+    "two-way-convmixer": "Two-way compression, ConvMixer-256-8",
+    "two-way-full-convmixer": "Two-way compression with all clients in every round, ConvMixer-256-8",
+}
+"""Presets that get a section once they have runs."""
+EPSILON = {
+    "eps=0.1": "90.45", "eps=0.01": "90.51", "eps=1e-3": "90.94", "eps=1e-4": "90.72", "eps=1e-6": "90.49",
+    "eps=1e-8": "90.30",
+}  # fmt: skip
+PUBLISHED = {
+    ("fig1-resnet18", "FedAMS"): "90.94",
+    ("compression-resnet18", "FedAMS"): "90.94",
+    **{("epsilon", label): value for label, value in EPSILON.items()},
+}
+"""Final test accuracies that the paper gives as numbers; it shows the others as curves."""
+BITS = {
+    "FedAMS": PRINTED["identity", "identity"],
+    "FedCAMS sign": PRINTED["sign", "identity"],
+    **{f"FedCAMS top-k 1/{r}": PRINTED[f"topk(ratio=1/{r})", "identity"] for r in (64, 128, 256)},
+}
+"""Bits of one client's link in 500 rounds of ResNet-18, as printed in the paper."""
+
+INTRO = """\
+# Reproduction
+
+The paper's experiments on CIFAR-10, run at full length with fedcams, figure by figure and table by table, next to
+what the paper reports. `make reproduction` writes this page, its numbers and its pictures from the runs in
+[results/](../results).
+"""
+HEADLINE = """\
+CIFAR-10, 500 rounds, 10 of 100 clients per round, test accuracy in percent over the last 100 rounds. *Fewer bytes*
+compares uploads with dense updates; if the model is compressed too, it compares all bytes, up and down, with FedCAMS
+sign and dense models. Of the runs that compress both ways, the table shows the one with the fewest bytes among those
+at most {loss} points below FedCAMS sign; its seconds were measured while tests ran on the same GPU.
+"""
+SETTING = """\
+## How it was run
+
+500 rounds, 10 of 100 clients per round, 3 local epochs, batches of 20, local SGD with learning rate 0.01, IID shards,
+random crops and flips, server optimizers with the paper's learning rates and ε. These choices were made where the
+paper and its published code differ or say nothing, or where we do something else:
+
+- **Accuracy** is the mean over the last 100 rounds, since single rounds vary by a point; the last and the best round
+  are given too. The paper gives final accuracies.
+- **Bias correction** is on, as in the published code; the algorithms in the paper have none. FedAMS without it is a
+  separate run.
+- **80 % rule**: every client trains on the first 80 % of its shard, 400 of 500 images, as in the published code. That
+  makes 60 local steps per round.
+- **Precision**: bfloat16 activations and matrix products with float32 master weights, by the engine `graphs`.
+- **One seed**, 1, chosen in advance, unless a table says otherwise.
+- **Batch-norm buffers** are averaged and travel uncompressed, as in the published code. All byte counts include them.
+
+*Up* and *down* are the bytes of all clients' messages in all rounds, including headers and buffers. *Smaller* is how
+many times fewer bytes go up than without compression. *Seconds* are the median over rounds, including evaluation, and
+*minutes* the whole run. The command of a section makes all of its runs, `--only LABEL` makes one of them. They need a
+GPU and CIFAR-10 in a folder: `fedcams run PRESET --data DIR --device cuda`.
+"""
+REPEATABILITY = """\
+**Repeatability**: the engine takes all sums in a fixed order, so a run repeats bit for bit with the same seed, device
+and versions, including that of fedcams: the engine now splits its sums over two lanes, so it does not repeat runs whose
+`environment.json` names commit d95d06e or an earlier one. 30 rounds of one of those were repeated on another machine at
+the time ([record](../benchmarks/records/2026-11-15_graphs)).\
+"""
+OPTIMIZERS = """\
+## Server optimizers
+
+The paper's first figure shows FedAvg, FedAdam, FedYogi, FedAMSGrad and FedAMS as curves. It gives one number, the
+90.94 % that FedAMS reaches with ε = 0.001, in its study of ε. The paper does not name the model of that study; we take
+it to be ResNet-18.
+"""
+COMPRESSORS = """\
+## Compressed updates
+
+The paper's figure on compression shows FedCAMS with the scaled sign and with top-k at 1/64, 1/128 and 1/256 against
+FedAMS, as curves.
+"""
+GAMMA = """\
+## Dissimilarity γ
+
+The analysis of partial participation assumes that compressing every client's update and compressing their mean give
+similar results: γ = ‖C(mean h) − mean C(h)‖ / ‖mean Δ‖ must be bounded. The paper draws γ for the sign and for top-k
+1/64. `fedcams run gamma-resnet18` and `fedcams run gamma-convmixer` repeat that; the runs here are those of the section
+above.
+"""
+COMMUNICATION = """\
+## Communication
+
+The paper's table for 500 rounds of ResNet-18 with compressed updates and dense models gives the bits of one client's
+link by a rule that counts 64 bits per coordinate of top-k, and neither headers nor buffers. On the wire positions are
+entropy-coded, and everything is counted: the last column is what a client that takes part in every round would have
+sent and received. `fedcams plan --paper` prints both of the paper's tables.
+"""
+TWO_WAY = """\
+## Two-way compression
+
+The paper compresses only updates and leaves open how to compress the model under partial participation. These runs
+compress both ([how](two-way.md)): 10 of 100 clients per round, first contacts dense, everything counted. *Fewer*
+compares all bytes, up and down, with FedCAMS sign, which compresses only updates, and with no compression. *Lost* is in
+points of accuracy against FedCAMS sign. *Accuracy* is that of the server's model; *held* is that of the model that all
+clients hold, if `shared` makes them hold one: they train from it, and its batch-norm statistics are theirs. Tests used
+the same GPU during the three runs of seed 1 that compress both ways, so their *seconds* are not measurements.
+"""
