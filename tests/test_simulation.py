@@ -22,6 +22,7 @@ import oracle
 from fedcams import FedcamsError
 from fedcams.layout import Layout
 from fedcams.own import simulate
+from fedcams.registry import registered
 from fedcams.rounds.messages import instruction_size
 from fedcams.rows import RowStore
 from fedcams.simulation import RoundRecord
@@ -131,6 +132,14 @@ def test_gamma_is_zero_without_compression_and_not_with_it() -> None:
     assert all(record.probes["gamma"] > 0.01 for record in run(probes="q + gamma", uplink="sign"))
 
 
+@pytest.mark.parametrize("transforms", ["clip(norm=0.05)", "fednova", "clip(norm=0.05) + fednova"])
+def test_gamma_compares_what_transforms_made_of_updates(transforms: str) -> None:
+    """Without compression nothing is apart, whatever updates went through; with it something is."""
+    options = {"transforms": transforms, "weighting": "examples", "probes": "gamma", "test": None}
+    assert all(record.probes["gamma"] < 1e-6 for record in run(**options))
+    assert all(record.probes["gamma"] > 0.01 for record in run(**options, uplink="sign"))
+
+
 def test_gamma_follows_the_weights_of_the_mean() -> None:
     options = {"uplink": "identity", "weighting": "examples", "probes": "q + gamma", "server": "fedavg"}
     assert max(record.probes["gamma"] for record in run(**options)) < 1e-5
@@ -148,6 +157,14 @@ def test_residuals_may_be_kept_on_disk(tmp_path: Any) -> None:
     on_disk, in_memory = run(model=model, uplink="sign", rows=store).run(), run(model=model, uplink="sign").run()
     assert torch.equal(on_disk.state.x, in_memory.state.x)
     assert store.ids()
+
+
+@pytest.mark.parametrize("downlink", [spec for cls in registered("downlink").values() for spec in cls.examples])
+def test_the_model_that_clients_hold_is_evaluated_where_all_hold_one(downlink: str) -> None:
+    history = run(downlink=downlink, uplink="sign", rounds=3).run()
+    common = history.simulation.server.method.downlink.common(history.state.downlink)
+    for record in history.records:
+        assert (record.held_accuracy is None) == (record.held_loss is None) == (common is None)
 
 
 # -- people's own data and models --------------------------------------------------------------------------------------
