@@ -8,10 +8,10 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from fedcams.flower.book import read_ledger
 from torch import Tensor
 
 from fedcams.experiment import build
+from fedcams.flower.checkpoint import read_ledger
 from fedcams_app.settings import experiment
 from federation import Federation, federation
 
@@ -22,9 +22,12 @@ CONFIG: dict[str, Any] = {
     "clients": 2,
     "sampler": "full",
     "local": "sgd(lr=0.05, epochs=2, batch=8)",
-    "server": "fedams(lr=0.1, eps=1e-3)",
+    "server": "fedams(lr=cosine(0.2, 0.05), eps=1e-3)",
     "uplink": "topk(ratio=1/8)",
     "downlink": "replica(blockq(bits=2))",
+    "control": "scaffold",
+    "transforms": "clip(norm=0.5)",
+    "average": "ema(0.5)",
     "rounds": 3,
     "seed": 3,
 }
@@ -32,7 +35,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def simulated(config: dict[str, Any]) -> dict[str, Tensor]:
-    """The model after the last round in our simulator, with as many threads as the app has."""
+    """The models and control variate after the last round in our simulator, with as many threads as the app has."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -40,14 +43,20 @@ def simulated(config: dict[str, Any]) -> dict[str, Tensor]:
         state = built.state
         for _ in range(config["rounds"]):
             state, _record = built.simulation.advance(state)
-        return built.simulation.server.layout.split(state.x)
+        assert state.average is not None
+        assert state.control is not None
+        models = {"model": state.x, "averaged": state.average.x}
+        layout = built.simulation.server.layout
+        parts = {f"{name}.{key}": part for name, x in models.items() for key, part in layout.split(x).items()}
+        return {**parts, "control": state.control}
     finally:
         torch.set_num_threads(threads)
 
 
 def deployed(checkpoint: Path, rounds: int) -> dict[str, Tensor]:
+    """The same from the server's checkpoint."""
     tensors = safetensors.torch.load_file(checkpoint / f"{rounds}.safetensors")
-    return {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    return {name: value for name, value in tensors.items() if name.startswith(("model.", "averaged.", "control"))}
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -62,6 +62,9 @@ class Method(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for path, schedule in self.schedules():
+            if path.startswith("local.") and path != "local.lr":  # engines compile and capture the rest once
+                raise SpecError(f"{path}={schedule}: of a local rule lr alone may follow the round; give a number")
         first = self.in_round(1, None)
         for field, codec in {"uplink": first.uplink, "buffers": first.buffers}.items():
             if first.feedback and codec.squared_error_bound(Layout.flat(1)) is None:

@@ -44,6 +44,8 @@ class Client:
     """Where a client keeps its model, for downlinks that need it."""
     rounds: int | None = None
     """How many rounds the run has, for schedules that depend on it."""
+    population: int = 0
+    """How many clients there are, for `answer`; 0 if that is not known."""
 
     def __post_init__(self) -> None:
         needed = self.method.memory(self.layout, self.buffer_layout)
@@ -267,7 +269,7 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
         update.delta[None], None if update.buffers is None else update.buffers[None],
         torch.tensor([update.loss], dtype=torch.float64), [update.examples], [update.steps], rate,
     )  # fmt: skip
-    outgoing = respond(client, [who], received, cohort, round, instruction.seed)
+    outgoing = respond(client, [who], received, cohort, round, instruction.seed, client.population)
     if outgoing.refused:
         return Refusal(round, who, held, outgoing.refused[who]), None
     return reply_of(outgoing, client.layout, client.buffer_layout, held), outgoing

@@ -66,6 +66,13 @@ class Sampler(Spec, ABC):
     def expected(self, population: int) -> float:
         """Return the expected size of a cohort."""
 
+    def weight(self, client: int, round: int) -> float:
+        """Return what a client of the round's cohort counts in the mean where the method has `weighting=sampler`.
+
+        Every client counts 1 unless a sampler overrides this, say by the inverse of the chance to be drawn.
+        """
+        return 1.0
+
     def _check(self, clients: Sequence[int], weights: Sequence[float] | None) -> None:
         if len(clients) == 0:
             raise SpecError(f"{self.name}: clients is empty; give at least one client")
