@@ -49,10 +49,6 @@ class Sampler(Spec, ABC):
         """Return the cohort among clients 0, 1, 2, ..., in any order; fast for many clients."""
         return self.draw(population, generator(seed, "cohort", round), weights)
 
-    def weight(self, client: int, round: int) -> float:
-        """What a client that was drawn counts in the mean, for methods with `weighting=sampler`; above 0."""
-        return 1.0
-
     @property
     def min_population(self) -> int:
         """The smallest population that it can draw from."""
