@@ -130,7 +130,7 @@ def encode_setup(spec: str, delta: Tensor, residual: Tensor) -> Setup:
     update = torch.empty(1, D)
 
     def run() -> bytes:
-        pending = uplink.prepare([0], update, 2)
+        pending = uplink.prepare_([0], update, 2)
         return pack(uplink.compressor, {name: tensor[0] for name, tensor in pending.code.items()}, layout)
 
     def prepare() -> Callable[[], bytes]:

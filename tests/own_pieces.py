@@ -143,7 +143,7 @@ class Half(Compressor):
     def compress(self, x, layout, keys):
         return {"values": x.to(torch.bfloat16)}
 
-    def accumulate(self, out, code, layout, weight):
+    def accumulate_(self, out, code, layout, weight):
         out.add_(code["values"].float(), alpha=weight)
 '''
 

@@ -197,7 +197,10 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         (["run", "mini.toml", "--device", "abacus"], "--device abacus: "),
         (["run", "mini.toml", "--device", "meta"], "--device meta: "),
         (["run", "fig1-resnet18", "--data", "here"], "unpack the Python version from https://www.cs.toronto.edu"),
-        (["run", "mini.toml", "-s", "uplink=randk(k=1, scaled=true)"], "has no contraction"),
+        (
+            ["run", "mini.toml", "-s", "uplink=randk(k=1, scaled=true)"],
+            "uplink=randk(k=1, scaled=true) has no bound on its error",
+        ),
         (["run", "mini.toml", "-s", "sampler=uniform(n=5)"], "uniform: n=5 of only 4 clients; give n=4 or less"),
         (["run", "DEMO"], "(did you mean 'demo'?)"),
         (
@@ -211,7 +214,7 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         (["run", "grid.toml"], "no key 'grid' (a file with grids is for `fedcams sweep`)"),
         (
             ["list", "servers"],
-            "no kind is named 'servers' (did you mean 'server'?); known: presets, experiment, comp",
+            "no kind is named 'servers' (did you mean 'server'?); known: presets, experiment, aggr",
         ),
     ],
 )

@@ -148,8 +148,8 @@ def test_adding_is_decoding_and_adding(codec: Compressor) -> None:
     code = codec.encode(x, layout)
     out = vectors(1000, seed=1)["random"]
     expected = out + codec.decode(code, layout)
-    assert torch.equal(codec.add_to(out, code, layout), expected)
-    weighted = codec.add_to(torch.zeros(1000), code, layout, weight=3.0)
+    assert torch.equal(codec.add_to_(out, code, layout), expected)
+    weighted = codec.add_to_(torch.zeros(1000), code, layout, weight=3.0)
     assert torch.equal(weighted, 3.0 * codec.decode(code, layout))
 
 
@@ -195,7 +195,7 @@ def test_accepted_plus_residual_is_the_sum_of_accepted_rounds(codec: Compressor)
         delta = torch.randn(3, layout.d, generator=draw)
         update = delta.clone()
         before = residuals.gather("residual", range(clients))
-        pending = uplink.prepare(cohort, delta, round, key=[round * 10 + i for i in cohort])
+        pending = uplink.prepare_(cohort, delta, round, key=[round * 10 + i for i in cohort])
         assert torch.equal(residuals.gather("residual", range(clients)), before), "preparing changes no stored row"
         if float(torch.rand(1, generator=draw)) < 0.3:
             continue
@@ -225,15 +225,15 @@ def test_feedback_refuses_what_it_cannot_use() -> None:
     rows = RowStore.in_memory({"residual": layout, "other": layout})
     uplink = ErrorFeedback(COMPRESSORS[0], rows, row="other")
     with pytest.raises(UpdateError, match="a client appears twice"):
-        uplink.prepare([3, 3], torch.ones(2, 10), 1)
+        uplink.prepare_([3, 3], torch.ones(2, 10), 1)
     with pytest.raises(LayoutError, match=r"delta has shape \(10,\) for 1 clients; give \[1, d\]"):
-        uplink.prepare([3], torch.ones(10), 1)
+        uplink.prepare_([3], torch.ones(10), 1)
     with pytest.raises(LayoutError, match=r"give delta\.contiguous\(\)"):
-        uplink.prepare([1, 2], torch.ones(10, 2).T, 1)
+        uplink.prepare_([1, 2], torch.ones(10, 2).T, 1)
     code = COMPRESSORS[0].encode(torch.ones(2, 10), layout)
     with pytest.raises(LayoutError, match=r"give out\.detach\(\)\.contiguous\(\)"):
-        COMPRESSORS[0].add_to(torch.ones(10, 2).T, code, layout)
-    assert uplink.prepare([1], torch.ones(1, 10, requires_grad=True), 1).ids == (1,)
+        COMPRESSORS[0].add_to_(torch.ones(10, 2).T, code, layout)
+    assert uplink.prepare_([1], torch.ones(1, 10, requires_grad=True), 1).ids == (1,)
     with pytest.raises(SpecError, match="row='mine': the store holds other, residual; name one of these"):
         ErrorFeedback(COMPRESSORS[0], rows, row="mine")
     with pytest.raises(SpecError, match="2 keys for 3 rows"):

@@ -143,7 +143,9 @@ class World:
         instruction = Instruction.from_bytes(sent)
         me = Client(self.method, LAYOUT, held=self.stores[i])
         try:
-            reply, _ = client_side.answer(me, instruction, lambda received, *_: self.train(received, instruction, killed))
+            reply, _ = client_side.answer(
+                me, instruction, lambda received, *_: self.train(received, instruction, killed)
+            )
         except Killed:
             return b""
         if isinstance(reply, Refusal):
@@ -177,7 +179,9 @@ class World:
         for i in self.concluded.accepted:
             model = self.model_of(i)
             if model is not None:
-                assert (self.concluded.round, i, digest_of(model)) in self.trained, "from what the server takes it to hold"
+                assert (self.concluded.round, i, digest_of(model)) in self.trained, (
+                    "from what the server takes it to hold"
+                )
         if self.server.replicas is not None:
             assert self.state.downlink.sent == {}
 

@@ -118,7 +118,7 @@ rounds = 40
 IMPORTS = [word for name in FILES for word in ("--import", name)]
 RUN = [*IMPORTS, "run", "pieces.toml", "--no-report", "--quiet", "--checkpoint-every", "3"]
 
-# One process that runs everything undisturbed, and then makes another one by fork for each line it reads, so that a kill
+# One process that runs everything undisturbed, and then makes another one by fork for each line it reads: so a kill
 # costs no imports. Torch is safe in a forked child only with one thread.
 FORKS = """
 import os, sys, torch, traceback

@@ -9,8 +9,8 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 from fedcams.errors import SpecError, UnknownName
+from fedcams.registry.fields import MAX_MAGNITUDE, Param, coerce, nearest, show, spell
 from fedcams.registry.grammar import WORD, Call, Several, Value, Word, parse_call, parse_several
-from fedcams.registry.params import MAX_MAGNITUDE, Param, coerce, nearest, show, spell
 from fedcams.registry.table import params, registered
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fedcams.errors import SpecError
-from fedcams.registry.params import Param
+from fedcams.registry.fields import Param
 
 if TYPE_CHECKING:
     from fedcams.registry.spec import Spec
