@@ -209,17 +209,24 @@ def loaded(folder: Path) -> Iterator[None]:
     """Writes the files into the folder and imports them; what they registered is forgotten at the end."""
     for name, text in FILES.items():
         (folder / f"{name}.py").write_text(text.lstrip())
-    known = {kind: dict(names) for kind, names in table._REGISTRY.items()}
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
+    with forgotten(*FILES):
+        sys.path.insert(0, str(folder))
         for name in FILES:
             importlib.import_module(name)
         yield
+
+
+@contextlib.contextmanager
+def forgotten(*modules: str) -> Iterator[None]:
+    """Forgets at the end that these modules were imported, and whatever they registered."""
+    known, path = {kind: dict(names) for kind, names in table._REGISTRY.items()}, list(sys.path)
+    importlib.invalidate_caches()
+    try:
+        yield
     finally:
-        sys.path.remove(str(folder))
-        for name in FILES:
+        sys.path[:] = path
+        for name in modules:
             sys.modules.pop(name, None)
         for kind, names in table._REGISTRY.items():
             names.clear()
-            names.update(known[kind])
+            names.update(known.get(kind, {}))

@@ -24,6 +24,7 @@ from test_runs import (
     EVERYTHING,
     Stop,
     _digits_once,  # noqa: F401  (a fixture)
+    _quick_sync,  # noqa: F401  (a fixture)
     everything,
     lasting,
     small,
