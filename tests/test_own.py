@@ -266,7 +266,7 @@ def test_clients_that_are_loaded_when_they_take_part_are_compared_by_their_ids(o
     whole = start(None).run()
     upto(start(out, clients=Loaded([0, 1, 2, 3, 4])), 4)
     assert same(start(out, clients=Loaded([0, 1, 2, 3, 4])).run(), whole)
-    with pytest.raises(RunError, match="clients is .* there"):
+    with pytest.raises(RunError, match=r"clients is .* there"):
         start(out, clients=Loaded([0, 1, 2, 3, 5]))
 
 
