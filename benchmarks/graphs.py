@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedcams.bench.gpu import SETTINGS, Measured, measure, noise_images, where
 from fedcams.experiment import Experiment
-from fedcams.experiment.build import assemble
+from fedcams.experiment.assembly import assemble
 
 ROOT = Path(__file__).resolve().parents[1]
 TOPK = "topk(ratio=1/64)"

@@ -51,7 +51,7 @@ def pieces(name: str, x: torch.Tensor, delta: torch.Tensor) -> Callable[[], None
 
     def run() -> None:
         for parts in zip(*(vector.split(PIECE["cuda"]) for vector in vectors), strict=True):
-            optimizer.update(1, *parts)
+            optimizer.update_(1, *parts)
 
     return run
 

@@ -12,7 +12,7 @@ from fedcams.compress import Compressor
 from fedcams.experiment import Experiment
 from fedcams.layout import Layout
 from fedcams.registry import Spec, params, registered, resolve
-from fedcams.registry.params import show
+from fedcams.registry.fields import show
 
 PATH = Path(__file__).with_name("reference.md")
 KINDS = {

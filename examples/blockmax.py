@@ -41,5 +41,5 @@ class BlockMax(Compressor):
         position = best + size * torch.arange(best.shape[-1], device=x.device)
         return {"position": position, "value": x.gather(-1, position)}
 
-    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+    def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_at_(out, code["position"], code["value"], weight)

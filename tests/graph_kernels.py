@@ -320,7 +320,7 @@ SERVERS = [
 
 @pytest.mark.parametrize("spec", SERVERS)
 def test_the_servers_step_as_one_kernel(spec: str) -> None:
-    from fedcams.optimizers._fused import fused_step
+    from fedcams.optimizers._fused import fused_step_
 
     optimizer = server(spec)
     mine = randn(1000)
@@ -329,8 +329,8 @@ def test_the_servers_step_as_one_kernel(spec: str) -> None:
     truth = [vector.clone() for vector in held.values()]
     for t in range(1, 4):
         delta = randn(1000) * 0.1
-        fused_step(optimizer, t, mine, delta, held)
-        optimizer.update(t, plain, delta, *truth)
+        fused_step_(optimizer, t, mine, delta, held)
+        optimizer.update_(t, plain, delta, *truth)
     for ours, theirs in zip((mine, *held.values()), (plain, *truth), strict=True):
         torch.testing.assert_close(ours, theirs)
 

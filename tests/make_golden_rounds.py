@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedcams.experiment import Experiment
-from fedcams.experiment.build import build
+from fedcams.experiment.assembly import build
 from fedcams.layout import Layout
 from fedcams.registry import registered, resolve
 from fedcams.runs.environment import environment

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcams import Layout, encode
-from fedcams.bits.checksum import LONG, SEALED, crc32, joined
+from fedcams.bits.checksum import CRC_RESIDUE, LONG, crc32, joined
 from fedcams.downlink import downlink
 from fedcams.errors import ChecksumMismatch
 from fedcams.rounds import Instruction
@@ -38,21 +38,21 @@ def test_it_is_zlibs(length: int, start: int, threads: int) -> None:
 @given(st.binary(max_size=300))
 def test_what_ends_in_its_own_checksum_is_sealed_and_nothing_else(data: bytes) -> None:
     own = zlib.crc32(data)
-    assert crc32(data + own.to_bytes(4, "little")) == SEALED
-    assert crc32(data + (own ^ 1).to_bytes(4, "little")) != SEALED
+    assert crc32(data + own.to_bytes(4, "little")) == CRC_RESIDUE
+    assert crc32(data + (own ^ 1).to_bytes(4, "little")) != CRC_RESIDUE
 
 
 def test_a_message_around_a_sealed_model_is_the_same_unread() -> None:
     model = encode("identity", torch.arange(10.0))
-    known, unknown = (Instruction(1, 2, 3, {"model": model}, sealed=sealed) for sealed in (True, False))
+    known, unknown = (Instruction(1, 2, 3, {"model": model}, crc_checked=crc_checked) for crc_checked in (True, False))
     assert known.to_parts() == unknown.to_parts()
-    assert Instruction.from_parts(known.to_parts()).sealed
+    assert Instruction.from_parts(known.to_parts()).crc_checked
 
 
 def test_a_damaged_model_in_a_sound_message_is_refused() -> None:
     model = bytearray(encode("identity", torch.arange(10.0)))
     model[-10] ^= 1
     asked = Instruction.from_parts(Instruction(1, 2, 3, {"model": bytes(model)}).to_parts())
-    assert not asked.sealed
+    assert not asked.crc_checked
     with pytest.raises(ChecksumMismatch):
-        downlink("none").receive(asked.streams["model"], Layout.flat(10), None, 2, asked.sealed)
+        downlink("none").receive(asked.streams["model"], Layout.flat(10), None, 2, asked.crc_checked)

@@ -100,7 +100,7 @@ def test_pieces_of_ones_own_are_loaded_by_name(folder: Path) -> None:
     assert run("--import", "mine", *preset).returncode == 0
     report = ("report", "runs/mini", "--out", "both")
     assert "no compressor is named 'mirror'" in (said := run(*report).stderr)
-    assert "fedcams --import MODULE loads it" in said
+    assert "load it with fedcams --import MODULE" in said
     assert "delete" not in said, "the run is sound"
     done = run(*report, FEDCAMS_IMPORT="mine")
     assert done.returncode == 0, done.stderr

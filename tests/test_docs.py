@@ -62,7 +62,7 @@ def test_error_feedback_is_what_the_guide_says() -> None:
     for turn, columns in enumerate(turns, 1):
         update, whole, sent, kept = (torch.tensor([[float(x) for x in column.split(",")]]) for column in columns)
         torch.testing.assert_close(update + store.gather([0]), whole)
-        uplink.commit(uplink.prepare([0], update, round=turn))
+        uplink.commit(uplink.prepare_([0], update, round=turn))
         torch.testing.assert_close(store.gather([0]), kept)
         torch.testing.assert_close(sent + kept, whole)
 

@@ -18,7 +18,7 @@ from fedcams.engines import CohortUpdate, Engine, Problem, choose, engine
 from fedcams.engines.batches import lay_out
 from fedcams.engines.compiled import has_compiler
 from fedcams.errors import SpecError, UpdateError
-from fedcams.local import Local, Rate, Slots, local, plan
+from fedcams.local import Local, Rate, Slots, batch_order, local
 from fedcams.local.base import descend_, only_active
 from fedcams.registry import registered
 from fedcams.registry import spec as spec_module
@@ -409,9 +409,9 @@ def test_training_leaves_the_global_generator_alone() -> None:
 def test_the_grid_covers_every_plan(width: int | None) -> None:
     """Each client sees its own examples, in its own order, with weights that sum to one."""
     sizes = [45, 33, 20, 7, 1]
-    plans = [plan(local("sgd(epochs=2, batch=8)"), n, 0, 1, i) for i, n in enumerate(sizes)]
+    orders = [batch_order(local("sgd(epochs=2, batch=8)"), n, 0, 1, i) for i, n in enumerate(sizes)]
     places = np.split(np.random.default_rng(0).permutation(sum(sizes)), np.cumsum(sizes)[:-1])
-    grid = lay_out(plans, places, width)
+    grid = lay_out(orders, places, width)
     assert grid.example.shape == (12, 5, width or 8)
     seen: list[list[int]] = [[] for _ in sizes]
     drawn: list[list[int]] = [[] for _ in sizes]
@@ -421,13 +421,13 @@ def test_the_grid_covers_every_plan(width: int | None) -> None:
             real = grid.weight[step, row] > 0
             seen[row] += grid.example[step, row, real].tolist()
             drawn[row] += grid.draw[step, row, real].tolist()
-    assert seen == [part[plan.order].tolist() for part, plan in zip(places, plans, strict=True)]
+    assert seen == [part[order.order].tolist() for part, order in zip(places, orders, strict=True)]
     assert np.concatenate(drawn).tolist() == list(range(sum(map(len, drawn))))
 
 
 def test_groups_hold_every_active_client_once() -> None:
-    plans = [plan(local("sgd(epochs=2, batch=8)"), n, 0, 1, i) for i, n in enumerate([45, 33, 20, 7, 1])]
-    grid = lay_out(plans, [np.arange(n) for n in (45, 33, 20, 7, 1)])
+    orders = [batch_order(local("sgd(epochs=2, batch=8)"), n, 0, 1, i) for i, n in enumerate([45, 33, 20, 7, 1])]
+    grid = lay_out(orders, [np.arange(n) for n in (45, 33, 20, 7, 1)])
     for step, active in enumerate(grid.active):
         groups = [(np.arange(5)[rows].tolist(), size) for rows, size in grid.groups(step)]
         assert sorted(row for rows, _ in groups for row in rows) == list(range(active))

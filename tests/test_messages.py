@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcams import encode
+from fedcams.downlink import Held
 from fedcams.errors import (
     BadMagic,
     BadStreamCount,
@@ -30,7 +31,7 @@ from fedcams.errors import (
     WireError,
     WrongStreams,
 )
-from fedcams.rounds import Accepted, Held, Instruction, Refusal, Reply, answer_from_bytes, answer_from_parts
+from fedcams.rounds import Accepted, Instruction, Refusal, Reply, answer_from_bytes, answer_from_parts
 from fedcams.rounds.messages import PROTOCOL, check_protocol, expect_streams, instruction_size, reply_size
 
 Message = Instruction | Reply
@@ -180,17 +181,19 @@ def test_a_message_keeps_its_streams_when_the_caller_changes_the_mapping() -> No
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 
-SEALED_MODEL = encode("identity", torch.arange(10.0))
+CHECKED_MODEL = encode("identity", torch.arange(10.0))
 
 
 @pytest.mark.parametrize("extra", [{}, {"buffers": b"b" * 9}, {"control": b"c" * 9}, {"a": b"1", "z": b"2"}])
 def test_no_payload_is_copied_into_parts_or_out_of_them(extra: dict[str, bytes]) -> None:
-    message = Instruction(1, 2, 3, {"model": SEALED_MODEL, **extra}, sealed=True)
+    message = Instruction(1, 2, 3, {"model": CHECKED_MODEL, **extra}, crc_checked=True)
     parts = message.to_parts()
     back = Instruction.from_parts(parts)
-    assert parts == dataclasses.replace(message, sealed=False).to_parts(), "the model is not read, with the same result"
-    assert back.sealed
-    assert not Instruction.from_parts([b"".join(parts)]).sealed, "nobody looked at the model alone"
+    assert parts == dataclasses.replace(message, crc_checked=False).to_parts(), (
+        "the model is not read, with the same result"
+    )
+    assert back.crc_checked
+    assert not Instruction.from_parts([b"".join(parts)]).crc_checked, "nobody looked at the model alone"
     for name, payload in message.streams.items():
         assert sum(part is payload for part in parts) == 1
         assert back.streams[name] is payload
@@ -198,8 +201,8 @@ def test_no_payload_is_copied_into_parts_or_out_of_them(extra: dict[str, bytes])
 
 @pytest.mark.parametrize("extra", [{}, {"control": b"c" * 9}])
 def test_only_a_model_that_ends_in_its_checksum_is_sealed(extra: dict[str, bytes]) -> None:
-    damaged = SEALED_MODEL[:-10] + bytes([SEALED_MODEL[-10] ^ 1]) + SEALED_MODEL[-9:]
-    assert not Instruction.from_parts(Instruction(1, 2, 3, {"model": damaged, **extra}).to_parts()).sealed
+    damaged = CHECKED_MODEL[:-10] + bytes([CHECKED_MODEL[-10] ^ 1]) + CHECKED_MODEL[-9:]
+    assert not Instruction.from_parts(Instruction(1, 2, 3, {"model": damaged, **extra}).to_parts()).crc_checked
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def test_a_payload_names_the_codec_of_its_round() -> None:
     magic, version, _, d, layout_id = HEADER.unpack_from(data)
     forged = HEADER.pack(magic, version, len(other), d, layout_id) + other + data[HEADER.size + len(spec) :]
     with pytest.raises(UnknownCodec, match="follows a schedule; a payload names the codec of its round"):
-        unpack(forged, layout, sealed=True)
+        unpack(forged, layout, crc_checked=True)
 
 
 def test_an_unfit_schedule_is_refused_inside_a_downlink() -> None:

@@ -195,7 +195,7 @@ def test_pieces_and_threads_leave_no_seam(name: str, d: int, threads: Callable[[
     whole, (_, *vectors) = x.clone(), optimizer.init(x)._asdict().values()
     threads(1)
     for t, delta in enumerate(deltas, start=1):
-        optimizer.update(t, whole, delta, *vectors)
+        optimizer.update_(t, whole, delta, *vectors)
     threads(3)
     assert bits(*run(optimizer, x, state, iter(deltas))) == bits(whole, optimizer.state_type(2, *vectors))
 
@@ -224,7 +224,7 @@ def test_no_operation_makes_a_tensor_larger_than_a_piece(name: str) -> None:
     with Watch() as step:
         optimizer.step(state, x, delta)
     with Watch() as unpieced:  # the same formula without pieces, so that we know that the watch sees it
-        optimizer.update(1, x, delta, *list(state._asdict().values())[1:])
+        optimizer.update_(1, x, delta, *list(state._asdict().values())[1:])
     assert step.largest == PIECES
     assert unpieced.largest == d
     assert step.seen > unpieced.seen
@@ -406,7 +406,7 @@ def test_the_fused_kernel_is_the_formula_and_allocates_nothing(spec: str) -> Non
     delta = torch.randn(d, device="cuda")
     vectors = {name: value.clone() for name, value in state._asdict().items() if name != "t"}
     expected = x.clone()
-    optimizer.update(state.t + 1, expected, delta, *vectors.values())
+    optimizer.update_(state.t + 1, expected, delta, *vectors.values())
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -61,7 +61,7 @@ class Aggregator:
         self._weights |= dict(zip(ids, weights, strict=True))
         if self.in_order:
             self._total = self._zeros() if self._total is None else self._total
-            compressor.add_rows_to(self._total, self._here(code), self.layout, weights)
+            compressor.add_rows_to_(self._total, self._here(code), self.layout, weights)
             return
         for place, client_id in enumerate(ids):
             self._codes[client_id] = (compressor, {name: tensor[place] for name, tensor in code.items()})
@@ -94,7 +94,7 @@ class Aggregator:
             return total if out is None else out.copy_(total)
         total = self._zeros() if out is None else out.zero_()
         for client_id in sorted(self._codes):
-            self._add(total, *self._codes[client_id], self._weights[client_id])
+            self._add_(total, *self._codes[client_id], self._weights[client_id])
         return total
 
     def _zeros(self) -> Tensor:
@@ -103,5 +103,5 @@ class Aggregator:
     def _here(self, code: Code) -> Code:
         return {name: tensor.to(self.device) for name, tensor in code.items()}
 
-    def _add(self, total: Tensor, compressor: Compressor, code: Code, weight: float) -> None:
-        compressor.add_to(total, self._here(code), self.layout, weight)
+    def _add_(self, total: Tensor, compressor: Compressor, code: Code, weight: float) -> None:
+        compressor.add_to_(total, self._here(code), self.layout, weight)

@@ -27,7 +27,7 @@ def encode_with_feedback_(
     code = codec.encode(h, layout, keys)
     norms = h.norm(dim=-1) if measure else None
     if keep or measure:
-        codec.add_to(h, code, layout, weight=-1.0)
+        codec.add_to_(h, code, layout, weight=-1.0)
     errors = None if norms is None else h.norm(dim=-1) / norms.clamp(min=torch.finfo(torch.float32).tiny)
     return code, h if keep else None, errors
 
@@ -62,7 +62,7 @@ class ErrorFeedback:
                 "choose a contractive compressor"
             )
 
-    def prepare(self, ids: Sequence[int], delta: Tensor, round: int, key: int | Sequence[int] = 0) -> Pending:
+    def prepare_(self, ids: Sequence[int], delta: Tensor, round: int, key: int | Sequence[int] = 0) -> Pending:
         """Encode the updates `delta [C, d]` of these clients. Consumes delta: h and e' are formed in its memory."""
         if delta.dim() != 2 or len(delta) != len(ids):
             raise LayoutError(f"delta has shape {tuple(delta.shape)} for {len(ids)} clients; give [{len(ids)}, d]")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedcams.bits.vectors import abs_sum
 from fedcams.errors import LayoutError, UpdateError
-from fedcams.registry.params import nearest
+from fedcams.registry.fields import nearest
 
 
 @dataclass(frozen=True)

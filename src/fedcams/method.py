@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import fedcams.aggregates
 import fedcams.averages
@@ -27,7 +27,7 @@ from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.optimizers import ServerOptimizer
 from fedcams.registry import Spec, flag, format_number, nested, params, several, text
-from fedcams.registry.params import nearest
+from fedcams.registry.fields import nearest
 from fedcams.transforms import Transform
 
 RESIDUAL, BUFFERS, CONTROL = "residual", "buffers", "control"
@@ -60,8 +60,16 @@ class Method(Spec):
     kind = "method"
     name = "method"
 
+    if TYPE_CHECKING:  # a field takes the piece or its spec string, which type checkers cannot see in a dataclass
+
+        def __init__(self, **fields: Any) -> None:
+            """Make a method from its fields by name."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        for path, schedule in self.schedules():
+            if path.startswith("local.") and path != "local.lr":  # engines compile and capture the rest once
+                raise SpecError(f"{path}={schedule}: of a local rule lr alone may follow the round; give a number")
         first = self.in_round(1, None)
         for field, codec in {"uplink": first.uplink, "buffers": first.buffers}.items():
             if first.feedback and codec.squared_error_bound(Layout.flat(1)) is None:

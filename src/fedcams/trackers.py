@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from fedcams.errors import SpecError
 from fedcams.extras import load
-from fedcams.registry.params import nearest
+from fedcams.registry.fields import nearest
 from fedcams.runs import Run
 from fedcams.simulation import RoundRecord
 

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedcams.engines import engine
 from fedcams.errors import SpecError
 from fedcams.experiment import Built, Experiment
-from fedcams.experiment.build import assemble
+from fedcams.experiment.assembly import assemble
 from fedcams.simulation import Phases
 from fedcams.simulation.evaluate import evaluate
 from fedcams.tasks import CropFlip, TaskData, accuracy, cross_entropy

@@ -24,7 +24,7 @@ from fedcams.bits.parallel import BLOCK, kernel, map_ranges
 POLYNOMIAL = 0xEDB88320
 """CRC-32's, lowest power first: bit 31 is 1, bit 30 is x, and x**32 is left out."""
 ONE, X = 1 << 31, 1 << 30
-SEALED = 0x2144DF1C
+CRC_RESIDUE = 0x2144DF1C
 """The checksum of data that end in their own checksum, as payloads and messages do."""
 LONG = 16 * BLOCK
 """From this many bytes on, threads pay off."""

@@ -20,7 +20,7 @@ SHORT = 1 << 15
 
 def add_(out: Tensor, x: Tensor, threads: int | None = None) -> None:
     """Add `x [n]` to `out [n]` in place, on as many threads as torch has unless `threads` is given."""
-    if out.numel() <= SHORT or not (_plain(out) and _plain(x)):
+    if out.numel() <= SHORT or not (_suits_kernels(out) and _suits_kernels(x)):
         out.add_(x)
         return
     target, source = out.numpy(), x.numpy()
@@ -29,7 +29,7 @@ def add_(out: Tensor, x: Tensor, threads: int | None = None) -> None:
 
 def divide_(out: Tensor, by: float) -> None:
     """Divide `out [n]` by a number, in place."""
-    if out.numel() <= SHORT or not _plain(out):
+    if out.numel() <= SHORT or not _suits_kernels(out):
         out.div_(by)
         return
     target = out.numpy()
@@ -38,7 +38,7 @@ def divide_(out: Tensor, by: float) -> None:
 
 def abs_sum(x: Tensor) -> float:
     """Return the sum of |x| of `x [n]` in float64, which no finite float32 vector can overflow."""
-    if not _plain(x):
+    if not _suits_kernels(x):
         return float(x.abs().sum(dtype=torch.float64))
     vector = x.numpy()
     if vector.size <= BLOCK:
@@ -96,7 +96,7 @@ def _stack(sums: list[Tensor], rows: Tensor) -> Tensor:
     return torch.stack(sums) if sums else rows.new_zeros(0, dtype=torch.float64)
 
 
-def _plain(x: Tensor) -> bool:
+def _suits_kernels(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous() and not x.requires_grad
 
 

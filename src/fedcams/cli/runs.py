@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from rich.table import Column, Table
 
 from fedcams.errors import SpecError, UpdateError
-from fedcams.registry.params import nearest
+from fedcams.registry.fields import nearest
 
 if TYPE_CHECKING:
     from fedcams.cli.session import Session

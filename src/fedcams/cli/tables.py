@@ -20,7 +20,7 @@ from fedcams.models import model as model_named
 from fedcams.plan import CANDIDATES, Plan, Setting, expected_contacts, plan, recommend, simulated_contacts
 from fedcams.plan.paper import ROUNDS, D, PaperRow, paper_tables
 from fedcams.registry import Spec, exact, kinds, params, registered
-from fedcams.registry.params import nearest, show
+from fedcams.registry.fields import nearest, show
 from fedcams.report.profiles import PROFILES
 from fedcams.report.tables import human_bytes, human_seconds
 from fedcams.sampler import Sampler, sampler

@@ -65,7 +65,7 @@ Code = Mapping[str, Tensor]
 
 
 class Compressor(Spec, ABC):
-    """The root of all compressors; a subclass implements `fields`, `compress`, `accumulate` and states its bound.
+    """The root of all compressors; a subclass implements `fields`, `compress`, `accumulate_` and states its bound.
 
     Everything takes a leading cohort axis and runs on CPU and CUDA with the same codes: integers are equal, reals
     agree to 1e-6 relative (sums are taken in another order).
@@ -100,21 +100,21 @@ class Compressor(Spec, ABC):
         """Code -> float32 `[..., d]`."""
         first = next(iter(code.values()))
         out = torch.zeros(*first.shape[:-1], layout.d, dtype=torch.float32, device=first.device)
-        return self.add_to(out, code, layout)
+        return self.add_to_(out, code, layout)
 
-    def add_to(self, out: Tensor, code: Code, layout: Layout, weight: float = 1.0) -> Tensor:
+    def add_to_(self, out: Tensor, code: Code, layout: Layout, weight: float = 1.0) -> Tensor:
         """`out [..., d] += weight * decode(code)`, in place; with weight -1 it turns h into its residual."""
         layout.check(out)
         if not out.is_contiguous() or out.requires_grad:
             raise LayoutError("out is not one block of plain memory; give out.detach().contiguous()")
         rows = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in code.items()}
-        self.accumulate(out.view(-1, layout.d), rows, layout, weight)
+        self.accumulate_(out.view(-1, layout.d), rows, layout, weight)
         return out
 
-    def add_rows_to(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> Tensor:
+    def add_rows_to_(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> Tensor:
         """`out [d] += Σ weights[i] * decode(row i of the code)`, in place, one row after the other."""
         layout.check(out)
-        self.accumulate_rows(out.view(1, layout.d), code, layout, weights)
+        self.accumulate_rows_(out.view(1, layout.d), code, layout, weights)
         return out
 
     @abstractmethod
@@ -130,13 +130,13 @@ class Compressor(Spec, ABC):
         """Contiguous float32 `x [C, d]` -> Code with tensors `[C, columns]`."""
 
     @abstractmethod
-    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+    def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         """`out [C, d] += weight * C(x)`, in place, without a dense copy where that can be."""
 
-    def accumulate_rows(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> None:
-        """`accumulate` of one row of the code after the other into the same `out [1, d]`."""
+    def accumulate_rows_(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> None:
+        """`accumulate_` of one row of the code after the other into the same `out [1, d]`."""
         for i, weight in enumerate(weights):
-            self.accumulate(out, {name: tensor[i : i + 1] for name, tensor in code.items()}, layout, weight)
+            self.accumulate_(out, {name: tensor[i : i + 1] for name, tensor in code.items()}, layout, weight)
 
     def norms(self, code: Code, layout: Layout) -> Tensor:
         """The L2 norm of what each row of a code `[C, ...]` decodes to -> float64 `[C]`.

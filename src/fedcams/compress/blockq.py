@@ -79,5 +79,5 @@ class BlockQ(Compressor):
         steps, levels = quantise(x, self.bits, self.block, seeds)
         return {"step": steps, "level": levels}
 
-    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+    def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_levels_(out, code["level"], code["step"], self.bits, self.block, weight)

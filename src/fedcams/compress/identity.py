@@ -30,7 +30,7 @@ class Identity(Compressor):
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         return {"values": x.clone()}
 
-    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+    def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         out.add_(code["values"], alpha=weight)
 
     def norms(self, code: Code, layout: Layout) -> Tensor:

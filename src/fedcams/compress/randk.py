@@ -64,7 +64,7 @@ class RandK(Compressor):
             values = (values * (layout.d / k)).clamp(-F32_MAX, F32_MAX)
         return {"seed": seeds[:, None], "value": values}
 
-    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+    def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         positions = sample_positions(code["seed"][:, 0], code["value"].shape[-1], layout.d)
         add_at_(out, positions, code["value"], weight)
 

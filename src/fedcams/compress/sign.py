@@ -48,11 +48,11 @@ class Sign(Compressor):
         sums = total[:, None] if self.scope == "global" else abs_sums(x, parts)
         return {"scale": (sums / sizes).float(), "sign": bits}
 
-    def accumulate_rows(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> None:
+    def accumulate_rows_(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> None:
         each = torch.tensor(weights, dtype=torch.float32, device=out.device)[:, None]
         add_signs_(out, code["sign"], segments(layout, self.scope), code["scale"] * each)
 
-    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+    def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_signs_(out, code["sign"], segments(layout, self.scope), code["scale"] * weight)
 
     def norms(self, code: Code, layout: Layout) -> Tensor:

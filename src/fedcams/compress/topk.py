@@ -86,7 +86,7 @@ class TopK(Compressor):
         parts = zip(segments(layout, self.scope), self._kept(layout), strict=True)
         return torch.cat([top_positions(x[:, a:b].contiguous(), k) + a for (a, b), k in parts], dim=-1)
 
-    def accumulate(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
+    def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_at_(out, code["position"], code["value"].float(), weight)
 
     def norms(self, code: Code, layout: Layout) -> Tensor:

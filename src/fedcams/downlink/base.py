@@ -125,11 +125,11 @@ class Downlink(Spec, ABC):
         return None
 
     def receive(
-        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, sealed: bool = False
+        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, crc_checked: bool = False
     ) -> tuple[Tensor, Held | None]:
         """The model `[d]` to train from, and what to tell the server about it; refuses by OutOfStep.
 
-        `sealed` says that the checksum at the end of the data was checked.
+        `crc_checked` says that the checksum at the end of the data was checked.
         """
         if store is None:
             raise SpecError(f"{self}: clients keep their model; give them a HeldStore, in memory or on disk")

@@ -106,7 +106,7 @@ class Message:
             assert base is not None, "all but the dense model build on something"
             model = base.clone()
             for payload in self.payloads:
-                (_add if self.kind == ADD else _set)(model, payload, layout)
+                (_add_ if self.kind == ADD else _set_)(model, payload, layout)
         if digest_of(model) != self.result.digest:
             raise OutOfStep(
                 f"applied to what is held, the message does not give {self.result}; ask for all of it", None
@@ -143,12 +143,12 @@ def _split(body: bytes) -> list[bytes]:
     return payloads
 
 
-def _add(model: Tensor, payload: bytes, layout: Layout) -> None:
+def _add_(model: Tensor, payload: bytes, layout: Layout) -> None:
     read = unpack(payload, layout)
-    read.compressor.add_to(model, read.code, layout)
+    read.compressor.add_to_(model, read.code, layout)
 
 
-def _set(model: Tensor, payload: bytes, layout: Layout) -> None:
+def _set_(model: Tensor, payload: bytes, layout: Layout) -> None:
     read = unpack(payload, layout)
     if read.compressor != replacing(len(read.code.get("position", ()))):
         raise NonCanonical(f"values to be set travel as topk(k=...), not as {read.compressor}")

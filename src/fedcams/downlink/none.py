@@ -41,8 +41,8 @@ class NoDownlink(Downlink):
         return DownlinkCost(deltas=0.0, catchup=0.0, dense=payload_bytes(IDENTITY, layout) * contacts.total)
 
     def receive(
-        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, sealed: bool = False
+        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, crc_checked: bool = False
     ) -> tuple[Tensor, None]:
-        payload = unpack(data, layout, sealed=sealed)
+        payload = unpack(data, layout, crc_checked=crc_checked)
         read = payload.code["values"] if payload.compressor == IDENTITY else payload.decode()  # as read: one copy less
         return read, None

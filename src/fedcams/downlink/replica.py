@@ -94,7 +94,7 @@ class Replica(Downlink):
             return dense_message(broadcast.x, broadcast.layout, Held(broadcast.round, digest_of(broadcast.x)))
         row = self._rows(state, broadcast, [client])[0]
         code = self.codec.encode(broadcast.x - row, broadcast.layout, broadcast.key(client))
-        after = self.codec.add_to(row, code, broadcast.layout)
+        after = self.codec.add_to_(row, code, broadcast.layout)
         return Message(ADD, base, Held(broadcast.round, digest_of(after)), [pack(self.codec, code, broadcast.layout)])
 
     def expected(self, state: ReplicaState, client: int) -> Held | None:
@@ -140,7 +140,7 @@ class Replica(Downlink):
         if there:
             base = rows[there]
             code = self.codec.encode(broadcast.x - base, broadcast.layout, [broadcast.key(clients[i]) for i in there])
-            rows[there] = self.codec.add_to(base, code, broadcast.layout)
+            rows[there] = self.codec.add_to_(base, code, broadcast.layout)
             for i, payload in zip(there, sizes(self.codec, code, broadcast.layout), strict=True):
                 sent[i] = Sent("delta", message_size([payload]))
         store.commit(clients, {REPLICA: rows}, broadcast.round)

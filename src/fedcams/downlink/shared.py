@@ -121,7 +121,7 @@ class Shared(Downlink):
         if state.version == broadcast.round or torch.equal(broadcast.x, state.w):
             return state
         code = self.codec.encode(broadcast.x - state.w, broadcast.layout, broadcast.key())
-        w = self.codec.add_to(state.w.clone(), code, broadcast.layout)
+        w = self.codec.add_to_(state.w.clone(), code, broadcast.layout)
         touched = None if state.touched is None else note_changes(state.touched, state.w, w, broadcast.round)
         log = {**state.log, broadcast.round: as_tensor(pack(self.codec, code, broadcast.layout))}
         log, since = _bounded(log, state.since, dense_size(broadcast.layout))

@@ -59,6 +59,6 @@ class Stateless(Downlink):
         return DownlinkCost(deltas=sent, catchup=0.0, dense=0.0, bound=bound_of(self.codec, layout))
 
     def receive(
-        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, sealed: bool = False
+        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, crc_checked: bool = False
     ) -> tuple[Tensor, None]:
-        return unpack(data, layout, sealed=sealed).decode(), None
+        return unpack(data, layout, crc_checked=crc_checked).decode(), None

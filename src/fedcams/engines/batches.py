@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcams.engines.problem import Problem
-from fedcams.local import Plan, plan
+from fedcams.local import BatchOrder, batch_order
 
 Integers = NDArray[np.int64]
 
@@ -51,18 +51,18 @@ class Grid:
 
 
 def lay_out(
-    plans: Sequence[Plan], places: Sequence[Integers], width: int | None = None, rows: int | None = None
+    orders: Sequence[BatchOrder], places: Sequence[Integers], width: int | None = None, rows: int | None = None
 ) -> Grid:
-    """Returns the grid of clients with these plans and these places of their examples in the pool.
+    """Returns the grid of clients with these orders and these places of their examples in the pool.
 
     It is as wide as the largest batch, or `width`; of `rows` those without a client have nothing to do.
     """
-    size = np.zeros((rows or len(plans), max(len(each.sizes) for each in plans)), np.int64)
-    for row, each in zip(size, plans, strict=False):
+    size = np.zeros((rows or len(orders), max(len(each.sizes) for each in orders)), np.int64)
+    for row, each in zip(size, orders, strict=False):
         row[: len(each.sizes)] = each.sizes
     real = np.arange(width or size.max()) < size[..., None]
     example, draw = np.zeros(real.shape, np.int64), np.zeros(real.shape, np.int64)
-    seen = [part[each.order] for part, each in zip(places, plans, strict=True)]
+    seen = [part[each.order] for part, each in zip(places, orders, strict=True)]
     example[: len(seen)] = np.array([own[0] for own in seen])[:, None, None]
     example[real] = np.concatenate(seen)
     example = np.where(real, example, example[..., :1])
@@ -79,15 +79,15 @@ class Batches:
     def __init__(self, problem: Problem, cohort: Sequence[int], round: int, seed: int, clients: int) -> None:
         self.problem = problem
         self.x, self.y, places = problem.pool(cohort)
-        plans = [plan(problem.local, len(p), seed, round, c) for c, p in zip(cohort, places, strict=True)]
+        orders = [batch_order(problem.local, len(p), seed, round, c) for c, p in zip(cohort, places, strict=True)]
         self.examples = [len(part) for part in places]
-        self.steps = [len(each.sizes) for each in plans]
-        self.seen = [len(each.order) for each in plans]
-        self.smallest = [min(each.sizes) for each in plans]
-        grid = lay_out(plans, places, problem.local.batch, clients)
+        self.steps = [len(each.sizes) for each in orders]
+        self.seen = [len(each.order) for each in orders]
+        self.smallest = [min(each.sizes) for each in orders]
+        grid = lay_out(orders, places, problem.local.batch, clients)
         self.sizes, self.weight = _upload(problem, grid.size.astype(np.int32)), _upload(problem, grid.weight)
         self.example = _upload(problem, grid.example)
-        draws = [problem.draws(len(each.order), seed, round, c) for c, each in zip(cohort, plans, strict=True)]
+        draws = [problem.draws(len(each.order), seed, round, c) for c, each in zip(cohort, orders, strict=True)]
         self.draws = None if problem.augment is None else torch.cat([d for d in draws if d is not None])
         self.draw = None if self.draws is None else _upload(problem, grid.draw)
 

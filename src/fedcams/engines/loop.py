@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcams.engines.base import CohortUpdate, Engine, local_rate, rows
 from fedcams.engines.problem import Problem, naming
 from fedcams.keys import derive
-from fedcams.local import Plan, plan
+from fedcams.local import BatchOrder, batch_order
 from fedcams.registry import register
 
 _GENERATOR = threading.RLock()
@@ -53,7 +53,7 @@ def _train_one(
     problem.rewind()
     problem.load(start, buffers)
     x, y = problem.examples_of(client)
-    steps = plan(problem.local, len(x), seed, round, client)
+    steps = batch_order(problem.local, len(x), seed, round, client)
     draws = problem.draws(len(steps.order), seed, round, client)
     row = start.detach().to(problem.device, problem.dtype, copy=True)[None]
     gpu = [problem.device] if problem.device.type == "cuda" else []
@@ -67,7 +67,7 @@ def _train_one(
 
 
 def _descend_(
-    row: Tensor, problem: Problem, x: Tensor, y: Tensor, steps: Plan, draws: Tensor | None, rate: float,
+    row: Tensor, problem: Problem, x: Tensor, y: Tensor, steps: BatchOrder, draws: Tensor | None, rate: float,
     shift: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Takes all steps of the model `row [1, d]`; returns the sum of the losses of all examples seen."""

@@ -16,7 +16,7 @@ from fedcams.engines.batches import Grid, Integers, lay_out
 from fedcams.engines.compiled import Rows, compiled_step, has_compiler
 from fedcams.engines.problem import Pool, Problem, naming
 from fedcams.errors import SpecError
-from fedcams.local import Plan, Slots, plan, step_count
+from fedcams.local import BatchOrder, Slots, batch_order, step_count
 from fedcams.registry import flag, register
 
 DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
@@ -67,11 +67,13 @@ class Stacked(Engine):
         if reason := self.supports(problem):
             raise SpecError(reason)
         used, pool = local_rate(problem, rate), problem.pool(cohort)
-        plans = [plan(problem.local, len(part), seed, round, c) for c, part in zip(cohort, pool.places, strict=True)]
-        order = sorted(range(len(cohort)), key=lambda i: -len(plans[i].sizes))  # so that active rows are the first
-        ordered = [plans[i] for i in order]
+        orders = [
+            batch_order(problem.local, len(part), seed, round, c) for c, part in zip(cohort, pool.places, strict=True)
+        ]
+        order = sorted(range(len(cohort)), key=lambda i: -len(orders[i].sizes))  # so that active rows are the first
+        ordered = [orders[i] for i in order]
         grid = lay_out(ordered, [pool.places[i] for i in order], self._width(problem, ordered))
-        draws = [problem.draws(len(plans[i].order), seed, round, cohort[i]) for i in order]
+        draws = [problem.draws(len(orders[i].order), seed, round, cohort[i]) for i in order]
         held, shifts = (None if rows is None else _chosen(rows, order) for rows in (buffers, shift))
         stack = _Stack.of(problem, _chosen(start, order), held, shifts, used)
         losses = stack.parameters.new_zeros(grid.size.shape)
@@ -89,16 +91,16 @@ class Stacked(Engine):
             after if after is None or back is None else after[back],
             loss if back is None else loss[back],
             [len(part) for part in pool.places],
-            [len(each.sizes) for each in plans],
+            [len(each.sizes) for each in orders],
             used,
         )
 
-    def _width(self, problem: Problem, plans: list[Plan]) -> int | None:
+    def _width(self, problem: Problem, orders: list[BatchOrder]) -> int | None:
         """Of the grid: compiled code wants few shapes, so the largest batch is rounded up to sixteenths."""
         if not self.compile:
             return None
         part = max(1, problem.local.batch // 16)
-        return min(problem.local.batch, -(-max(max(each.sizes) for each in plans) // part) * part)
+        return min(problem.local.batch, -(-max(max(each.sizes) for each in orders) // part) * part)
 
     def _parts(self, problem: Problem, grid: Grid, step: int) -> list[tuple[Which, int]]:
         """What is computed at once: rows, and the width of their batches."""

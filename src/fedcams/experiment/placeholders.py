@@ -18,6 +18,8 @@ from fedcams.tasks import Task, TaskData
 class PythonTask(Task):
     """Data that were given to `fedcams.simulate`. Only the program that did so can load them."""
 
+    internal = True
+
     def load(self, folder: Path | None = None) -> TaskData:
         """Refuse: the data are not here."""
         raise SpecError("task=python: the data were given from Python; call fedcams.simulate, which has them")
@@ -27,6 +29,8 @@ class PythonTask(Task):
 @dataclass(frozen=True)
 class PythonModel(Model):
     """A module that was given to `fedcams.simulate`. Only the program that did so can make it."""
+
+    internal = True
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Refuse: the module is not here."""

@@ -23,7 +23,7 @@ from typing import Any
 from fedcams.errors import SpecError
 from fedcams.experiment.experiment import Experiment, read_toml
 from fedcams.registry import params
-from fedcams.registry.params import nearest
+from fedcams.registry.fields import nearest
 
 SHIPPED = Path(__file__).parents[1] / "presets"
 KEYS = tuple(params(Experiment))

@@ -26,8 +26,8 @@ from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.experiment.experiment import Experiment
 from fedcams.experiment.preset import KEYS, Table, folder_name, folders, read_file
+from fedcams.registry.fields import nearest, show
 from fedcams.registry.numbers import exact
-from fedcams.registry.params import nearest, show
 from fedcams.simulation import RoundRecord
 
 LAST_PART = 0.2

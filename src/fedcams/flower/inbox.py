@@ -23,7 +23,7 @@ from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.records import EXAMPLES, REPLY, about_of, message_parts, only_arrays, told_by_metrics
 from fedcams.flower.roster import APP_RAISED
 from fedcams.layout import Layout
-from fedcams.rounds.client import Client, reply_of, respond
+from fedcams.rounds.client import Client, reply_of, respond_
 from fedcams.rounds.cohort import Received, streams_up
 from fedcams.rounds.messages import Refusal, Reply, answer_from_parts, reply_size
 from fedcams.rounds.server import Server, ServerState
@@ -140,7 +140,7 @@ class Inbox:
         )
         received = Received(state.x, state.buffers)
         server, round = self.server, state.round + 1
-        outgoing = respond(self._dense_client, [client], received, trained, round, server.seed, server.population)
+        outgoing = respond_(self._dense_client, [client], received, trained, round, server.seed, server.population)
         if outgoing.refused:
             raise UpdateError(outgoing.refused[client])
         held = self.server.method.downlink.expected(state.downlink, client)

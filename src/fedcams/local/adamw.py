@@ -41,7 +41,7 @@ class AdamW(Local):
     drop_last: bool = drop_last_field()
 
     reference = "Loshchilov, Hutter: Decoupled Weight Decay Regularization, ICLR 2019"
-    examples = ("adamw", "adamw(lr=0.003, epochs=3, batch=20)", "adamw(beta2=0.99, weight_decay=0, steps=5, batch=8)")
+    examples = ("adamw", "adamw(lr=3e-3, epochs=3)", "adamw(beta2=0.99, weight_decay=0, steps=5, batch=8)")
     refused = (
         ("adamw(epochs=1, steps=1)", "give epochs or steps, not both"),
         ("adamw(beta2=1)", r"allowed: a number in \[0, 1\)"),

@@ -13,7 +13,7 @@ from fedcams.local.base import Local
 Batch = NDArray[np.int64]
 
 
-class Plan(NamedTuple):
+class BatchOrder(NamedTuple):
     """The batches of one client in one round."""
 
     order: Batch
@@ -26,7 +26,7 @@ class Plan(NamedTuple):
         return np.split(self.order, np.cumsum(self.sizes)[:-1])
 
 
-def plan(local: Local, examples: int, seed: int, round: int, client: int) -> Plan:
+def batch_order(local: Local, examples: int, seed: int, round: int, client: int) -> BatchOrder:
     """Returns which of its examples a client sees in a round, step by step."""
     each = _epoch(local, examples)
     steps = local.steps or (local.epochs or 1) * len(each)
@@ -34,12 +34,12 @@ def plan(local: Local, examples: int, seed: int, round: int, client: int) -> Pla
     used, sizes = sum(each), (each * epochs)[:steps]
     shuffled = permutations(epochs, examples, seed, "shuffle", round, client)
     order = np.concatenate(shuffled if used == examples else [epoch[:used] for epoch in shuffled])
-    return Plan(order[: sum(sizes)], sizes)
+    return BatchOrder(order[: sum(sizes)], sizes)
 
 
 def batches(local: Local, examples: int, seed: int, round: int, client: int) -> list[Batch]:
     """Returns the example numbers of each step of a client's training in a round."""
-    return plan(local, examples, seed, round, client).batches()
+    return batch_order(local, examples, seed, round, client).batches()
 
 
 def step_count(local: Local, examples: int) -> int:

@@ -1,7 +1,7 @@
 """On a CUDA device: all seven formulas as one Triton kernel that reads and writes every vector once.
 
-The formulas are those of the optimizers' `update`, which this is tested against; an optimizer without one here, float64
-vectors and a torch without Triton take `update` over pieces.
+The formulas are those of the optimizers' `update_`, which this is tested against; an optimizer without one here, float64
+vectors and a torch without Triton take `update_` over pieces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RULES = frozenset({"fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fed
 BLOCK = 512  # fedams at d = 11,173,962: 0.10 ms on an H200, 3.8 copies (benchmarks/records/server-step-cuda.json)
 
 
-def fused_step(optimizer: ServerOptimizer, t: int, x: Tensor, delta: Tensor, state: Mapping[str, Tensor]) -> None:
+def fused_step_(optimizer: ServerOptimizer, t: int, x: Tensor, delta: Tensor, state: Mapping[str, Tensor]) -> None:
     """Step t of the optimizer, in place on `x [d]` and on the state's vectors."""
     m, v, vhat = (state.get(name, x) for name in ("m", "v", "vhat"))
     with torch.cuda.device_of(x):

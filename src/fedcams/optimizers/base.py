@@ -49,7 +49,7 @@ class MaxMoments(NamedTuple):
 
 
 class ServerOptimizer(Spec, ABC):
-    """The root of all server optimizers. Subclasses name their state and write `update`."""
+    """The root of all server optimizers. Subclasses name their state and write `update_`."""
 
     kind = "server"
     schedulable = True
@@ -74,16 +74,16 @@ class ServerOptimizer(Spec, ABC):
             raise LayoutError(f"the state holds {', '.join(vectors)}; {self.name} needs {needed}: start with its init")
         t = vectors.pop("t") + 1
         _check(x, {"delta": delta, **vectors})
-        if not _step_fused(self, t, x, delta, vectors):
+        if not _step_fused_(self, t, x, delta, vectors):
             length = PIECE.get(x.device.type, PIECE["cuda"])
             whole = (x, delta, *vectors.values())
             parts = [whole] if x.numel() <= length else zip(*(vector.split(length) for vector in whole), strict=True)
             for pieces in parts:
-                self.update(t, *pieces)
+                self.update_(t, *pieces)
         return x, self.state_type(t, **vectors)
 
     @abstractmethod
-    def update(self, t: int, x: Tensor, delta: Tensor, *args: Any, **kwargs: Any) -> None:
+    def update_(self, t: int, x: Tensor, delta: Tensor, *args: Any, **kwargs: Any) -> None:
         """The formula of step t = 1, 2, ..., in place on a piece of `x` and of the state's vectors, in their order.
 
         Write `β m + (1-β) Δ` as `m.lerp_(Δ, 1-β)`: its weights sum to one even where float32 rounds β, which leaves a
@@ -92,15 +92,15 @@ class ServerOptimizer(Spec, ABC):
         """
 
 
-def _step_fused(optimizer: ServerOptimizer, t: int, x: Tensor, delta: Tensor, state: dict[str, Tensor]) -> bool:
+def _step_fused_(optimizer: ServerOptimizer, t: int, x: Tensor, delta: Tensor, state: dict[str, Tensor]) -> bool:
     """The step as one kernel, where there is one; returns whether there was."""
     if x.device.type != "cuda" or x.dtype != torch.float32 or find_spec("triton") is None:
         return False
-    from fedcams.optimizers._fused import RULES, fused_step
+    from fedcams.optimizers._fused import RULES, fused_step_
 
     if optimizer.name not in RULES or not all(v.is_contiguous() for v in (x, delta, *state.values())):
         return False
-    fused_step(optimizer, t, x, delta, state)
+    fused_step_(optimizer, t, x, delta, state)
     return True
 
 

@@ -23,7 +23,7 @@ class FedAdagrad(ServerOptimizer):
     beta1: Number = number(0, low=0, high=1, open="high", doc="how much of m a step keeps")
     eps: Number = number(0.1, low=1e-30, doc="bounds the step of a coordinate with small updates")
 
-    def update(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor) -> None:
+    def update_(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor) -> None:
         m.lerp_(delta, float(1 - self.beta1))
         v.addcmul_(delta, delta)
         x.addcdiv_(m, v.sqrt().add_(float(self.eps)), value=float(self.lr))

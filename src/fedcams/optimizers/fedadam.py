@@ -19,7 +19,7 @@ class FedAdam(Adaptive):
     state_type = Moments
     examples = ("fedadam", "fedadam(lr=1, bias_correction=true)")
 
-    def update(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor) -> None:
+    def update_(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor) -> None:
         lr, eps = self.rates(t)
         m.lerp_(delta, float(1 - self.beta1))
         v.lerp_(delta.square(), float(1 - self.beta2))

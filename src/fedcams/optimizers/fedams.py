@@ -27,7 +27,7 @@ class FedAMS(Adaptive):
     lr: Number = number(1, low=0, open="low", doc="server learning rate")
     eps: Number = number(1e-3, low=1e-30, doc="bounds the step of a coordinate with small updates")
 
-    def update(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor, vhat: Tensor) -> None:
+    def update_(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor, vhat: Tensor) -> None:
         lr, _ = self.rates(t)  # ε bounds v̂ itself, uncorrected
         m.lerp_(delta, float(1 - self.beta1))
         v.lerp_(delta.square(), float(1 - self.beta2))

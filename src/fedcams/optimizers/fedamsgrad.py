@@ -23,7 +23,7 @@ class FedAMSGrad(Adaptive):
     state_type = MaxMoments
     examples = ("fedamsgrad", "fedamsgrad(lr=1, bias_correction=true)")
 
-    def update(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor, vhat: Tensor) -> None:
+    def update_(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor, vhat: Tensor) -> None:
         lr, eps = self.rates(t)
         m.lerp_(delta, float(1 - self.beta1))
         v.lerp_(delta.square(), float(1 - self.beta2))

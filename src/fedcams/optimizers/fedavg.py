@@ -29,5 +29,5 @@ class FedAvg(ServerOptimizer):
 
     lr: Number = number(1, low=0, open="low", doc="server learning rate")
 
-    def update(self, t: int, x: Tensor, delta: Tensor) -> None:
+    def update_(self, t: int, x: Tensor, delta: Tensor) -> None:
         x.add_(delta, alpha=float(self.lr))

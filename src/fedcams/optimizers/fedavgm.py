@@ -31,6 +31,6 @@ class FedAvgM(ServerOptimizer):
     lr: Number = number(1, low=0, open="low", doc="server learning rate")
     momentum: Number = number(0.9, low=0, high=1, open="high", doc="how much of m a step keeps")
 
-    def update(self, t: int, x: Tensor, delta: Tensor, m: Tensor) -> None:
+    def update_(self, t: int, x: Tensor, delta: Tensor, m: Tensor) -> None:
         m.mul_(float(self.momentum)).add_(delta)
         x.add_(m, alpha=float(self.lr))

@@ -22,10 +22,10 @@ class FedYogi(Adaptive):
 
     lr: Number = number(1, low=0, open="low", doc="server learning rate")
 
-    def update(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor) -> None:
+    def update_(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor) -> None:
         lr, eps = self.rates(t)
         m.lerp_(delta, float(1 - self.beta1))
         sign = torch.addcmul(v, delta, delta, value=-1).sign_()
         v.addcmul_(sign.mul_(delta), delta, value=-float(1 - self.beta2))
-        del sign  # one temporary at a time: see `ServerOptimizer.update`
+        del sign  # one temporary at a time: see `ServerOptimizer.update_`
         x.addcdiv_(m, v.sqrt().add_(eps), value=lr)

@@ -1,7 +1,7 @@
 """Everything that varies is a registered frozen dataclass, and its spec string is its name everywhere."""
 
+from fedcams.registry.fields import Param, flag, integer, nested, number, several, text
 from fedcams.registry.numbers import Number, exact, format_number
-from fedcams.registry.params import Param, flag, integer, nested, number, several, text
 from fedcams.registry.spec import Schedule, Spec, resolve, resolve_several
 from fedcams.registry.table import import_folder, kinds, params, register, registered
 

@@ -9,8 +9,8 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 from fedcams.errors import SpecError, UnknownName
+from fedcams.registry.fields import MAX_MAGNITUDE, Param, coerce, nearest, show, spell
 from fedcams.registry.grammar import WORD, Call, Several, Value, Word, parse_call, parse_several
-from fedcams.registry.params import MAX_MAGNITUDE, Param, coerce, nearest, show, spell
 from fedcams.registry.table import params, registered
 
 
@@ -23,6 +23,8 @@ class Spec:
     """Spec strings that show it; contract tests run over them and the reference prints them."""
     refused: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Bad specs, each with a pattern that its error must match."""
+    internal: ClassVar[bool] = False
+    """Whether only files of runs name it: lists and the reference leave it out."""
     schedulable: ClassVar[bool] = False
     """Whether its number params may hold a schedule instead."""
 
@@ -165,10 +167,11 @@ def _example(kind: str) -> str:
 
 
 def _build(kind: str, call: Call) -> Spec:
-    known = registered(kind)
+    known = registered(kind, internal=True)
     if call.name not in known:
+        names = registered(kind)
         raise UnknownName(
-            f"no {kind} is named {call.name!r}{nearest(call.name, known)}; known: {', '.join(known) or 'none'}"
+            f"no {kind} is named {call.name!r}{nearest(call.name, names)}; known: {', '.join(names) or 'none'}"
         )
     cls = known[call.name]
     declared = params(cls)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fedcams.errors import SpecError
-from fedcams.registry.params import Param
+from fedcams.registry.fields import Param
 
 if TYPE_CHECKING:
     from fedcams.registry.spec import Spec
@@ -40,9 +40,10 @@ def params(cls: type[Spec]) -> dict[str, tuple[Param, Any]]:
     return {field.name: (field.metadata["param"], field.default) for field in fields}
 
 
-def registered(kind: str) -> dict[str, type[Spec]]:
-    """Name -> class of everything registered under a kind, by name."""
-    return dict(sorted(_REGISTRY.get(kind, {}).items()))
+def registered(kind: str, internal: bool = False) -> dict[str, type[Spec]]:
+    """Return name -> class of everything registered under a kind, by name; `internal` adds what nobody should write."""
+    found = sorted(_REGISTRY.get(kind, {}).items())
+    return {name: cls for name, cls in found if internal or not cls.internal}
 
 
 def kinds() -> list[str]:

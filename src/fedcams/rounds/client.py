@@ -73,7 +73,7 @@ def shift_of(client: Client, ids: Sequence[int], control: Tensor | None) -> Tens
     return client.method.control.shift(control, client.rows.gather(CONTROL, ids).to(control.device))
 
 
-def respond(
+def respond_(
     client: Client,
     ids: Sequence[int],
     received: Received,
@@ -107,13 +107,13 @@ def respond(
         transform.message_(sending.h, sending.facts, client.layout)
     sending = sending.with_change(change)
     try:
-        return _encode(client, method, sending, measure)
+        return _encode_(client, method, sending, measure)
     except UpdateError:
         bad = _not_finite(sending.facts.ids, sending.h, client.layout)
         if not bad:
             raise
         sending = sending.without(bad)
-        return _encode(client, method, sending, measure) if sending.facts.ids else sending.nothing()
+        return _encode_(client, method, sending, measure) if sending.facts.ids else sending.nothing()
 
 
 def commit(client: Client, outgoing: Outgoing, accepted: Collection[int]) -> None:
@@ -192,7 +192,7 @@ def _control_change(client: Client, method: Method, sending: _Sending) -> Tensor
     return method.control.change(control, old, sending.h, sums.to(control.device))
 
 
-def _encode(client: Client, method: Method, sending: _Sending, measure: bool) -> Outgoing:
+def _encode_(client: Client, method: Method, sending: _Sending, measure: bool) -> Outgoing:
     facts = sending.facts
     keys = [derive(facts.seed, "uplink", facts.round, client_id) for client_id in facts.ids]
     code, residual, errors = encode_with_feedback_(
@@ -208,7 +208,7 @@ def _encode(client: Client, method: Method, sending: _Sending, measure: bool) ->
         change = codec.encode(sending.change, client.layout, keys)
         codes[CONTROL] = (codec, change)
         old = client.rows.gather(CONTROL, facts.ids).to(sending.change.device)
-        rows[CONTROL] = codec.add_to(old, change, client.layout)  # by exactly what the server adds
+        rows[CONTROL] = codec.add_to_(old, change, client.layout)  # by exactly what the server adds
     return Outgoing(Arrival(facts, tuple(sending.losses), codes), rows, errors, sending.refused)
 
 
@@ -256,7 +256,7 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
     expect_streams(instruction, {MODEL, *down})
     try:
         start, held = client.method.downlink.receive(
-            instruction.streams[MODEL], client.layout, client.held, who, instruction.sealed
+            instruction.streams[MODEL], client.layout, client.held, who, instruction.crc_checked
         )
     except OutOfStep as error:
         return Refusal(round, who, error.held, str(error)), None
@@ -269,7 +269,7 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
         update.delta[None], None if update.buffers is None else update.buffers[None],
         torch.tensor([update.loss], dtype=torch.float64), [update.examples], [update.steps], rate,
     )  # fmt: skip
-    outgoing = respond(client, [who], received, cohort, round, instruction.seed, client.population)
+    outgoing = respond_(client, [who], received, cohort, round, instruction.seed, client.population)
     if outgoing.refused:
         return Refusal(round, who, held, outgoing.refused[who]), None
     return reply_of(outgoing, client.layout, client.buffer_layout, held), outgoing

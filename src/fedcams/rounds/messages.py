@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedcams.bits.checksum import SEALED
+from fedcams.bits.checksum import CRC_RESIDUE
 from fedcams.downlink.message import DIGEST, Held
 from fedcams.errors import NonCanonical, NonFinite, UnknownVersion, WrongStreams
 from fedcams.wire.frames import Frame, magic_of
@@ -97,7 +97,7 @@ class Instruction:
     seed: int
     streams: Mapping[str, bytes]
     accepted: Accepted | None = None
-    sealed: bool = field(default=False, compare=False)
+    crc_checked: bool = field(default=False, compare=False)
     """Whether the model is known to end in its own checksum: it need not be read once more to find that out."""
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class Instruction:
         """Return the same bytes in parts; each payload is one of them, not copied, so that messages can share it."""
         last = self.accepted or Accepted(0, bytes(DIGEST))
         head = (self.round, self.client, self.seed, self.accepted is not None, last.round, last.digest)
-        return INSTRUCTION.parts(head, self.streams, known={MODEL: SEALED} if self.sealed else {})
+        return INSTRUCTION.parts(head, self.streams, known={MODEL: CRC_RESIDUE} if self.crc_checked else {})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Instruction:
@@ -122,7 +122,7 @@ class Instruction:
     def from_parts(cls, parts: Sequence[bytes]) -> Instruction:
         """Read what `to_parts` wrote, payloads not copied; raises the WireError that says what is wrong."""
         head, streams, checksums = INSTRUCTION.unpack_parts(parts)
-        return dataclasses.replace(cls._of(head, streams), sealed=checksums.get(MODEL) == SEALED)
+        return dataclasses.replace(cls._of(head, streams), crc_checked=checksums.get(MODEL) == CRC_RESIDUE)
 
     @classmethod
     def _of(cls, head: tuple[Any, ...], streams: dict[str, bytes]) -> Instruction:

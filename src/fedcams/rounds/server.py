@@ -122,7 +122,7 @@ def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tup
     others = {name: encode(IDENTITY, vector, layout) for name, vector, layout in _beside(server, state)}
     instructions = {
         client: Instruction(
-            state.round + 1, client, server.seed, {MODEL: model, **others}, state.accepted.get(client), sealed=True
+            state.round + 1, client, server.seed, {MODEL: model, **others}, state.accepted.get(client), crc_checked=True
         )
         for client, model in models.items()
     }
@@ -176,7 +176,7 @@ def conclude(
     if state.control is not None and means.control is not None:
         method.control.step_(state.control, means.control, len(facts.ids), server.population)
     buffers = state.buffers if means.buffers is None else means.buffers
-    state = _averaged(method, state._replace(x=x, optimizer=optimizer, buffers=buffers))
+    state = _averaged_(method, state._replace(x=x, optimizer=optimizer, buffers=buffers))
     return state, Concluded(round, list(facts.ids), intake.refused, means.norm, means.update, facts, loss)
 
 
@@ -190,7 +190,7 @@ def _beside(server: Server, state: ServerState) -> list[tuple[str, Tensor, Layou
     return found
 
 
-def _averaged(method: Method, state: ServerState) -> ServerState:
+def _averaged_(method: Method, state: ServerState) -> ServerState:
     """The state with its average moved towards the new model, in place."""
     if state.average is None:
         return state

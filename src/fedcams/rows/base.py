@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcams.errors import LayoutError, ResidualError
 from fedcams.layout import Layout
-from fedcams.registry.params import nearest
+from fedcams.registry.fields import nearest
 
 if TYPE_CHECKING:
     from fedcams.rows.disk import DiskRows

@@ -97,9 +97,13 @@ def _finish(
 ) -> Run:
     """Run all rounds that are left."""
     journal = Journal(folder, built.simulation, experiment.to_dict(), experiment.rounds, device, every)
-    for step in journal.rounds(journal.load(built.state)):
-        if watch is not None:
-            watch(step.record, step.timing)
+    steps = journal.rounds(journal.load(built.state))
+    for step in steps:
+        try:
+            if watch is not None:
+                watch(step.record, step.timing)
+        except BaseException as error:
+            steps.throw(error)  # the rounds end now, under the lock, and not whenever they are collected
     return read_run(folder)
 
 

@@ -106,7 +106,7 @@ class Simulation:
         delta = trained.delta.clone() if self._needs("mean_h") else None
         with phases("encode"):
             measure, population = self._needs("error"), len(self._population)
-            outgoing = client_side.respond(
+            outgoing = client_side.respond_(
                 self.client, cohort, received, trained, round, self.server.seed, population, measure
             )
         with phases("aggregate"):

@@ -52,7 +52,7 @@ class Frame:
         `known` gives the checksums of blobs by their index, where known: those blobs are not read.
         """
         start = self.head.pack(self.magic, VERSION, *head, *map(len, blobs))
-        return seal(start, blobs, known or {})
+        return with_checksum(start, blobs, known or {})
 
     def unpack(self, data: bytes) -> tuple[Head, list[bytes]]:
         """Return head and blobs; raises the WireError that says what is wrong."""
@@ -86,7 +86,7 @@ def read_head(data: bytes, magic: bytes, head: struct.Struct) -> Head:
     return head.unpack_from(data)[2:]
 
 
-def seal(start: bytes, blobs: Sequence[bytes], known: Mapping[int, int]) -> list[bytes]:
+def with_checksum(start: bytes, blobs: Sequence[bytes], known: Mapping[int, int]) -> list[bytes]:
     """Start, blobs and checksum."""
     checksum = crc32(start)
     for i, blob in enumerate(blobs):

@@ -99,14 +99,14 @@ def unpack(
     data: bytes | bytearray | memoryview,
     layout: Layout | None = None,
     max_d: int = DEFAULT_MAX_D,
-    sealed: bool = False,
+    crc_checked: bool = False,
 ) -> Payload:
     """Reads and checks a whole payload, or raises the WireError that says what is wrong with it.
 
-    `sealed` says that the caller has checked the checksum.
+    `crc_checked` says that the caller has checked the checksum.
     """
     view = memoryview(data).cast("B")
-    spec_length, d, layout_id = _read_header(view, sealed)
+    spec_length, d, layout_id = _read_header(view, crc_checked)
     codec = _read_codec(bytes(view[HEADER.size : HEADER.size + spec_length]))
     layout = _settle_layout(codec, layout, layout_id, d, max_d)
     body = np.frombuffer(view, np.uint8)[HEADER.size + spec_length : -CHECKSUM.size]
@@ -119,7 +119,7 @@ def unpack(
     return Payload(codec, layout, layout_id, code)
 
 
-def _read_header(view: memoryview, sealed: bool) -> tuple[int, int, bytes]:
+def _read_header(view: memoryview, crc_checked: bool) -> tuple[int, int, bytes]:
     least = HEADER.size + 1 + CHECKSUM.size
     if view[: len(MAGIC)] != MAGIC[: len(view)]:
         raise BadMagic(f"a payload starts with {MAGIC!r}, these data with {bytes(view[:4])!r}")
@@ -131,7 +131,7 @@ def _read_header(view: memoryview, sealed: bool) -> tuple[int, int, bytes]:
     if len(view) < least - 1 + spec_length:
         raise Truncated(f"{len(view)} bytes; the header announces a codec spec of {spec_length}")
     (checksum,) = CHECKSUM.unpack(view[-CHECKSUM.size :])
-    if not sealed and crc32(view[: -CHECKSUM.size]) != checksum:
+    if not crc_checked and crc32(view[: -CHECKSUM.size]) != checksum:
         raise ChecksumMismatch("the checksum does not match: the bytes were changed or cut on the way")
     return spec_length, d, layout_id
 

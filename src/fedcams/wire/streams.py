@@ -19,7 +19,7 @@ from fedcams.wire.frames import (
     magic_of,
     packed_start,
     read_head,
-    seal,
+    with_checksum,
 )
 
 LENGTH = struct.Struct("<Q")
@@ -66,7 +66,7 @@ class StreamFrame:
         start = self.head.pack(self.magic, VERSION, *head, len(streams))
         table = [bytes([len(name)]) + name.encode() + LENGTH.pack(len(streams[name])) for name in streams]
         known_at = {i: known[name] for i, name in enumerate(streams) if name in known}
-        return seal(b"".join([start, *table]), list(streams.values()), known_at)
+        return with_checksum(b"".join([start, *table]), list(streams.values()), known_at)
 
     def unpack(self, data: bytes) -> tuple[Head, dict[str, bytes]]:
         """Return head and streams; raises the WireError that says what is wrong."""

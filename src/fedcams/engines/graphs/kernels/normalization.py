@@ -105,7 +105,7 @@ def backward_sums(
     inside = columns < K
     mean = tl.load(moments + client * 4 * K + columns, inside, other=0.0)[None, :]
     rstd = tl.load(moments + (client * 4 + 1) * K + columns, inside, other=0.0)[None, :]
-    plain = tl.zeros((BM, BN), tl.float32)
+    total = tl.zeros((BM, BN), tl.float32)
     times = tl.zeros((BM, BN), tl.float32)
     others = tl.zeros((BM, BN), tl.float32)
     first = tl.program_id(0) * chunk
@@ -115,14 +115,14 @@ def backward_sums(
         here = (client * rows_total + rows)[:, None] * K + columns[None, :]
         u = activate(tl.load(x + here, wide, other=0.0).to(tl.float32), PRE)
         g = incoming(dy, y, u, moments, here, wide, columns, client, K, POST, RES)
-        plain += g
+        total += g
         times += g * (u - mean) * rstd
         if RES == 2:
             r_mean = tl.load(residual_moments + client * 4 * K + columns, inside, other=0.0)[None, :]
             r_rstd = tl.load(residual_moments + (client * 4 + 1) * K + columns, inside, other=0.0)[None, :]
             others += g * (tl.load(residual + here, wide, other=0.0).to(tl.float32) - r_mean) * r_rstd
     at = parts + ((client * tl.num_programs(0) + tl.program_id(0)) * 3) * K + columns
-    tl.store(at, tl.sum(plain, 0), inside)
+    tl.store(at, tl.sum(total, 0), inside)
     tl.store(at + K, tl.sum(times, 0), inside)
     if RES == 2:
         tl.store(at + 2 * K, tl.sum(others, 0), inside)
@@ -174,11 +174,11 @@ def backward_apply(
     raw = tl.load(x + here, wide, other=0.0).to(tl.float32)
     u = activate(raw, PRE)
     g = incoming(dy, y, u, moments, here, wide, columns, client, K, POST, RES)
-    plain = tl.load(sums + client * 3 * K + columns, inside, other=0.0)[None, :] * share
+    total = tl.load(sums + client * 3 * K + columns, inside, other=0.0)[None, :] * share
     at = moments + client * 4 * K + columns
     mean, rstd = tl.load(at, inside, other=0.0)[None, :], tl.load(at + K, inside, other=0.0)[None, :]
     times = tl.load(sums + (client * 3 + 1) * K + columns, inside, other=0.0)[None, :] * share
-    d = tl.load(at + 2 * K, inside, other=0.0)[None, :] * (g - plain - (u - mean) * rstd * times)
+    d = tl.load(at + 2 * K, inside, other=0.0)[None, :] * (g - total - (u - mean) * rstd * times)
     if PRE:
         d *= slope(raw, PRE)
     counts = (rows < real)[:, None]  # what fills up a batch has no gradient
@@ -194,5 +194,5 @@ def backward_apply(
         mean, rstd = tl.load(at, inside, other=0.0)[None, :], tl.load(at + K, inside, other=0.0)[None, :]
         times = tl.load(sums + (client * 3 + 2) * K + columns, inside, other=0.0)[None, :] * share
         hat = (tl.load(residual + here, wide, other=0.0).to(tl.float32) - mean) * rstd
-        d = tl.where(counts, tl.load(at + 2 * K, inside, other=0.0)[None, :] * (g - plain - hat * times), 0.0)
+        d = tl.where(counts, tl.load(at + 2 * K, inside, other=0.0)[None, :] * (g - total - hat * times), 0.0)
         tl.store(dresidual + here, d.to(dresidual.dtype.element_ty), wide)
