@@ -24,7 +24,7 @@ from fedcams.flower.inbox import weigh
 from fedcams.flower.mod import safe_name
 from fedcams.method import Method, method_of
 from fedcams.registry import params
-from fedcams.registry.params import nearest
+from fedcams.registry.fields import nearest
 from fedcams.rounds.server import Server, ServerState, start
 from fedcams.rows import RowStore
 from fedcams.runs.checkpoint import REPLICAS
