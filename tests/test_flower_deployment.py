@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from torch import Tensor
 from fedcams.experiment import build
 from fedcams.flower.checkpoint import read_ledger
 from fedcams_app.settings import experiment
-from federation import Federation, federation
+from federation import Federation, descendants, federation
 
 CONFIG: dict[str, Any] = {
     "task": "quadratic",
@@ -28,7 +30,7 @@ CONFIG: dict[str, Any] = {
     "control": "scaffold",
     "transforms": "clip(norm=0.5)",
     "average": "ema(0.5)",
-    "rounds": 3,
+    "rounds": 2,
     "seed": 3,
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -65,17 +67,30 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], value), name
 
 
-def test_tls_authentication_and_the_simulators_model(tmp_path: Path) -> None:
+def test_tls_authentication_a_killed_server_and_the_simulators_model(tmp_path: Path) -> None:
+    """The server is killed with -9 after a round; a new run goes on with moments, schedule, average and control."""
     with federation(tmp_path, secure=True, env=ONE_THREAD) as fed:
         for site in (0, 1):
             fed.start_node(site)
         fed.start_node(7, register=False, name="stranger")
-        run = fed.submit(**CONFIG, min_available=2, min_replies=2, deadline=120.0)
-        fed.wait(run, rounds=3, seconds=240)
+        settings = {**CONFIG, "min_available": 2, "min_replies": 2, "deadline": 120.0}
+        fed.wait(fed.submit(**settings), rounds=1, seconds=240)
+        kill_server_app(fed)
+        fed.wait(fed.submit(**settings), rounds=2, seconds=240)
         assert refused(fed, "stranger")
     ledger = read_ledger(tmp_path / "server")
-    assert [sorted(line["accepted"]) for line in ledger] == [["0", "1"]] * 3
-    assert_equal(deployed(tmp_path / "server", 3), simulated(CONFIG))
+    assert [sorted(line["accepted"]) for line in ledger] == [["0", "1"]] * 2
+    assert_equal(deployed(tmp_path / "server", 2), simulated(CONFIG))
+
+
+def kill_server_app(fed: Federation) -> None:
+    """Ends the process in which the strategy runs, by its id."""
+    family = descendants(fed.processes["superlink"].pid)
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family if Path(f"/proc/{pid}").exists()}
+    apps = [pid for pid, line in lines.items() if b"serverapp" in line and b"superexec" not in line]
+    assert apps, lines
+    for pid in apps:
+        os.kill(pid, signal.SIGKILL)
 
 
 def refused(fed: Federation, name: str) -> bool:

@@ -26,8 +26,8 @@ def train(message: Message, context: Context) -> Message:
     client, round, seed = (int(str(config[key])) for key in ("client", "server-round", "seed"))
     rate, shift = float(str(config["local-rate"])), gradient_shift(message, problem)
     update = engine("loop").train(problem, *problem.read(), [client], round, seed, rate=rate, shift=shift)
-    told = {"num-examples": update.examples[0], "num-steps": update.steps[0], "train_loss": float(update.loss[0])}
-    metrics = MetricRecord(told if shift is None else {**told, "shift-applied": 1})
+    metrics = MetricRecord({"num-examples": update.examples[0], "num-steps": update.steps[0]})
+    metrics["train_loss"], metrics["shift-applied"] = float(update.loss[0]), int(shift is not None)
     return Message(
         RecordDict({"arrays": ArrayRecord(problem.model.state_dict()), "metrics": metrics}), reply_to=message
     )
