@@ -119,7 +119,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
         encode("sign", torch.ones(2, 3))
     with pytest.raises(ValueError, match="convert it with"):
         encode("sign", torch.ones(3, dtype=torch.float64))
-    with pytest.raises(ValueError, match="this layout has float vectors"):
+    with pytest.raises(ValueError, match="this layout needs float vectors"):
         encode("sign", torch.ones(3), Layout.flat(4))
 
 
