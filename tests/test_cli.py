@@ -197,7 +197,7 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         (["run", "mini.toml", "--device", "abacus"], "--device abacus: "),
         (["run", "mini.toml", "--device", "meta"], "--device meta: "),
         (["run", "fig1-resnet18", "--data", "here"], "unpack the Python version from https://www.cs.toronto.edu"),
-        (["run", "mini.toml", "-s", "uplink=randk(k=1, scaled=true)"], "has no contraction"),
+        (["run", "mini.toml", "-s", "uplink=randk(k=1, scaled=true)"], "has no bound"),
         (["run", "mini.toml", "-s", "sampler=uniform(n=5)"], "uniform: n=5 of only 4 clients; give n=4 or less"),
         (["run", "DEMO"], "(did you mean 'demo'?)"),
         (

@@ -212,7 +212,7 @@ def test_accepted_plus_residual_is_the_sum_of_accepted_rounds(codec: Compressor)
 def test_feedback_refuses_what_has_no_contraction(codec: Compressor) -> None:
     layout = Layout.flat(100)
     if codec.squared_error_bound(layout) is None:
-        with pytest.raises(SpecError, match="has no contraction"):
+        with pytest.raises(SpecError, match="has no bound"):
             ErrorFeedback(codec, ResidualStore.in_memory(layout))
     else:
         ErrorFeedback(codec, ResidualStore.in_memory(layout))
