@@ -364,7 +364,7 @@ def test_an_update_trained_from_something_else_is_refused(spec: str) -> None:
     liars = [Reply(4, 0, {"update": payload}, 1, 1, 0.0, held_of(99)), Reply(4, 1, {"update": payload}, 1, 1, 0.0)]
     world.state, closed = half.close(world.config, world.state, [0, 1], liars)
     assert closed.accepted == []
-    assert "client 0 trained from version 99 (00010203), and was sent version 4" in closed.refused[0]
+    assert "client 0 trained from version 99 (00010203), but was sent version 4" in closed.refused[0]
     assert "client 1 trained from nothing kept" in closed.refused[1]
     assert torch.equal(world.state.x, x)
 
@@ -378,7 +378,7 @@ def test_a_delta_out_of_order_is_refused_before_any_training() -> None:
     second, _ = half.open(world.config, world.state, [0])
     fresh = World(world.spec)
     before = set(world.trained)
-    with pytest.raises(OutOfStep, match="client 0 holds nothing, and the message builds on version 4") as refused:
+    with pytest.raises(OutOfStep, match="client 0 holds nothing, but the message builds on version 4") as refused:
         client.reply(
             Client(ErrorFeedback("identity", None, LAYOUT), downlink=fresh.config.downlink, held=fresh.stores[0]),
             second[0],
@@ -411,7 +411,7 @@ def test_stores_of_another_layout_are_refused() -> None:
     world.stores[0] = HeldStore.in_memory(Layout.flat(D))
     assert "keeps models of layout" in world.round({0: "fine"}).refused[0]
     world.stores[0] = None  # type: ignore[assignment]
-    with pytest.raises(Exception, match="clients keep their model; give them a HeldStore"):
+    with pytest.raises(Exception, match="clients must keep their model; give store=HeldStore"):
         world.round({0: "fine"})
 
 
