@@ -1,4 +1,4 @@
-"""The folder of a run that was started from Python: as `fedcams run` writes it, and what the run must agree with."""
+"""The folder of a run that was started from Python: what `fedcams run` writes, plus what identifies the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedcams.trackers import Tracker
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run in its folder."""
+    """A run of `fedcams.simulate` with its folder."""
 
     path: Path
     simulation: Simulation
@@ -43,9 +43,10 @@ class RunFolder:
     checkpoint_every: int
 
     def open(self, start: ServerState) -> tuple[ServerState, list[RoundRecord], bool]:
-        """Begin the run, or find where it stands: the state, the records, and whether it was stopped early.
+        """Begin the run, or find how far it is; return the state, the records, and whether it was stopped early.
 
-        Refuses a folder of another run, by the name of what differs, and leaves it as it was.
+        `start` is the state before the first round. Refuses a folder of another run, naming what differs, and does not
+        change it.
         """
         check_interval(self.checkpoint_every)
         experiment = self._experiment()
@@ -57,8 +58,8 @@ class RunFolder:
             found = read_run(self.path)
             if len(found.records) > self.last and (self.path / CHECKPOINT).exists():
                 raise RunError(
-                    f"{self.path}: rounds={self.last}, and the run there has {len(found.records)} rounds already; "
-                    "give as many or more, or another folder"
+                    f"{self.path}: rounds={self.last}, but the run there already has {len(found.records)} rounds; "
+                    "give at least as many, or another folder"
                 )
             state = self._journal.load(start)
             if found.experiment.rounds != self.last:
@@ -66,7 +67,7 @@ class RunFolder:
         return state, found.records[: state.round], found.stopped == state.round
 
     def rounds(self, state: ServerState, trackers: Sequence[Tracker]) -> Generator[tuple[ServerState, RoundRecord]]:
-        """Run the rounds after this state and write them down; trackers follow."""
+        """Run the rounds after this state, write them to the folder and the trackers, and yield states and records."""
         with locked(self.path), contextlib.ExitStack() as stack:
             for tracker in trackers:
                 stack.callback(tracker.finish)
@@ -78,7 +79,7 @@ class RunFolder:
                 yield step.state, step.record
 
     def stop(self, round: int) -> None:
-        """Record that the run was stopped after this round on purpose: it counts as finished."""
+        """Record that a callback stopped the run after this round, so that it counts as finished."""
         write_file(self.path / STOPPED, to_json({"round": round, "why": "a callback stopped the run"}))
 
     # -- what the run is ---------------------------------------------------------------------------------------------
@@ -98,11 +99,11 @@ class RunFolder:
 
     def _compare(self, known: Mapping[str, Any]) -> None:
         if not known:
-            raise RunError(f"{self.path} holds a run of `fedcams run`; resume it by that, or name another folder")
+            raise RunError(f"{self.path} holds a run of `fedcams run`; use `fedcams resume`, or give another folder")
         if found := differences(self._identity(), known["identity"]):
-            raise RunError(f"{self.path}: another run: {found}; call it as before, or name another folder")
+            raise RunError(f"{self.path}: another run: {found}; call it as before, or give another folder")
         if changed := differences(self._names(), known["names"]):
-            warnings.warn(f"{self.path}: going on with other functions than before: {changed}", stacklevel=6)
+            warnings.warn(f"{self.path}: continuing with other functions than before: {changed}", stacklevel=6)
 
     def _experiment(self) -> Experiment:
         method, simulation = self.simulation.server.method, self.simulation
@@ -122,7 +123,7 @@ class RunFolder:
         )
 
     def _identity(self) -> dict[str, Any]:
-        """What the run must agree with to go on: everything that decides what its rounds compute, by name."""
+        """Return everything that decides what the rounds compute, by name; a run continues only if it is the same."""
         simulation, problem = self.simulation, self.simulation.problem
         method = simulation.server.method
         layouts = [layout and layout.id.hex() for layout in (problem.layout, problem.buffer_layout)]
@@ -140,13 +141,13 @@ class RunFolder:
         }
 
     def _names(self) -> dict[str, str]:
-        """The functions that the run was given, which cannot be compared but by name."""
+        """Return the names of the functions that the run was given; they can only be compared by name."""
         problem = self.simulation.problem
         functions = {"loss": problem.loss, "metric": self.simulation.metric, "prepare": problem.prepare}
         return {key: getattr(value, "__qualname__", type(value).__qualname__) for key, value in functions.items()}
 
     def _call(self) -> str:
-        """The call that goes on with this run."""
+        """Return the call that continues this run."""
         method, simulation = self.simulation.server.method, self.simulation
         given = {key: value for key, value in method.to_dict().items() if value != Method().to_dict()[key]}
         given |= {"rounds": self.last, "cohort": str(simulation.sampler), "seed": simulation.server.seed}
@@ -155,7 +156,7 @@ class RunFolder:
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Sixteen hex digits that stand for names, shapes, types and values."""
+    """Return a digest of names, shapes, types and values, 16 hex digits."""
     found = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(tensors.items()):
         values = tensor.detach().cpu().contiguous()
@@ -170,7 +171,7 @@ def _buffers_at_home(model: nn.Module, travelling: Any) -> dict[str, Tensor]:
 
 
 def _digest_of_clients(clients: Mapping[int, Examples]) -> str:
-    """Ids, and sizes unless clients are loaded when they take part: counting those would load all of them."""
+    """Return a digest of the clients' ids, and of their sizes if counting does not load the clients."""
     sizes = clients.sizes() if isinstance(clients, Clients) else None
     text = repr((list(clients), sizes))
     return f"{len(clients)}, {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"

@@ -1,4 +1,4 @@
-"""The course of a run: records that come while it runs, and the model at the end."""
+"""The history of a run: its records while it runs, and its model at the end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Callback = Callable[[RoundRecord], bool | None]
 
 
 class History:
-    """The rounds of a run. Iterate to watch them as they are simulated; `run()` simulates what is left.
+    """The rounds of a run. Iterate over it to simulate and watch them; `run()` simulates all that are left.
 
-    Everything else tells of the rounds that ran so far.
+    Everything else is about the rounds so far.
     """
 
     def __init__(
@@ -55,26 +55,26 @@ class History:
         return self.stopped or len(self.records) >= self.rounds
 
     def __iter__(self) -> Iterator[RoundRecord]:
-        """Yield all rounds in order, those already simulated first."""
+        """Yield the records of all rounds in order, those already simulated first."""
         number = 0
         while number < len(self.records) or self._advance():
             yield self.records[number]
             number += 1
 
     def run(self) -> History:
-        """Simulate what is left, and return the history itself."""
+        """Simulate the rounds that are left, and return the history itself."""
         while self._advance():
             pass
         return self
 
     def close(self) -> None:
-        """Let go of the run's folder, with a checkpoint of the rounds so far; the run can go on later."""
+        """Write a checkpoint of the rounds so far and release the run's folder; the run can continue later."""
         if self._steps is not None:
             self._steps.close()
             self._steps = None
 
     def _advance(self) -> bool:
-        """Simulate one more round, if there is one."""
+        """Simulate one more round, if there is one; return whether there was."""
         if self.finished:
             return False
         self.state, record = self._step()
@@ -112,15 +112,15 @@ class History:
         return copy.deepcopy(self.simulation.problem.load(x, buffers)).eval()
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table with one row per round so far; needs pandas."""
+        """Return a table with one row per round so far, and `round` as its index; needs pandas."""
         frames = load("pandas", what="History.to_frame", extra="frame")
         frame: pd.DataFrame = frames.DataFrame([record.to_dict() for record in self.records])
         return frame.set_index("round")
 
     def report(self) -> Path:
-        """Write the report of the run's folder and return its page; needs `out=` and matplotlib."""
+        """Write a report of the run into its folder and return the path of its page; needs `out=` and matplotlib."""
         if self.folder is None:
-            raise SpecError("a report is written from a run's folder; give out=... to simulate")
+            raise SpecError("a report needs the run's folder; give out=... to simulate")
         from fedcams.report import report
 
         return report([self.folder.path], self.folder.path / "report")
