@@ -47,7 +47,7 @@ def test_what_every_aggregate_keeps(aggregate: Aggregate) -> None:
     assert torch.equal(aggregate.combine(rows[:1], [1.0]), rows[0])
     aggregate.check(method("uniform"))
     for bad in (rows[:0], rows[0]):
-        with pytest.raises(UpdateError, match="give one or more and a weight each"):
+        with pytest.raises(UpdateError, match="give one weight per row, and at least one"):
             aggregate.combine(bad, [])
 
 
@@ -90,7 +90,7 @@ def test_a_trimmed_mean_refuses_weights() -> None:
     trimmed = Aggregate.parse("trimmed")
     with pytest.raises(UpdateError, match=r"trimmed and weights=\[1.0, 2.0\]; a trimmed mean takes equal weights"):
         trimmed.combine(draw(2, 3), [1.0, 2.0])
-    with pytest.raises(SpecError, match="trimmed counts every client the same, and weighting=examples does not; set"):
+    with pytest.raises(SpecError, match="trimmed counts every client equally, but weighting=examples does not; set"):
         trimmed.check(method("examples"))
 
 

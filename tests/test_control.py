@@ -117,10 +117,10 @@ def test_scaffold_refuses_what_it_cannot_use() -> None:
     scaffold = Control.parse("scaffold")
     scaffold.check(method(True))
     with pytest.raises(
-        SpecError, match=r"scaffold reads .* the steps of sgd\(momentum=0.9\) are not plain rates; choose"
+        SpecError, match=r"scaffold computes .* steps of sgd\(momentum=0.9\) are not rate times gradient; choose"
     ):
         scaffold.check(method(False))
     Control.parse("none").check(method(False))
     for population in (0, 2):
-        with pytest.raises(UpdateError, match=f"accepted=3 of population={population}; say how many clients there are"):
+        with pytest.raises(UpdateError, match=f"accepted=3 of population={population}; give the number of clients"):
             scaffold.step_(torch.zeros(D), torch.ones(D), 3, population)

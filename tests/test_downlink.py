@@ -373,7 +373,7 @@ def test_an_update_trained_from_something_else_is_refused(spec: str) -> None:
     liars = [Reply(4, 0, {"update": payload}, 1, 1, 0.0, held_of(99)), Reply(4, 1, {"update": payload}, 1, 1, 0.0)]
     concluded = world.conclude([0, 1], liars)
     assert concluded.accepted == []
-    assert "client 0 trained from version 99 (00010203), and was sent version 4" in concluded.refused[0]
+    assert "client 0 trained from version 99 (00010203), but was sent version 4" in concluded.refused[0]
     assert "client 1 trained from nothing kept" in concluded.refused[1]
     assert torch.equal(world.state.x, x)
 
@@ -415,7 +415,7 @@ def test_stores_of_another_layout_are_refused() -> None:
     world.stores[0] = HeldStore.in_memory(Layout.flat(D))
     assert "keeps models of layout" in world.round({0: "fine"}).refused[0]
     world.stores[0] = None  # type: ignore[assignment]
-    with pytest.raises(Exception, match="clients keep their model; give them a HeldStore"):
+    with pytest.raises(Exception, match="clients must keep their model; give store=HeldStore"):
         world.round({0: "fine"})
 
 

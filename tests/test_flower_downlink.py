@@ -130,7 +130,7 @@ def test_a_client_that_lost_its_model_says_so_and_gets_all_of_it_in_the_same_rou
     forgetful(tmp_path, what, range(1, 2))
     federated(tmp_path, what, 5, kinds)
     *_, third, fourth, fifth = read_ledger(tmp_path / "checkpoint")
-    assert third["notes"]["1"].startswith("out of step and told again: client 1 holds nothing, and the message builds")
+    assert third["notes"]["1"].startswith("out of step and told again: client 1 holds nothing, but the message builds")
     assert not fourth["notes"]
     for line in (third, fourth, fifth):
         assert sorted(line["accepted"]) == ["0", "1", "2", "3"]

@@ -106,11 +106,11 @@ def test_refusals_name_the_tensor_and_the_fix() -> None:
         layout.join({"w": torch.ones(2, 2)})
     with pytest.raises(LayoutError, match=r"tensor 'w' has shape \(3, 2\)"):
         layout.join({"w": torch.ones(3, 2), "b": torch.ones(2)})
-    with pytest.raises(LayoutError, match=r"got torch.float32 \(5,\); this layout has float vectors \[..., 6\]"):
+    with pytest.raises(LayoutError, match=r"got torch.float32 \(5,\); this layout needs float vectors \[..., 6\]"):
         layout.split(torch.ones(5))
     with pytest.raises(LayoutError, match=r"torch\.int64"):
         layout.check(torch.ones(6, dtype=torch.int64))
-    with pytest.raises(LayoutError, match="'a' stands twice"):
+    with pytest.raises(LayoutError, match="'a' appears twice"):
         Layout(("a", "a"), ((1,), (1,)))
     with pytest.raises(LayoutError, match="2 names but 1 shapes"):
         Layout(("a", "b"), ((1,),))

@@ -309,24 +309,24 @@ WRONG: dict[str, tuple[bytes, type[WireError], str]] = {
     "old set": (
         table((b"update", b"x")),
         NonCanonical,
-        "the streams update under FCNR; this set travels under FCMR",
+        "the streams update under FCNR; this set needs the magic FCMR",
     ),
     "old pair": (
         table((b"buffers", b"x"), (b"update", b"y")),
         NonCanonical,
-        "the streams buffers, update under FCNR; this set travels under FCMR",
+        "the streams buffers, update under FCNR; this set needs the magic FCMR",
     ),
     "empty": (table((b"a", b"x"), (b"b", b"")), NonCanonical, "the stream 'b' is empty; leave it out"),
     "table goes on": (table((b"a", b"\1"), count=3), Truncated, "the table of streams takes at least 66"),
     "length beyond the end": (
         resealed(HEAD + b"\1\1a" + struct.pack("<Q", 2**64 - 1) + bytes(4)),
         Truncated,
-        f"60 bytes; the head announces {59 + 2**64}",
+        f"60 bytes; the header says {59 + 2**64}",
     ),
     "length too short": (
         resealed(HEAD + b"\1\1a" + struct.pack("<Q", 1) + b"xyz" + bytes(4)),
         TrailingBytes,
-        "63 bytes; the head announces 61",
+        "63 bytes; the header says 61",
     ),
     "checksum": (table((b"a", b"x"))[:-1] + b"\0", ChecksumMismatch, "the bytes were changed on the way"),
     "other magic": (GOLDEN[0][0].to_bytes(), BadMagic, "FCMR"),

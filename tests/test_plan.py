@@ -163,7 +163,7 @@ class Priced(Own):
 
 def test_a_downlink_of_ones_own_is_planned_by_its_own_cost_and_never_taken_for_a_dense_one() -> None:
     setting, contacts = Setting(1000, 0, compressor("identity"), 10), expected_contacts(5, 5, 10)
-    with pytest.raises(SpecError, match=r"own: what it will send is not known before it runs; write Own\.cost"):
+    with pytest.raises(SpecError, match=r"own: its cost is not known before it runs; write Own\.cost"):
         plan(setting, Own(), contacts)
     found, dense = plan(setting, Priced(), contacts), plan(setting, "none", contacts)
     assert (found.deltas, found.catchup, found.dense) == (2.0 * 1000 * 50, 0.0, 0.0)

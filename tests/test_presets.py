@@ -179,8 +179,8 @@ def test_folders_are_named_after_labels(label: str, folder: str) -> None:
         ("description = 3", "description=3; description must be a string"),
         ("seeds = []", "own.toml: seeds=.*; give a list"),
         ("seeds = ['x']", "seed=x: 'x' is not a number"),
-        ("seeds = [1]\nseed = 2", "own.toml: seed=2 beside the seeds of all runs; give one"),
-        ("seeds = [1]\n[[run]]\nseed = 2", r"\[\[run\]\] 1: seed=2 beside the seeds of all runs"),
+        ("seeds = [1]\nseed = 2", "own.toml: seed=2 and seeds are both given; give only one"),
+        ("seeds = [1]\n[[run]]\nseed = 2", r"\[\[run\]\] 1: seed=2 and seeds are both given"),
         (
             "[[run]]\nlabel = 'A b'\n[[run]]\nlabel = 'a-b'",
             "'a-b' with seed 1 would share the folder 'a-b-s1'",

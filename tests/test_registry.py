@@ -281,7 +281,7 @@ def linear(start: Number, end: Number) -> Linear:
 
 
 def test_a_name_belongs_to_one_class() -> None:
-    with pytest.raises(SpecError, match="toy 'leaf' is registered already"):
+    with pytest.raises(SpecError, match="toy 'leaf' is already registered"):
         register("leaf")(Tree)
 
 

@@ -200,11 +200,11 @@ def test_verify_names_what_differs(folder: Path) -> None:
     first, second, third = store.versions()
     store.verify([third, first, second])
     cases = [
-        ([first, second], "there are rows of client 3, and none were saved"),
+        ([first, second], "there are rows of client 3, but none were saved"),
         ([first, second, third, [4, 1, "00"]], "the rows of client 4 are missing"),
         ([first, [2, 5, second[2]], third], "the rows of client 2 are of round 1 instead of 5"),
         ([first, [2, 1, third[2]], third], f"the rows of client 2 are others, of digest {second[2]} instead of"),
-        ([], "client 1, .*client 2, .*client 3, and none were saved; restore the rows that were saved"),
+        ([], "client 1, .*client 2, .*client 3, but none were saved; restore the rows that were saved"),
         ([[client, 1, ""] for client in range(4, 9)], "and 5 more; restore"),
     ]
     for expected, message in cases:
@@ -324,7 +324,7 @@ BAD_FOLDERS: list[tuple[str, Callable[[Path], object]]] = [
     (r"store\.json: damaged \(KeyError", lambda f: (f / "store.json").write_text("{}")),
     (r"store\.json: damaged \(TypeError", lambda f: (f / "store.json").write_text("[1]")),
     (r"store\.json: damaged \(ValueError\('snapshot=-7'\)\)", bad_snapshot),
-    (r"store\.json is missing but there are rows; restore it", lambda f: (f / "store.json").unlink()),
+    (r"store\.json is missing, but there are rows; restore it", lambda f: (f / "store.json").unlink()),
     (r"01-1\.rows: not named <client>-<round>\.rows; move it", lambda f: (f / "01-1.rows").touch()),
     (r"18446744073709551616\.rows: not named", lambda f: (f / f"1-{2**64}.rows").touch()),
     (r"cannot read .*store\.json: Is a directory", store_becomes_a_folder),

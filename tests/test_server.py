@@ -275,7 +275,7 @@ def test_vectors_that_do_not_belong_together_are_refused(name: str) -> None:
     with pytest.raises(LayoutError, match=r"delta is torch.float32 \[11\] on cpu but x is torch.float32 \[10\] on cpu"):
         optimizer.step(state, x, torch.zeros(11))
     with pytest.raises(
-        LayoutError, match=r"delta is torch.float64 \[10\] .* x is torch.float32 \[10\].*; give delta as"
+        LayoutError, match=r"delta is torch.float64 \[10\] .* x is torch.float32 \[10\].*; give delta like x"
     ):
         optimizer.step(state, x, torch.zeros(10, dtype=torch.float64))
     with pytest.raises(LayoutError, match=r"delta is torch.float32 \[10\] on meta but x is .* on cpu"):

@@ -410,7 +410,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("give a torch.nn.Module", {"model": nn.Linear}),
     (r"the model gives shape \[3\] for one example", {"model": nn.Sequential(net(), nn.Flatten(0))}),
     ("the model gives a tuple for one example", {"model": nn.LSTM(8, 3)}),
-    ("rows holds residual with d=3", {"uplink": "sign", "rows": RowStore.in_memory({"residual": Layout.flat(3)})}),
+    ("rows has residual with d=3", {"uplink": "sign", "rows": RowStore.in_memory({"residual": Layout.flat(3)})}),
     ("no server is named 'fedamz'", {"server": "fedamz"}),
     ("uplink=randk.* has no bound on its error.*feedback=true", {"uplink": "randk(ratio=0.5, scaled=true)"}),
     ("no engine is named 'stackd'", {"engine": "stackd"}),

@@ -65,13 +65,13 @@ def test_every_combination_is_tried_with_every_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("grid = { lr = [1] }\nserver = 'fedavg(lr={rl})'", r"no value has a place \{lr\}.*did you mean 'rl'"),
-        ("server = 'fedavg(lr={lr})'", r"the grid has nothing for \{lr\}; give lr = \[...\]"),
+        ("grid = { lr = [1] }\nserver = 'fedavg(lr={rl})'", r"no value contains \{lr\}.*did you mean 'rl'"),
+        ("server = 'fedavg(lr={lr})'", r"the grid has no values for \{lr\}; give lr = \[...\]"),
         ("server = 'fedavg(lr={lr})'\ngrid = { lr = 1 }", "give a list of values for each key"),
         ("server = 'fedavg(lr={lr})'\ngrid = { lr = [] }", "give a list of values for each key"),
         ("server = 'fedavg(lr={lr})'\ngrid = { lr = [0] }", r"grid.toml, \[\[run\]\] 1: .*fedavg: lr=0: out of range"),
         ("server = 'fedavg(lr={lr})'\ngrid = { lr = [nan] }", r"grid.toml, \[\[run\]\] 1: .*lr=nan: not a number"),
-        ("grid = { seed = [1, 2] }", "no value has a place"),
+        ("grid = { seed = [1, 2] }", "no value contains"),
         ("grid = { lr = [1] }\ngird = 3", r"no key 'gird' \(did you mean 'grid'\?\)"),
         ("grid = { rounds = [1, 1] }", "would share the folder 'run-rounds-1-s1'"),
     ],

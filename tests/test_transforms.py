@@ -173,7 +173,7 @@ def test_fednova_refuses_a_client_without_steps() -> None:
 
 
 def test_fednova_refuses_steps_that_are_not_rates() -> None:
-    with pytest.raises(SpecError, match=r"fednova divides .* those of sgd\(momentum=0.9\) are not plain rates; choose"):
+    with pytest.raises(SpecError, match=r"fednova .* those of sgd\(momentum=0.9\) are not rate times gradient; choose"):
         Transform.parse("fednova").check(Method(Rule(False), Compressor.parse("identity")))
 
 

@@ -63,10 +63,10 @@ CASES = [
     (TooLarge, build("topk(k=1)", 2**63, bytes(9)), "pass layout= or a larger max_d"),
     (TooLarge, build("sign", 0, bytes(4)), "d=0"),
     (LayoutMismatch, build("sign(scope=tensor)", 2, bytes(9), layout=Layout(("a", "b"), ((1,), (1,)))), "pass layout="),
-    (Truncated, build("identity", 2, bytes(7)), "field 'values' needs 8 bytes or more, 7 are left"),
-    (Truncated, build("topk(ratio=1)", 1000, bytes(99)), "field 'position' needs 125 bytes"),
+    (Truncated, build("identity", 2, bytes(7)), "field 'values' needs at least 8 bytes, 7 are left"),
+    (Truncated, build("topk(ratio=1)", 1000, bytes(99)), "field 'position' needs at least 125 bytes"),
     (Truncated, build("topk(k=9)", 10_000, bytes(8)), "end within the 9 positions"),
-    (TrailingBytes, build("identity", 2, bytes(9)), "1 bytes follow after the last field of identity"),
+    (TrailingBytes, build("identity", 2, bytes(9)), "1 bytes follow the last field of identity"),
     (NonFinite, build("identity", 2, struct.pack("<2f", 1, math.nan)), "field 'values': 1 of 2 numbers are NaN"),
     (NonFinite, build("sign", 2, struct.pack("<f", math.inf) + b"\0"), "field 'scale'"),
     (NonFinite, build("topk(k=1, values=bf16)", 2, b"\0\x80\xff"), "field 'value'"),
@@ -88,7 +88,7 @@ def test_the_layout_must_be_the_readers() -> None:
     data = encode("sign", torch.ones(4), theirs)
     assert torch.equal(decode(data, theirs), torch.ones(4))
     assert torch.equal(decode(data), torch.ones(4))
-    with pytest.raises(LayoutMismatch, match=f"of layout {theirs.id.hex()} with d=4, the reader's is {ours.id.hex()}"):
+    with pytest.raises(LayoutMismatch, match=f"layout {theirs.id.hex()} with d=4, the reader has {ours.id.hex()}"):
         decode(data, ours)
 
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
         encode("sign", torch.ones(2, 3))
     with pytest.raises(ValueError, match="convert it with"):
         encode("sign", torch.ones(3, dtype=torch.float64))
-    with pytest.raises(ValueError, match="this layout has float vectors"):
+    with pytest.raises(ValueError, match="this layout needs float vectors"):
         encode("sign", torch.ones(3), Layout.flat(4))
 
 

@@ -1,4 +1,4 @@
-"""The mean of the clients' updates, bit for bit the same in whatever order they arrive."""
+"""The mean of the clients' updates, bit for bit the same in any order of arrival."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedcams.wire import Payload, unpack
 
 
 class Aggregator:
-    """Collects one round's updates; `mean` decodes them in ascending client id into one float32 sum and divides once.
+    """Collects one round's updates; `mean` adds them in ascending client id into one float32 sum and divides once.
 
-    Updates are held as checked codes, never as dense vectors. With `in_order` they must come in ascending client id
-    and are added at once, so that memory does not grow with their number; the mean is the same, bit for bit, and takes
-    the sum with it: after it the aggregator is empty.
+    Updates are held as checked codes, never as dense vectors. With `in_order` they must arrive in ascending client id
+    and are added immediately, so memory does not grow with their number. The mean is the same, bit for bit, but it
+    reuses the memory of the sum: afterwards the aggregator is empty.
     """
 
     def __init__(self, layout: Layout, device: torch.device | str = "cpu", in_order: bool = False) -> None:
@@ -36,11 +36,15 @@ class Aggregator:
 
     @property
     def ids(self) -> list[int]:
-        """The clients whose updates are in, ascending."""
+        """The clients whose updates were added, ascending."""
         return sorted(self._weights)
 
     def add(self, client_id: int, payload: bytes | Payload, weight: float = 1.0) -> None:
-        """Takes a client's payload in, or says what is wrong with it and leaves the sum as it was."""
+        """Add a client's payload, given as bytes or already unpacked, with this weight.
+
+        Refuses a damaged payload, another layout, a client that was added before and a weight that is not a finite
+        number above 0; the sum then stays as it was.
+        """
         try:
             payload = payload if isinstance(payload, Payload) else unpack(payload, self.layout)
             if payload.layout_id != self.layout.id:
@@ -52,11 +56,15 @@ class Aggregator:
         self.add_code(client_id, payload.compressor, payload.code, weight)
 
     def add_code(self, client_id: int, compressor: Compressor, code: Code, weight: float = 1.0) -> None:
-        """Take a client's code of this layout that never was bytes, tensors `[columns]`."""
+        """Add one client's code, tensors `[columns]`, with this weight; refuses what `add_rows` refuses."""
         self.add_rows([client_id], compressor, {name: tensor[None] for name, tensor in code.items()}, [weight])
 
     def add_rows(self, ids: Sequence[int], compressor: Compressor, code: Code, weights: Sequence[float]) -> None:
-        """Take the code `[C, columns]` of several clients in ascending id; refuses all of it or adds all of it."""
+        """Add the code `[C, columns]` of several clients in ascending id, with one weight each: all of it or nothing.
+
+        Refuses a client that was added before, a weight that is not a finite number above 0 and, with `in_order`, an
+        id below the last one.
+        """
         self._check(ids, weights)
         self._weights |= dict(zip(ids, weights, strict=True))
         if self.in_order:
@@ -78,7 +86,10 @@ class Aggregator:
             last = client_id
 
     def mean(self, out: Tensor | None = None) -> Tensor:
-        """The weighted mean `[d]`, in new memory or in `out`, which saves the price of new pages every round."""
+        """Return the weighted mean `[d]`, in new memory or in `out`, which saves allocating new pages every round.
+
+        Refuses an aggregator without updates, and a mean that is not finite.
+        """
         if not self._weights:
             raise UpdateError("no update was added; a mean needs at least one")
         weight = sum(self._weights[client_id] for client_id in self.ids)

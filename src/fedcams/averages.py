@@ -1,4 +1,4 @@
-"""Averages of the models of a run: evaluated and saved beside the last model, never trained from."""
+"""Averages of the models of a run: evaluated and saved in addition to the last model, never trained from."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from fedcams.registry import Number, Spec, number, register
 
 
 class Average(Spec, ABC):
-    """The root of all averages. A subclass says what the newest model counts; buffers are averaged by it too."""
+    """The base class of all averages. A subclass writes `weight`; buffers are averaged in the same way."""
 
     kind = "average"
     reference: ClassVar[str] = ""
-    """Where it was published."""
+    """The publication that describes it."""
     active: ClassVar[bool] = True
-    """Whether there is anything to keep beside the model itself."""
+    """Whether an average is kept in addition to the model."""
 
     def init(self, x: Tensor) -> Tensor:
-        """The average before the first step: a copy of `x [d]`."""
+        """Return the average before the first step: a copy of `x [d]`."""
         return x.detach().clone()
 
     @torch.no_grad()
     def step_(self, a: Tensor, x: Tensor, t: int) -> None:
-        """Takes the model `x [d]` after server step t = 1, 2, ... into the average `a [d]`, in place."""
+        """Move the average `a [d]` towards the model `x [d]` after server step t = 1, 2, …, in place."""
         a.lerp_(x, self.weight(t))  # exact for weight 1, which `a + w (x - a)` is not
 
     @abstractmethod
     def weight(self, t: int) -> float:
-        """What the model after step t = 1, 2, ... counts, in (0, 1]; the average so far counts the rest."""
+        """Return the weight, in (0, 1], of the model after step t = 1, 2, …; the average so far has the rest."""
 
 
 @register("none")
 @dataclass(frozen=True)
 class NoAverage(Average):
-    """No average: the last model alone."""
+    """No average: only the last model is kept."""
 
     active = False
     examples = ("none",)
 
     def weight(self, t: int) -> float:
-        """1: the average is the model itself."""
+        """Return 1: the average is the model itself."""
         return 1.0
 
 
 @register("ema")
 @dataclass(frozen=True)
 class ExponentialAverage(Average):
-    """`a += w (x - a)` after step t, `w = max(1 - decay, 1/t)`: the plain mean at first, then an exponential one."""
+    """An exponential average that starts as the mean: `a += w (x - a)` after step t, with `w = max(1 - decay, 1/t)`."""
 
-    decay: Number = number(low=0, high=1, open="high", doc="how much of the average a step keeps")
+    decay: Number = number(low=0, high=1, open="high", doc="the weight of the old average in the new one")
 
     reference = "Polyak, Juditsky: Acceleration of Stochastic Approximation by Averaging, 1992"
     examples = ("ema(decay=0.97)",)
     refused = (("ema", "decay is missing"), ("ema(1)", r"allowed: a number in \[0, 1\)"))
 
     def weight(self, t: int) -> float:
-        """`max(1 - decay, 1/t)`."""
+        """Return `max(1 - decay, 1/t)`."""
         return max(float(1 - self.decay), 1 / t)

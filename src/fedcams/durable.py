@@ -1,4 +1,4 @@
-"""Files that are whole or not there: a kill at any moment leaves what was there before or what was written."""
+"""Files that are written completely or not at all: a kill at any moment leaves the old file or the new one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ REPAIR = "free space or make the folder writable; what was stored before is inta
 
 
 PIECE = 2**23
-"""Bytes after which a long file begins to be synced while the rest is written."""
+"""Bytes per piece of a long file; pieces are synced while the next ones are written."""
 
 
 def write_whole(path: Path, *parts: bytes | memoryview, over: Path | None = None) -> None:
-    """Writes a file under a temporary name, makes it last and gives it its name.
+    """Write `parts` to a file under a temporary name, sync it and rename it to `path`.
 
-    `over` is a file that nobody needs any more, whose place on the disk the new one takes: to give back tens of
-    megabytes and find others takes a file system longer than to write them.
+    `over` is a file that is no longer needed; the new one is written over it. Freeing tens of megabytes and allocating
+    others takes a file system longer than writing them. Raises OSError if the system refuses.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
@@ -34,22 +34,22 @@ def write_whole(path: Path, *parts: bytes | memoryview, over: Path | None = None
             _sync(file.fileno())
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)  # still there only where something failed
+        temporary.unlink(missing_ok=True)  # still there only if something failed
     sync_folder(path.parent)
 
 
 def _as_it_is(path: str, flags: int) -> int:
-    """Opens without cutting off what is there: that is written over."""
+    """Open a file without truncating it: its contents are overwritten."""
     return os.open(path, flags & ~os.O_TRUNC, 0o666)
 
 
 def _write(file: io.FileIO, parts: list[memoryview]) -> None:
-    """Writes all of it; of what is long, the disk takes the first pieces in while the next ones are written."""
+    """Write all parts; long ones in pieces, each synced while the next is written."""
     pieces = [part[at : at + PIECE] for part in parts for at in range(0, len(part), PIECE)]
     with ThreadPoolExecutor(1) as disk:
         syncs = [disk.submit(_sync, file.fileno()) for piece in pieces if _write_piece(file, piece) == PIECE]
     for sync in syncs:
-        sync.result()  # the system tells of a failed write only once
+        sync.result()  # the system reports a failed write only once
     if stat.S_ISREG((found := os.fstat(file.fileno())).st_mode) and found.st_size != file.tell():
         file.truncate()
 
@@ -62,12 +62,12 @@ def _write_piece(file: io.FileIO, piece: memoryview) -> int:
 
 
 def _sync(descriptor: int) -> None:
-    """Makes contents and length last; not the times, which would cost a turn of the file system's journal."""
+    """Make contents and length durable, but not the times, which would need a journal commit of the file system."""
     getattr(os, "fdatasync", os.fsync)(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames and removals in a folder last; fsync of a file alone does not."""
+    """Make renames and removals in a folder durable; fsync of a file does not."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -77,7 +77,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def os_errors(error: type[FedcamsError], what: str, path: Path, fix: str = REPAIR) -> Iterator[None]:
-    """Turns what the system refuses into an error of ours that names the path and the fix."""
+    """Turn an OSError inside the `with` block into `error`, whose message says `what` failed, the path and the fix."""
     try:
         yield
     except OSError as refused:

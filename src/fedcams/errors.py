@@ -1,58 +1,58 @@
-"""Every error this package raises on purpose; each names the field, shows the value and says the fix."""
+"""The errors that fedcams raises on purpose; each message names the field, shows the value and says how to fix it."""
 
 from __future__ import annotations
 
 
 class FedcamsError(Exception):
-    """The root: `except FedcamsError` catches whatever fedcams refuses."""
+    """The base class of all errors of fedcams: `except FedcamsError` catches everything that it refuses."""
 
 
 class SpecError(FedcamsError, ValueError):
     """A spec string or a hyperparameter that cannot be accepted."""
 
     def within(self, where: str) -> SpecError:
-        """The same error, of the same class, with the place where it was found in front."""
+        """Return an error of the same class whose message starts with `where`, the place where it was found."""
         return type(self)(f"{where}: {self}")
 
 
 class UnknownName(SpecError):
-    """A spec string that names nothing registered: misspelt, or its module was not imported."""
+    """A spec string with an unknown name: it is misspelt, or its module was not imported."""
 
 
 class LayoutError(FedcamsError, ValueError):
-    """A vector, a model or a layout that do not belong together."""
+    """A vector, model or layout that does not fit the others."""
 
 
 class UpdateError(FedcamsError, ValueError):
-    """An update that must not enter the sum: not finite, sent twice, badly weighted."""
+    """An update that cannot be counted: not finite, sent twice, or with an invalid weight."""
 
 
 class DataError(FedcamsError):
-    """Data that are missing, damaged or not what the task needs."""
+    """Data that is missing, damaged or not what the task needs."""
 
 
 class ResidualError(FedcamsError):
-    """A stored residual that is damaged, foreign or cannot be written."""
+    """Stored client state that is damaged, belongs to another run, or cannot be read or written."""
 
 
 class WireError(FedcamsError, ValueError):
-    """Bytes that are not a valid payload or message; one subclass for each way to be wrong."""
+    """Bytes that are not a valid payload or message; each kind of mistake has a subclass."""
 
 
 class Truncated(WireError):
-    """The data end before what they announce."""
+    """The data is shorter than its header says."""
 
 
 class TrailingBytes(WireError):
-    """Something follows after the end of the payload."""
+    """Bytes follow the end of the payload or message."""
 
 
 class BadMagic(WireError):
-    """The data do not start as a payload or message of this kind does."""
+    """The data does not start with the magic bytes of this kind of payload or message."""
 
 
 class UnknownVersion(WireError):
-    """Written by a version of the format that this reader does not know."""
+    """The data was written in a version of the format that this reader does not know."""
 
 
 class ChecksumMismatch(WireError):
@@ -60,7 +60,7 @@ class ChecksumMismatch(WireError):
 
 
 class UnknownCodec(WireError):
-    """The codec spec is not one that this reader has registered, or not in canonical form."""
+    """The codec spec is not registered with this reader, or not in canonical form."""
 
 
 class TooLarge(WireError):
@@ -68,7 +68,7 @@ class TooLarge(WireError):
 
 
 class LayoutMismatch(WireError):
-    """The payload belongs to another layout than the reader's."""
+    """The payload has a different layout from the reader's."""
 
 
 class NonFinite(WireError):
@@ -76,7 +76,7 @@ class NonFinite(WireError):
 
 
 class BadPosition(WireError):
-    """A coordinate position is outside of the vector."""
+    """A coordinate's position is outside the vector."""
 
 
 class BadPadding(WireError):
@@ -84,7 +84,7 @@ class BadPadding(WireError):
 
 
 class NonCanonical(WireError):
-    """A symbol was coded in another way than the one the format prescribes."""
+    """Something is encoded in a different way from the one that the format prescribes."""
 
 
 class BadStreamCount(WireError):
@@ -92,12 +92,12 @@ class BadStreamCount(WireError):
 
 
 class BadStreamName(WireError):
-    """The name of a stream is empty, too long or has a character that the format does not allow."""
+    """The name of a stream is empty, too long, or has a character that the format does not allow."""
 
 
 class UnorderedStreams(WireError):
-    """The streams of a message do not stand in ascending order of their names, or one comes twice."""
+    """The streams of a message are not in ascending order of their names, or one appears twice."""
 
 
 class WrongStreams(WireError):
-    """A message carries other streams than its reader needs."""
+    """A message does not carry exactly the streams that its reader expects."""

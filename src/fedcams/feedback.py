@@ -1,4 +1,4 @@
-"""Error feedback: what compression loses in one round is sent in a later one."""
+"""Error feedback: what compression loses in one round is sent in a later round."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ Encoded = tuple[Code, Tensor | None, Tensor | None]
 def encode_with_feedback_(
     codec: Compressor, layout: Layout, h: Tensor, keys: int | Sequence[int], keep: bool, measure: bool = False
 ) -> Encoded:
-    """Encode rows `h [C, d]` and return the code, what it loses, and the relative errors `[C]`.
+    """Encode rows `h [C, d]`; return the code, the residual `[C, d]` and the relative errors `[C]`.
 
-    What is lost is formed in the memory of h, from exactly what the receiver decodes; None unless `keep`. The errors
-    ‖C(h)-h‖/‖h‖ are None unless `measure`, which reads h twice more.
+    `keys` seeds the codec: one integer, or one per row. The residual h - C(h) overwrites h and is computed from exactly
+    what the receiver decodes; it is None unless `keep`. The errors ‖C(h)-h‖/‖h‖ are None unless `measure`, which reads
+    h twice more. Refuses an h that is not finite.
     """
     code = codec.encode(h, layout, keys)
     norms = h.norm(dim=-1) if measure else None
@@ -34,27 +35,30 @@ def encode_with_feedback_(
 
 @dataclass(frozen=True)
 class Pending:
-    """Updates that were encoded and not yet accepted: the code to send and the residual to keep if they are."""
+    """Updates that are encoded but not yet accepted: the code to send, and the residual to keep once they are."""
 
     ids: tuple[int, ...]
     round: int
     code: Code
     residual: Tensor | None
-    """`[C, d]`, in the memory of the update it came from; None if there is nothing to keep."""
+    """`[C, d]`, in the memory of the update that it came from; None if there is nothing to keep."""
 
 
 class ErrorFeedback:
-    """Error feedback for a training loop of your own: `h = delta + e; code = C(h); e' = h - decode(code)`.
+    """Error feedback for your own training loop: `h = delta + e; code = C(h); e' = h - decode(code)`.
 
-    The residual e changes only when the server has accepted the update, so at any time the updates accepted so far plus
-    the residual are the sum of the client's own updates in accepted rounds.
+    The residual e changes only when the server accepts the update. So at any time, what the server has accepted plus
+    the residual equals the sum of the client's own updates in accepted rounds.
     """
 
     def __init__(self, codec: Compressor | str, rows: RowStore, row: str = "residual") -> None:
-        """Encode by `codec` and keep residuals as the rows of this name; refuses a compressor without a bound."""
+        """Encode with `codec`, and keep residuals in `rows` under the name `row`.
+
+        Refuses a compressor without an error bound, and a name that the store does not have.
+        """
         self.compressor, self.rows, self.row = compressor(codec), rows, row
         if row not in rows.layouts:
-            raise SpecError(f"row={row!r}: the store holds {', '.join(rows.layouts)}; name one of these")
+            raise SpecError(f"row={row!r}: the store has {', '.join(rows.layouts)}; give one of these names")
         self.layout = rows.layouts[row]
         if self.compressor.squared_error_bound(self.layout) is None:
             raise SpecError(
@@ -63,12 +67,16 @@ class ErrorFeedback:
             )
 
     def prepare_(self, ids: Sequence[int], delta: Tensor, round: int, key: int | Sequence[int] = 0) -> Pending:
-        """Encode the updates `delta [C, d]` of these clients. Consumes delta: h and e' are formed in its memory."""
+        """Encode the updates `delta [C, d]` of these clients; return what to send and what to keep once it is accepted.
+
+        Overwrites `delta` with h and then with the new residual. `key` seeds the codec: one integer, or one per row.
+        Refuses an id that appears twice, and a delta of another shape, not contiguous or not finite.
+        """
         if delta.dim() != 2 or len(delta) != len(ids):
             raise LayoutError(f"delta has shape {tuple(delta.shape)} for {len(ids)} clients; give [{len(ids)}, d]")
         delta = delta.detach()
         if not delta.is_contiguous():
-            raise LayoutError("delta is not one block of memory, and h is formed in it; give delta.contiguous()")
+            raise LayoutError("delta is not contiguous, and is overwritten; give delta.contiguous()")
         if len(set(ids)) != len(ids):
             raise UpdateError(f"ids={list(ids)}: a client appears twice; one update per client and round")
         self.rows.add_to_(self.row, ids, delta)
@@ -76,6 +84,6 @@ class ErrorFeedback:
         return Pending(tuple(ids), round, code, residual)
 
     def commit(self, pending: Pending) -> None:
-        """The updates were accepted: store their residuals. For updates that were not, do nothing."""
+        """Store the residuals of updates that the server accepted. Do not call it for updates that were refused."""
         if pending.residual is not None:
             self.rows.commit(pending.ids, {self.row: pending.residual}, pending.round)

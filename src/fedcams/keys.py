@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, purpose, round, client): no generator is ever shared."""
+"""Randomness as a function of (seed, purpose, round, client), so that no generator is shared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def derive(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
-    """A 64-bit key for one use; any change of an argument gives an unrelated key."""
+    """Return a 64-bit key for one use; changing any argument gives an unrelated key."""
     numbers = b"".join(number.to_bytes(16, "little", signed=True) for number in (seed, round, client))
     return int.from_bytes(
         hashlib.blake2b(numbers + purpose.encode(), digest_size=8, person=b"fedcams.key").digest(), "little"
@@ -18,20 +18,20 @@ def derive(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """A fresh counter-based generator for that key."""
+    """Return a new counter-based generator, seeded with the key that `derive` gives for these arguments."""
     return np.random.Generator(np.random.Philox(key=derive(seed, purpose, round, client)))
 
 
 def permutations(
     count: int, n: int, seed: int, purpose: str, round: int = 0, client: int = 0
 ) -> list[NDArray[np.int64]]:
-    """What so many calls of `generator(...).permutation(n)` give, without the price of a new generator."""
+    """Return `count` random orders of 0 … n-1: those of `generator(...).permutation(n)`, without its start-up cost."""
     _REUSED.rekey(derive(seed, purpose, round, client))
     return [_REUSED.rng.permutation(n) for _ in range(count)]
 
 
 class _Reused(threading.local):
-    """One generator a thread, set to the state of a fresh one of another key each time it is used."""
+    """One generator per thread; before each use it is reset to the state of a new one with the given key."""
 
     def __init__(self) -> None:
         self._bits = np.random.Philox(key=0)

@@ -20,9 +20,10 @@ from fedcams.registry.fields import nearest
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of tensors laid end to end, row-major and unpadded, in this order.
+    """The names and shapes of tensors that are laid end to end in one vector, in this order, row-major and unpadded.
 
-    Two parties may exchange vectors exactly when their layouts have the same `id`.
+    Two parties may exchange vectors if their layouts have the same `id`. Refuses names that repeat, and a different
+    number of names and shapes.
     """
 
     names: tuple[str, ...]
@@ -30,23 +31,26 @@ class Layout:
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.shapes):
-            raise LayoutError(f"{len(self.names)} names but {len(self.shapes)} shapes; give one shape for each name")
+            raise LayoutError(f"{len(self.names)} names but {len(self.shapes)} shapes; give one shape per name")
         if len(set(self.names)) != len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise LayoutError(f"the name {twice!r} stands twice; names must be unique")
+            raise LayoutError(f"the name {twice!r} appears twice; names must be unique")
 
     # -- where a layout comes from -------------------------------------------------------------------------------
 
     @classmethod
     def flat(cls, d: int) -> Layout:
-        """The layout of a bare vector of d coordinates."""
+        """Return the layout of a bare vector of d coordinates; refuses a d below 1."""
         if d < 1:
             raise LayoutError(f"d={d}: a vector needs at least one coordinate")
         return cls(("",), ((d,),))
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
-        """The trainable parameters of a model in `named_parameters` order: tied ones once, frozen ones left out."""
+        """Return the layout of a model's trainable parameters, in `named_parameters` order.
+
+        Tied parameters appear once, frozen ones not at all. Refuses a model without trainable parameters.
+        """
         parameters = _trainable(model)
         if not any(parameter.numel() for parameter in parameters.values()):
             raise LayoutError(f"{type(model).__name__} has no trainable parameter; set requires_grad on some")
@@ -54,7 +58,10 @@ class Layout:
 
     @classmethod
     def of_buffers(cls, model: nn.Module) -> Layout | None:
-        """The floating-point buffers (batch-norm statistics), which are averaged and never stepped; None if none."""
+        """Return the layout of a model's floating-point buffers, such as batch-norm statistics; None if it has none.
+
+        Buffers are averaged, never stepped. Those that are not part of the model's `state_dict` are left out.
+        """
         buffers = _float_buffers(model)
         return cls._of_tensors(buffers) if buffers else None
 
@@ -66,12 +73,12 @@ class Layout:
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The number of coordinates of each tensor."""
+        """The number of coordinates in each tensor."""
         return tuple(math.prod(shape) for shape in self.shapes)
 
     @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each tensor starts, and at the end d."""
+        """Where each tensor starts in the vector; the last entry is d."""
         return (0, *itertools.accumulate(self.sizes))
 
     @property
@@ -81,14 +88,14 @@ class Layout:
 
     @functools.cached_property
     def id(self) -> bytes:
-        """Eight bytes that stand for names, shapes and order."""
+        """An eight-byte digest of names, shapes and their order."""
         text = json.dumps([self.names, self.shapes], ensure_ascii=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=8, person=b"fedcams.layout").digest()
 
     # -- vectors -------------------------------------------------------------------------------------------------
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of `flat [..., d]` as name -> `[..., *shape]`; nothing is copied."""
+        """Return views of `flat [..., d]` as name -> `[..., *shape]`; copies nothing, and refuses other shapes."""
         self.check(flat)
         lead = flat.shape[:-1]
         parts = flat.split(self.sizes, dim=-1)
@@ -97,7 +104,10 @@ class Layout:
         }
 
     def join(self, tensors: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
-        """`[..., d]` from name -> `[..., *shape]`, copied (into `out` where given)."""
+        """Return a vector `[..., d]` made from name -> `[..., *shape]`, in new memory or in `out`.
+
+        Refuses a mapping that lacks a tensor of this layout, and a tensor of another shape.
+        """
         parts = [self._part(tensors, name, shape) for name, shape in zip(self.names, self.shapes, strict=True)]
         if out is None:
             return torch.cat([part.to(torch.float32) for part in parts], dim=-1)
@@ -115,12 +125,12 @@ class Layout:
         return tensor.detach().reshape(*lead, math.prod(shape))
 
     def check(self, flat: Tensor) -> None:
-        """Refuses a tensor that is not a float vector `[..., d]`."""
+        """Refuse a tensor that is not a float vector `[..., d]`."""
         if not flat.is_floating_point() or flat.dim() == 0 or flat.shape[-1] != self.d:
-            raise LayoutError(f"got {flat.dtype} {tuple(flat.shape)}; this layout has float vectors [..., {self.d}]")
+            raise LayoutError(f"got {flat.dtype} {tuple(flat.shape)}; this layout needs float vectors [..., {self.d}]")
 
     def check_finite(self, flat: Tensor, what: str = "update") -> None:
-        """Refuses NaN and infinity, naming the tensors and the counts."""
+        """Refuse NaN and infinity in `flat [..., d]`; the error counts them per tensor, and calls the vector `what`."""
         self.check(flat)
         if not math.isfinite(abs_sum(flat.detach().flatten())):  # one read: neither NaN nor infinity hides in it
             bad = self._bad_tensors(flat)
@@ -135,11 +145,11 @@ class Layout:
     # -- models --------------------------------------------------------------------------------------------------
 
     def read(self, model: nn.Module, out: Tensor | None = None) -> Tensor:
-        """The model's tensors of this layout, copied into a flat `[d]`."""
+        """Return the model's tensors of this layout as one vector `[d]`, in new memory or in `out`."""
         return self.join(_named(model), out)
 
     def write(self, flat: Tensor, model: nn.Module) -> None:
-        """Copies `flat [d]` into the model's tensors of this layout."""
+        """Copy `flat [d]` into the model's tensors of this layout; refuses a model without them, or of other shapes."""
         tensors = _named(model)
         with torch.no_grad():
             for (name, part), shape in zip(self.split(flat).items(), self.shapes, strict=True):
@@ -161,7 +171,10 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
 
 
 def segments(layout: Layout, scope: str) -> Sequence[tuple[int, int]]:
-    """The ranges [start, stop) that a compressor treats apart: the whole vector, or each non-empty tensor."""
+    """Return the ranges [start, stop) that a compressor treats separately.
+
+    For `scope="global"` that is the whole vector, for `"tensor"` every tensor that is not empty.
+    """
     if scope == "global":
         return [(0, layout.d)]
     return [(a, b) for a, b in itertools.pairwise(layout.offsets) if b > a]

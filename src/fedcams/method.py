@@ -1,4 +1,4 @@
-"""Method: one value that says everything about a federated algorithm."""
+"""Method: one value that describes a federated algorithm completely."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from fedcams.registry.fields import nearest
 from fedcams.transforms import Transform
 
 RESIDUAL, BUFFERS, CONTROL = "residual", "buffers", "control"
-"""The rows that a client may keep: what compression of its updates and of its buffers lost, and its control variate."""
+"""The rows that a client may keep: what the compression of its updates and buffers lost, and its control variate."""
 
 
 @dataclass(frozen=True)
 class Method(Spec):
-    """A federated algorithm: what clients do, what travels in either direction, and what the server makes of it.
+    """A federated algorithm: what clients do, what travels in both directions, and what the server does with it.
 
     Every field takes a spec string or the piece itself, and every rate or ratio in it may be a schedule:
-    `Method(server="fedams(lr=cosine(1, 0))", uplink="topk(ratio=1/64)", average="ema(0.97)")`. Parts that do not fit
-    together are refused when the method is made.
+    `Method(server="fedams(lr=cosine(1, 0))", uplink="topk(ratio=1/64)", average="ema(0.97)")`. Refuses parts that do
+    not fit together, with a SpecError that names both.
     """
 
     server: ServerOptimizer = nested("server", "fedams", doc="what the server does with the mean update")
     local: Local = nested("local", "sgd(epochs=3)", doc="what a client does with the model")
     uplink: Compressor = nested("compressor", "identity", doc="how updates travel to the server")
-    feedback: bool = flag(True, doc="whether clients keep what compression loses and send it later")
+    feedback: bool = flag(True, doc="clients keep what compression loses and send it later")
     downlink: Downlink = nested("downlink", "none", doc="how the model travels to the clients")
     buffers: Compressor = nested("compressor", "identity", doc="how batch-norm statistics travel to the server")
     control: Control = nested("control", "none", doc="control variates that correct the clients' gradients")
-    transforms: tuple[Transform, ...] = several("transform", doc="what changes or refuses updates on their way")
+    transforms: tuple[Transform, ...] = several("transform", doc="what changes or refuses updates on the way")
     aggregate: Aggregate = nested("aggregate", "mean", doc="how the server combines the updates of a cohort")
     weighting: str = text(
-        "uniform", choices=("uniform", "examples", "sampler"), doc="what a client counts in the mean over the cohort"
+        "uniform", choices=("uniform", "examples", "sampler"), doc="what weights a client in the mean over the cohort"
     )
-    average: Average = nested("average", "none", doc="the average of the server's models that is evaluated beside it")
+    average: Average = nested("average", "none", doc="the average of the server's models that is evaluated too")
 
     kind = "method"
     name = "method"
@@ -74,7 +74,7 @@ class Method(Spec):
         for field, codec in {"uplink": first.uplink, "buffers": first.buffers}.items():
             if first.feedback and codec.squared_error_bound(Layout.flat(1)) is None:
                 raise SpecError(
-                    f"{field}={codec} has no bound on its error, which would grow without end under feedback=true; "
+                    f"{field}={codec} has no bound on its error, which would grow without end with feedback=true; "
                     "choose a contractive compressor, or set feedback=false"
                 )
         first.control.check(first)
@@ -85,21 +85,24 @@ class Method(Spec):
     # -- rounds ------------------------------------------------------------------------------------------------------
 
     def in_round(self, round: int, rounds: int | None) -> Self:
-        """Return the method with the values that its schedules have in this round of so many; itself without any."""
+        """Return the method with its schedules replaced by their values in a round; itself if it has none.
+
+        `rounds` is the length of the run; None stands for a run that ends with this round.
+        """
         return self.at(round, rounds or round)
 
     def check_rounds(self, rounds: int) -> None:
-        """Refuse a run of so many rounds if one of the schedules lasts longer."""
+        """Refuse a run of this many rounds if one of the schedules lasts longer."""
         for path, schedule in self.schedules():
             if (length := schedule.length(rounds)) > rounds:
                 raise SpecError(
-                    f"{path}={schedule} lasts {length} rounds, and the run has rounds={rounds}; "
+                    f"{path}={schedule} lasts {length} rounds, but the run has rounds={rounds}; "
                     "shorten the schedule, or run longer"
                 )
 
     @functools.cached_property
     def depends_on_rounds(self) -> bool:
-        """Whether the length of the run changes what happens in a round."""
+        """Whether what happens in a round depends on the length of the run."""
         return any(schedule.depends_on_rounds for _, schedule in self.schedules())
 
     # -- what clients keep -------------------------------------------------------------------------------------------
@@ -119,7 +122,7 @@ class Method(Spec):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Make it from keys and values; an unknown key is refused with the nearest one."""
+        """Return the method with these fields; refuses an unknown key, suggesting the nearest one."""
         known = params(cls)
         for key in values:
             if key not in known:
@@ -127,7 +130,7 @@ class Method(Spec):
         return cls(**values)
 
     def to_dict(self) -> dict[str, str | int | bool]:
-        """Return every key with its value as TOML and JSON have it: spec strings, numbers, booleans."""
+        """Return every field with its value as TOML and JSON store it: a spec string, number or boolean."""
         return {key: as_plain(getattr(self, key)) for key in params(type(self))}
 
 
@@ -137,7 +140,7 @@ def _may_lose(codec: Compressor, layout: Layout) -> bool:
 
 
 def as_plain(value: Any) -> str | int | bool:
-    """Return a field's value as TOML has it."""
+    """Return a field's value as TOML stores it: a spec string, number or boolean."""
     if isinstance(value, Fraction):
         return format_number(value)
     if isinstance(value, tuple):
@@ -146,7 +149,10 @@ def as_plain(value: Any) -> str | int | bool:
 
 
 def method_of(method: Method | None, settings: Mapping[str, Any]) -> Method:
-    """Return the method with some of its fields set: how `simulate` and the Flower strategy take either or both."""
+    """Return `method`, or the default one, with the fields in `settings` changed.
+
+    It is how `simulate` and the Flower strategy take a method, its fields by name, or both. Refuses unknown fields.
+    """
     if method is not None and not isinstance(method, Method):
         raise SpecError(f"method={method!r} is a {type(method).__name__}; give a fedcams.Method, or its fields by name")
     base = {} if method is None else {key: getattr(method, key) for key in params(Method)}

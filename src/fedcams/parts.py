@@ -1,6 +1,6 @@
-"""What a piece may ask of the method that it is a part of, to refuse what it does not fit to.
+"""What a piece can ask about the method that it belongs to, so that it can refuse what it does not work with.
 
-The method itself is made of pieces and stands above them, so they know it by these protocols alone.
+The method is made of pieces and imports them, so they know it only by these protocols.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from fedcams.compress import Compressor
 
 
 class LocalRule(Protocol):
-    """What clients do with the model, as other pieces see it."""
+    """The local rule, as other pieces see it."""
 
     @property
     def steps_are_rates(self) -> bool:
-        """Whether an update is -Σ rate·gradient, as that of plain SGD is."""
+        """Whether an update is -Σ rate·gradient, as it is for SGD without momentum."""
 
 
 class Parts(Protocol):
@@ -27,8 +27,8 @@ class Parts(Protocol):
 
     @property
     def uplink(self) -> Compressor:
-        """How updates travel."""
+        """The compressor of updates."""
 
     @property
     def weighting(self) -> str:
-        """What counts in the mean over the cohort: `uniform`, `examples` or `sampler`."""
+        """What weights clients in the mean: `uniform`, `examples` or `sampler`."""

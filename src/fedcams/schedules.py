@@ -1,6 +1,6 @@
-"""Schedules: numbers that follow the round, in place of a learning rate or any other number of a schedulable piece.
+"""Schedules: numbers that depend on the round, for a learning rate or any other number of a schedulable piece.
 
-`fedams(lr=cosine(start=1, end=0))` lowers the server's rate over the whole run; `piece.at(round, rounds)` gives the
+`fedams(lr=cosine(start=1, end=0))` lowers the server's rate over the whole run; `piece.at(round, rounds)` returns the
 piece with the numbers of one round.
 """
 
@@ -25,80 +25,80 @@ class Constant(Schedule):
     refused = (("constant", "level is missing"), ("constant(level=a)", "not a number"))
 
     def value(self, round: int, rounds: int) -> float:
-        """The number."""
+        """Return the number."""
         return float(self.level)
 
     def bounds(self) -> tuple[Fraction, Fraction]:
-        """The number, twice."""
+        """Return the number twice."""
         return exact(self.level), exact(self.level)
 
 
 @dataclass(frozen=True)
 class _Ramp(Schedule):
-    """From `start` in round 1 to `end`, which it takes one round after its last."""
+    """A change from `start` in round 1 to `end`, which it reaches one round after its last."""
 
     start: Number = number(doc="the number in round 1")
     end: Number = number(doc="the number after `rounds` rounds, and from then on")
     rounds: int | None = integer(None, low=1, doc="how many rounds the change takes; none: the whole run")
 
     def part(self, round: int, rounds: int) -> float:
-        """How much of its time is over: 0 in round 1, and 1 from round `rounds + 1` on."""
+        """Return the elapsed part of its length: 0 in round 1, and 1 from round `rounds + 1` on."""
         return min(1.0, (round - 1) / self.length(rounds))
 
     def between(self, weight: float) -> float:
-        """`start` for weight 0, `end` for weight 1; both exactly."""
+        """Return the weighted mean of both ends: exactly `start` for weight 0, exactly `end` for weight 1."""
         return float(self.start) * (1 - weight) + float(self.end) * weight
 
     def bounds(self) -> tuple[Fraction, Fraction]:
-        """Both ends, the lower one first."""
+        """Return both ends, the lower one first."""
         return min(exact(self.start), exact(self.end)), max(exact(self.start), exact(self.end))
 
     def limit(self) -> Fraction | None:
-        """The end of a ramp over the whole run: the last round is one step before it."""
+        """Return `end` if the change takes the whole run, whose last round is one step before it; else None."""
         return exact(self.end) if self.rounds is None and self.start != self.end else None
 
     def length(self, rounds: int) -> int:
-        """Its own rounds, or all of the run."""
+        """Return its own number of rounds, or that of the run."""
         return rounds if self.rounds is None else self.rounds
 
     @property
     def depends_on_rounds(self) -> bool:
-        """True if it takes the whole run."""
+        """Whether it takes the whole run."""
         return self.rounds is None
 
 
 @register("linear")
 @dataclass(frozen=True)
 class Linear(_Ramp):
-    """A straight line: `start + (end - start) p`, `p = min(1, (round - 1)/rounds)`."""
+    """A straight line: `start + (end - start) p` with `p = min(1, (round - 1)/rounds)`."""
 
     examples = ("linear(start=1, end=0)", "linear(start=1/16, end=1/4, rounds=100)")
     refused = (("linear(1)", "end is missing"), ("linear(1, 0, rounds=0)", r"allowed: an integer in \[1, inf\)"))
 
     def value(self, round: int, rounds: int) -> float:
-        """The number on the line."""
+        """Return the number on the line in this round."""
         return self.between(self.part(round, rounds))
 
 
 @register("cosine")
 @dataclass(frozen=True)
 class Cosine(_Ramp):
-    """Half a cosine: `end + (start - end)(1 + cos πp)/2`, `p = min(1, (round - 1)/rounds)`."""
+    """Half a cosine: `end + (start - end)(1 + cos πp)/2` with `p = min(1, (round - 1)/rounds)`."""
 
     examples = ("cosine(start=1, end=0)", "cosine(start=0.1, end=1e-3, rounds=200)")
     refused = (("cosine(1, 0, 2.5)", "not a whole number"), ("cosine(start=1e39, end=0)", "beyond what a float32"))
 
     def value(self, round: int, rounds: int) -> float:
-        """The number on the curve."""
+        """Return the number on the curve in this round."""
         return self.between((1 - math.cos(math.pi * self.part(round, rounds))) / 2)
 
 
 @register("warmup")
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """A rise to what follows: `round/(rounds + 1)` of its first number in `rounds` rounds, then the number or schedule.
+    """A linear rise to a number or schedule: `round/(rounds + 1)` of its first value for `rounds` rounds, then itself.
 
-    The schedule that follows counts its rounds from its own start, and has those of the run that are left.
+    A schedule that follows counts rounds from its own start, and lasts at most for the rest of the run.
     """
 
     rounds: int = integer(low=1, doc="how many rounds the rise takes")
@@ -109,29 +109,29 @@ class Warmup(Schedule):
     refused = (("warmup(5)", "then is missing"), ("warmup(rounds=linear(1, 5), then=1)", "a schedule is not accepted"))
 
     def value(self, round: int, rounds: int) -> float:
-        """The number of the rise, or of what follows."""
+        """Return the number in this round, of the rise or of what follows."""
         left = max(1, rounds - self.rounds)
         if round > self.rounds:
             return self._then.value(round - self.rounds, left)
         return round / (self.rounds + 1) * self._then.value(1, left)
 
     def bounds(self) -> tuple[Fraction, Fraction]:
-        """Those of what follows, and the least that the rise starts with."""
+        """Return the bounds of what follows, extended to the start of the rise."""
         low, high = self._then.bounds()
         lows, highs = low / (self.rounds + 1), high / (self.rounds + 1)
         return min(low, lows), max(high, highs)
 
     def limit(self) -> Fraction | None:
-        """That of what follows."""
+        """Return the limit of what follows."""
         return self._then.limit()
 
     def length(self, rounds: int) -> int:
-        """The rise and what follows."""
+        """Return the length of the rise plus that of what follows."""
         return self.rounds + self._then.length(max(0, rounds - self.rounds))
 
     @property
     def depends_on_rounds(self) -> bool:
-        """Whether what follows does."""
+        """Whether what follows depends on the length of the run."""
         return self._then.depends_on_rounds
 
     @property
@@ -142,32 +142,32 @@ class Warmup(Schedule):
 @register("bias_correction")
 @dataclass(frozen=True)
 class BiasCorrection(Schedule):
-    """Adam's correction of the first rounds as a rate: `level √(1-β2^t)/(1-β1^t)` in round t.
+    """Adam's bias correction as a rate: `level √(1-β2^t)/(1-β1^t)` in round t.
 
-    `fedavgm(lr=bias_correction(...))` takes the steps of FedAMS with bias correction where its v̂ stays at eps.
+    `fedavgm(lr=bias_correction(...))` takes the same steps as FedAMS with bias correction while its v̂ stays at eps.
     """
 
-    level: Number = number(doc="the number that it tends to")
-    beta1: Number = number(0.9, low=0, high=1, open="high", doc="how much of m a step keeps")
-    beta2: Number = number(0.99, low=0, high=1, open="high", doc="how much of v a step keeps")
+    level: Number = number(doc="the number that it approaches")
+    beta1: Number = number(0.9, low=0, high=1, open="high", doc="the weight of the old m in the new m")
+    beta2: Number = number(0.99, low=0, high=1, open="high", doc="the weight of the old v in the new v")
 
     examples = ("bias_correction(level=0.1)", "bias_correction(level=1, beta2=0.999)")
     refused = (("bias_correction(1, beta1=1)", r"allowed: a number in \[0, 1\)"),)
 
     def value(self, round: int, rounds: int) -> float:
-        """The corrected number."""
+        """Return the corrected number in this round."""
         return float(self.level) * _correction(round, float(self.beta1), float(self.beta2))
 
     def bounds(self) -> tuple[Fraction, Fraction]:
-        """The level times the smallest and the largest factor."""
+        """Return the level times the smallest and the largest factor."""
         low, high = (exact(self.level) * factor for factor in _extremes(float(self.beta1), float(self.beta2)))
         return min(low, high), max(low, high)
 
 
 LONGEST = 100_000
-"""Rounds that are tried for the extremes of the correction."""
+"""The number of rounds that are searched for the extremes of the correction."""
 ALLOWANCE = 1e-5
-"""What bounds are wider than the extremes, relative, so that six digits stay within them."""
+"""How much wider the bounds are than the extremes, relative, so that numbers rounded to six digits stay within."""
 
 
 def _correction(t: int, beta1: float, beta2: float) -> float:
@@ -176,7 +176,7 @@ def _correction(t: int, beta1: float, beta2: float) -> float:
 
 @functools.cache
 def _extremes(beta1: float, beta2: float) -> tuple[Fraction, Fraction]:
-    """The smallest and the largest factor of all rounds; 1 is where they tend to."""
+    """Return the smallest and the largest factor of all rounds, including 1, the limit."""
     settled = next((t for t in range(1, LONGEST) if max(beta1, beta2) ** t < 1e-7), LONGEST)
     factors = [_correction(t, beta1, beta2) for t in range(1, settled + 1)]
     low, high = min(factors) * (1 - ALLOWANCE), max(factors) * (1 + ALLOWANCE)

@@ -1,4 +1,4 @@
-"""Aggregates, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Aggregates, one file each: every module in this folder is imported, which registers what it defines."""
 
 from fedcams.aggregates.base import Aggregate
 from fedcams.registry import import_folder

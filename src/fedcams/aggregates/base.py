@@ -1,4 +1,4 @@
-"""What an aggregate is: how the decoded updates of a round become one vector."""
+"""The base class of aggregates: how the decoded updates of a round become one vector."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from fedcams.registry import Spec
 
 
 class Aggregate(Spec, ABC):
-    """The root of all aggregates; a subclass writes `combine`."""
+    """The base class of all aggregates. A subclass writes `combine`."""
 
     kind = "aggregate"
     reference: ClassVar[str] = ""
-    """Where it was published."""
+    """The publication that describes it."""
     streaming: ClassVar[bool] = False
-    """Whether it is the weighted mean, which needs no more than one decoded row at a time; others see all rows."""
+    """Whether it is the weighted mean, which needs only one decoded row at a time; others see all rows."""
 
     @abstractmethod
     def combine(self, rows: Tensor, weights: Sequence[float]) -> Tensor:
-        """Decoded updates `[C, d]` in ascending client id -> `[d]` in new memory; only reads `rows`.
+        """Return one vector `[d]`, in new memory, from decoded updates `[C, d]` in ascending client id.
 
-        Refuses no rows at all and another number of weights than rows.
+        Only reads `rows`. Refuses an empty `rows`, and another number of weights than rows.
         """
 
     def check(self, method: Parts) -> None:
-        """Refuses a method with which it does not work, by a SpecError that names both parts."""
+        """Refuse a method with which it does not work; raises a SpecError that names both parts."""
 
 
 def check_rows(rows: Tensor, weights: Sequence[float]) -> None:
-    """Refuses rows that cannot be combined."""
+    """Refuse `rows` that are not `[C, d]` with C >= 1, or not as many as `weights`."""
     if rows.dim() != 2 or len(rows) == 0 or len(rows) != len(weights):
         raise UpdateError(
-            f"rows of shape {tuple(rows.shape)} and {len(weights)} weights; give one or more and a weight each"
+            f"rows of shape {tuple(rows.shape)} and {len(weights)} weights; give one weight per row, and at least one"
         )

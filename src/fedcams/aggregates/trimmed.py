@@ -1,4 +1,4 @@
-"""The trimmed mean: a few clients with wild updates cannot move it far."""
+"""The trimmed mean: a few clients with extreme updates cannot move it far."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fedcams.parts import Parts
 from fedcams.registry import Number, exact, number, register
 
 PIECE = 1 << 16
-"""Coordinates that are sorted at a time: what sorting needs beside the rows stays small."""
+"""Coordinates that are sorted at a time, which keeps the extra memory small."""
 
 
 @register("trimmed")
 @dataclass(frozen=True)
 class Trimmed(Aggregate):
-    """In every coordinate, the mean without the floor(fraction·C) largest and as many smallest of C values.
+    """The mean, in every coordinate, without the floor(fraction·C) largest and smallest of C values.
 
-    All decoded updates of a round are held at once. Clients count the same: weights are refused.
+    All decoded updates of a round are in memory at once. All clients count equally: weights are refused.
     """
 
-    fraction: Number = number(0.1, low=0, high=0.5, open="high", doc="what is left out at either end")
+    fraction: Number = number(0.1, low=0, high=0.5, open="high", doc="the fraction that is left out at each end")
 
     reference = "Yin et al.: Byzantine-Robust Distributed Learning, ICML 2018"
     examples = ("trimmed", "trimmed(fraction=1/3)")
@@ -52,6 +52,6 @@ class Trimmed(Aggregate):
     def check(self, method: Parts) -> None:
         if method.weighting != "uniform":
             raise SpecError(
-                f"{self} counts every client the same, and weighting={method.weighting} does not; "
+                f"{self} counts every client equally, but weighting={method.weighting} does not; "
                 "set weighting=uniform, or aggregate=mean"
             )

@@ -1,4 +1,4 @@
-"""Compressors, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Compressors, one file each: every module in this folder is imported, which registers what it defines."""
 
 from fedcams.compress.base import Code, Compressor, Field, compressor
 from fedcams.registry import import_folder

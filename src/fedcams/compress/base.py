@@ -1,4 +1,4 @@
-"""What a compressor is: declared fields, a way there and back, and a proven bound on what gets lost."""
+"""The base class of compressors: declared fields, encoding, decoding, and a proven bound on what is lost."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FieldKind = Literal["f32", "bf16", "uint", "sign", "packed", "index"]
 
 @dataclass(frozen=True)
 class Field:
-    """One array that a compressor sends: `count` symbols of a kind.
+    """One array that a compressor sends: `count` symbols of one kind.
 
-    `f32`, `bf16`: finite reals. `uint`: integers of `bits` bits. `index`: strictly ascending positions in [0, d).
-    Already packed, so that their tensors have `ceil(count·bits/8)` bytes: `sign`, one bit each (`fedcams.bits.signs`),
-    and `packed`, integers of `bits` <= 8 bits (`fedcams.bits.levels`).
+    `f32` and `bf16` are finite reals, `uint` integers of 1 to 32 `bits`, `index` strictly ascending positions in
+    [0, d). Two kinds hold packed tensors of `ceil(count·bits/8)` bytes: `sign`, one bit each (`fedcams.bits.signs`),
+    and `packed`, integers of 1 to 8 `bits` (`fedcams.bits.levels`). Other numbers of bits raise a SpecError.
     """
 
     kind: FieldKind
@@ -42,7 +42,7 @@ class Field:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the tensor that holds this field."""
+        """The dtype of the tensor that holds this field."""
         if self.kind == "uint":
             return torch.uint8 if self.bits <= 8 else torch.int64
         reals = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -56,32 +56,36 @@ class Field:
 
     @property
     def paper_bits(self) -> int:
-        """The paper's price: 32 bits a real or an index, one a sign, b a b-bit integer."""
+        """The bits by the paper's rule: 32 per real or index, 1 per sign, b per b-bit integer."""
         return self.count * {"sign": 1, "uint": self.bits, "packed": self.bits}.get(self.kind, 32)
 
 
 Code = Mapping[str, Tensor]
-"""Field name -> tensor `[..., columns]`; a leading cohort axis is always allowed."""
+"""Field name -> tensor `[..., columns]`; leading axes, such as the cohort's, are always allowed."""
 
 
 class Compressor(Spec, ABC):
-    """The root of all compressors; a subclass implements `fields`, `compress`, `accumulate_` and states its bound.
+    """The base class of all compressors. A subclass writes `fields`, `compress`, `accumulate_` and its error bound.
 
-    Everything takes a leading cohort axis and runs on CPU and CUDA with the same codes: integers are equal, reals
-    agree to 1e-6 relative (sums are taken in another order).
+    Every method takes a leading cohort axis and gives the same codes on CPU and CUDA: integers are equal, reals agree
+    to 1e-6 relative, because sums are taken in a different order.
     """
 
     kind = "compressor"
     schedulable = True
     reference: ClassVar[str] = ""
-    """Where it was published."""
+    """The publication that describes it."""
     in_expectation: ClassVar[bool] = False
-    """Whether the contraction holds in expectation over the key only."""
+    """Whether `squared_error_bound` holds only in expectation over the key."""
     reveals_nonfinite: ClassVar[bool] = False
-    """Whether NaN or infinity anywhere in x makes a real of the code not finite; if not, x is read once more for it."""
+    """Whether NaN or infinity in x always gives a non-finite real in the code; if not, x is read again to check."""
 
     def encode(self, x: Tensor, layout: Layout, key: int | Sequence[int] = 0) -> Code:
-        """`x [..., d]` -> Code; `key` is one integer, or one for each row, for compressors that draw."""
+        """Return the code of `x [..., d]`.
+
+        `key` seeds compressors that draw at random: one integer, or one per row. Refuses an x that is not float32, does
+        not fit the layout or is not finite, and a wrong number of keys.
+        """
         layout.check(x)
         if x.dtype != torch.float32:
             raise LayoutError(f"x is {x.dtype}; compressors take float32, convert it with x.float()")
@@ -97,52 +101,61 @@ class Compressor(Spec, ABC):
         return {name: tensor.reshape(*x.shape[:-1], tensor.shape[-1]) for name, tensor in code.items()}
 
     def decode(self, code: Code, layout: Layout) -> Tensor:
-        """Code -> float32 `[..., d]`."""
+        """Return the float32 vectors `[..., d]` that a code stands for."""
         first = next(iter(code.values()))
         out = torch.zeros(*first.shape[:-1], layout.d, dtype=torch.float32, device=first.device)
         return self.add_to_(out, code, layout)
 
     def add_to_(self, out: Tensor, code: Code, layout: Layout, weight: float = 1.0) -> Tensor:
-        """`out [..., d] += weight * decode(code)`, in place; with weight -1 it turns h into its residual."""
+        """Add `weight * decode(code)` to `out [..., d]` in place and return it; weight -1 turns h into its residual.
+
+        Refuses an `out` that does not fit the layout, is not contiguous or requires gradients.
+        """
         layout.check(out)
         if not out.is_contiguous() or out.requires_grad:
-            raise LayoutError("out is not one block of plain memory; give out.detach().contiguous()")
+            raise LayoutError("out is not contiguous, or requires gradients; give out.detach().contiguous()")
         rows = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in code.items()}
         self.accumulate_(out.view(-1, layout.d), rows, layout, weight)
         return out
 
     def add_rows_to_(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> Tensor:
-        """`out [d] += Σ weights[i] * decode(row i of the code)`, in place, one row after the other."""
+        """Add every row of a code `[C, columns]` to `out [d]` in place, row i times `weights[i]`, and return `out`.
+
+        Rows are added in order, one after the other.
+        """
         layout.check(out)
         self.accumulate_rows_(out.view(1, layout.d), code, layout, weights)
         return out
 
     @abstractmethod
     def fields(self, layout: Layout) -> dict[str, Field]:
-        """What is sent, in order; counts are fixed by the spec and the layout and never travel."""
+        """Return what is sent, by name and in order; the spec and the layout fix all counts, so counts never travel."""
 
     def squared_error_bound(self, layout: Layout) -> float | None:
-        """The proven bound on ‖C(x)-x‖²/‖x‖², below 1; None if there is none."""
+        """Return the proven bound on ‖C(x)-x‖²/‖x‖², which is below 1; None if there is none."""
         return None
 
     @abstractmethod
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
-        """Contiguous float32 `x [C, d]` -> Code with tensors `[C, columns]`."""
+        """Return the code of contiguous float32 rows `x [C, d]` as tensors `[C, columns]`; `keys` has one key per row.
+
+        Do not change `x`, and do not return views of it.
+        """
 
     @abstractmethod
     def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
-        """`out [C, d] += weight * C(x)`, in place, without a dense copy where that can be."""
+        """Add `weight * C(x)` to `out [C, d]` in place, if possible without a dense copy."""
 
     def accumulate_rows_(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> None:
-        """`accumulate_` of one row of the code after the other into the same `out [1, d]`."""
+        """Add every row of the code to the same `out [1, d]` in place, in order, row i times `weights[i]`."""
         for i, weight in enumerate(weights):
             self.accumulate_(out, {name: tensor[i : i + 1] for name, tensor in code.items()}, layout, weight)
 
     def norms(self, code: Code, layout: Layout) -> Tensor:
-        """The L2 norm of what each row of a code `[C, ...]` decodes to -> float64 `[C]`.
+        """Return the L2 norm of what each row of a code `[C, columns]` decodes to, as float64 `[C]`.
 
-        A row's norm has the same bits whatever the other rows are. This version decodes one row after the other;
-        override it where the code itself tells the norm.
+        The bits of a row's norm do not depend on the other rows. This version decodes one row at a time; override it if
+        the norm can be read from the code.
         """
         rows = range(len(next(iter(code.values()))))
         return torch.cat([row_norms(self.decode({k: v[i : i + 1] for k, v in code.items()}, layout)) for i in rows])
@@ -158,7 +171,7 @@ class Compressor(Spec, ABC):
         return False
 
     def paper_bits(self, layout: Layout) -> int:
-        """Bits of one update by the paper's rule."""
+        """Return the bits of one update by the paper's rule."""
         return sum(field.paper_bits for field in self.fields(layout).values())
 
 
@@ -168,5 +181,5 @@ def _all_finite(code: Code) -> bool:
 
 
 def compressor(spec: str | Compressor) -> Compressor:
-    """The compressor that a spec string such as `topk(ratio=1/64)` spells."""
+    """Return the compressor that a spec string such as `topk(ratio=1/64)` names; refuses unknown names and keys."""
     return Compressor.parse(spec)

@@ -1,4 +1,4 @@
-"""Block quantiser: a few bits a coordinate, and one step for every block of neighbours."""
+"""Block quantiser: a few bits per coordinate, and one step size per block of neighbours."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from fedcams.registry import integer, register, text
 
 BITS = (2, 3, 4, 8)
 STEP_ROUNDING = 2.0**-7
-"""The most by which rounding up to bfloat16 enlarges a step, relative."""
+"""The largest relative increase of a step by rounding up to bfloat16."""
 
 
 @register("blockq")
 @dataclass(frozen=True)
 class BlockQ(Compressor):
-    """Multiples of a step, one for each block: its largest magnitude / 2^(bits-1), rounded up to bfloat16.
+    """Rounds each block to multiples of one step: its largest magnitude / 2^(bits-1), rounded up to bfloat16.
 
-    Zero is a multiple, so no coordinate's error exceeds its magnitude or half a step, h. In a block of n whose largest
-    magnitude is 1 the worst case are n - 1 coordinates of size h, all lost: ‖C(x)-x‖² <= (n-1)h², ‖x‖² >= 1 + (n-1)h².
-    (Multiples reach one step less far on the other side, so n - 1 coordinates of size 1 there may lose a step each.)
-    With stochastic rounding steps are wide enough for both sides and C(x) is x in expectation: no contraction.
+    Zero is a multiple, so no coordinate's error exceeds its magnitude or half a step, h. In a block of n coordinates
+    with largest magnitude 1, the worst case is n - 1 coordinates of size h, all lost: ‖C(x)-x‖² <= (n-1)h² and
+    ‖x‖² >= 1 + (n-1)h². (On one side the multiples stop one step short, so n - 1 coordinates of size 1 there may lose
+    a step each.) With stochastic rounding, steps are wide enough for both sides and C(x) equals x in expectation, but
+    there is no bound on its error.
     """
 
-    bits: int = integer(4, low=2, high=8, doc="bits a coordinate: 2, 3, 4 or 8")
+    bits: int = integer(4, low=2, high=8, doc="bits per coordinate: 2, 3, 4 or 8")
     block: int = integer(128, low=8, high=65536, doc="coordinates that share a step, a power of two")
     rounding: str = text("nearest", choices=("nearest", "stochastic"), doc="to the nearest multiple, or without bias")
 

@@ -1,4 +1,4 @@
-"""Identity: everything, as float32. The uncompressed baseline."""
+"""Identity: every coordinate as float32. The uncompressed baseline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcams.registry import register
 @register("identity")
 @dataclass(frozen=True)
 class Identity(Compressor):
-    """All coordinates as float32: C(x) = x."""
+    """Sends all coordinates as float32: C(x) = x."""
 
     reveals_nonfinite = True
     examples = ("identity",)
@@ -38,4 +38,4 @@ class Identity(Compressor):
 
 
 IDENTITY = Identity()
-"""For whatever travels as it is: dense models, buffers."""
+"""The codec of what travels uncompressed: dense models and buffers."""

@@ -21,9 +21,9 @@ F32_MAX = torch.finfo(torch.float32).max
 @register("randk")
 @dataclass(frozen=True)
 class RandK(Compressor):
-    """k coordinates drawn uniformly without replacement; in expectation 1 - k/d of ‖x‖² is dropped.
+    """Keeps k coordinates drawn uniformly without replacement; in expectation 1 - k/d of ‖x‖² is dropped.
 
-    With `scaled=true` the kept values are multiplied by d/k: unbiased, but no longer a contraction.
+    With `scaled=true` the kept values are multiplied by d/k: C is then unbiased, but no longer contractive.
     """
 
     ratio: Number | None = number(None, low=0, high=1, open="low", doc="kept fraction: k = max(1, floor(ratio·d))")

@@ -1,4 +1,4 @@
-"""Scaled sign: one bit a coordinate and one magnitude."""
+"""Scaled sign: one bit per coordinate, and one magnitude."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fedcams.registry import register, text
 @register("sign")
 @dataclass(frozen=True)
 class Sign(Compressor):
-    """C(x) = ‖x‖₁/d · sign(x), zero counting as positive; the scale over the whole vector or each tensor.
+    """Sends C(x) = ‖x‖₁/d · sign(x), with one scale for the whole vector or one per tensor; zero counts as positive.
 
-    ‖C(x)-x‖² = ‖x‖² - ‖x‖₁²/d exactly, and ‖x‖₁ >= ‖x‖₂, hence the contraction 1 - 1/d.
+    ‖C(x)-x‖² is exactly ‖x‖² - ‖x‖₁²/d, and ‖x‖₁ >= ‖x‖₂, so the bound is 1 - 1/d.
     """
 
     scope: str = text("global", choices=("global", "tensor"), doc="what shares one scale")

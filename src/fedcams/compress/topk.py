@@ -18,15 +18,15 @@ from fedcams.registry import Number, integer, number, register, text
 
 BF16_MAX = torch.finfo(torch.bfloat16).max
 BF16_ROUNDING = 2.0**-8
-"""Half a unit in the last place, relative: the most that rounding to bfloat16 changes a value."""
+"""The largest relative change of a value by rounding to bfloat16: half a unit in the last place."""
 
 
 @register("topk")
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """The k largest |x_i|, ties to the lower index, over the whole vector or within each tensor.
+    """Keeps the k largest |x_i| of the whole vector or of each tensor; the lower index wins a tie.
 
-    What is dropped is at most 1 - k/d of ‖x‖²; with bfloat16 values u² of what is kept is lost too, u = 2⁻⁸.
+    At most 1 - k/d of ‖x‖² is dropped. With bfloat16 values, up to u² of what is kept is lost too, u = 2⁻⁸.
     """
 
     ratio: Number | None = number(None, low=0, high=1, open="low", doc="kept fraction: k = max(1, floor(ratio·d))")
@@ -59,7 +59,7 @@ class TopK(Compressor):
         return self.scope == "tensor"
 
     def _kept(self, layout: Layout) -> list[int]:
-        """How many are kept in each segment."""
+        """Return how many coordinates are kept in each segment."""
         return [kept(self.ratio, self.k, stop - start) for start, stop in segments(layout, self.scope)]
 
     def fields(self, layout: Layout) -> dict[str, Field]:
@@ -80,7 +80,7 @@ class TopK(Compressor):
         return {"position": positions, "value": values}
 
     def _positions(self, x: Tensor, layout: Layout) -> Tensor:
-        """`[C, k]`, ascending."""
+        """Return the kept positions `[C, k]`, ascending."""
         if self.scope == "global":
             return top_positions(x, *self._kept(layout))
         parts = zip(segments(layout, self.scope), self._kept(layout), strict=True)
@@ -94,7 +94,7 @@ class TopK(Compressor):
 
 
 def _to_bf16(values: Tensor) -> Tensor:
-    """Rounded; the largest float32 would round to infinity and become the largest bfloat16 instead."""
+    """Return the values rounded to bfloat16; those that would round to infinity become the largest bfloat16."""
     rounded = values.bfloat16()
     limit = torch.full_like(rounded, BF16_MAX).copysign(rounded)
     return torch.where(rounded.isinf() & values.isfinite(), limit, rounded)

@@ -1,4 +1,4 @@
-"""Control of the clients' gradients, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Control variates, one file each: every module in this folder is imported, which registers what it defines."""
 
 from fedcams.control.base import Control
 from fedcams.registry import import_folder

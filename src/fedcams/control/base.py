@@ -1,4 +1,4 @@
-"""What a control is: a vector at the server and a row at every client that correct the clients' gradients."""
+"""The base class of control variates: a vector at the server and a row per client that correct gradients."""
 
 from __future__ import annotations
 
@@ -17,54 +17,56 @@ from fedcams.schedules import Constant  # noqa: F401  (registers what numbers ma
 
 
 class Control(Spec, ABC):
-    """The root of all controls. State is data: the server's c `[d]` and a row c_i `[d]` of every client, zero at first.
+    """The base class of all control variates. State is data: the server's c `[d]` and a row c_i `[d]` per client.
 
-    In a round a client gets c, adds `shift` to every gradient, and sends the `change` of its row through `codec`. Its
-    row advances by exactly what the server decodes, once the update was accepted; the server then takes a `step_`.
+    Both start at zero. In a round, a client receives c, adds `shift` to every gradient, and sends the `change` of its
+    row, compressed by `codec`. Once the update is accepted, its row changes by exactly what the server decodes, and the
+    server calls `step_`.
     """
 
     kind = "control"
     schedulable = True
     reference: ClassVar[str] = ""
-    """Where it was published."""
+    """The publication that describes it."""
     active: ClassVar[bool] = True
-    """Whether anything is kept and sent at all."""
+    """Whether anything is kept and sent."""
 
     @property
     def codec(self) -> Compressor:
-        """How the change of a row travels."""
+        """The compressor by which the change of a row travels."""
         return IDENTITY
 
     def init(self, x: Tensor) -> Tensor:
-        """The server's c before the first round, for a model `x [d]`: zero."""
+        """Return the server's c before the first round, for a model `x [d]`: zeros."""
         return torch.zeros_like(x, requires_grad=False)
 
     @abstractmethod
     def shift(self, c: Tensor, rows: Tensor) -> Tensor:
-        """What is added to every gradient `[C, d]`, for c `[d]` and the clients' rows c_i `[C, d]`."""
+        """Return what is added to every gradient `[C, d]`, given c `[d]` and the clients' rows c_i `[C, d]`."""
 
     @abstractmethod
     def change(self, c: Tensor, rows: Tensor, delta: Tensor, rate_sum: Tensor) -> Tensor:
-        """The new c_i minus the old `[C, d]`, in new memory.
+        """Return the new c_i minus the old `[C, d]`, in new memory.
 
-        `delta [C, d]` are the updates as training left them, `rate_sum [C]` the sums of the rates of their steps.
+        `c [d]` is the server's, `rows [C, d]` the old c_i, `delta [C, d]` the updates as training left them, and
+        `rate_sum [C]` the sums of the rates of their steps.
         """
 
     @abstractmethod
     def step_(self, c: Tensor, mean_change: Tensor, accepted: int, population: int) -> None:
-        """Advances c `[d]` by the uniform mean of the accepted clients' decoded changes, in place.
+        """Update c `[d]` in place with the uniform mean of the accepted clients' decoded changes.
 
-        `accepted` clients of `population` took part; a population that is not known is 0.
+        `accepted` of `population` clients took part; the population is 0 if it is not known.
         """
 
     def check(self, method: Parts) -> None:
-        """Refuses a method with which it does not work, by a SpecError that names both parts."""
+        """Refuse a method with which it does not work; raises a SpecError that names both parts."""
 
 
 @register("none")
 @dataclass(frozen=True)
 class NoControl(Control):
-    """No control: gradients stay as they are, and nothing is kept or sent."""
+    """No control variates: gradients are unchanged, and nothing is kept or sent."""
 
     active = False
     examples = ("none",)

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that take the clients' drift out of their gradients."""
+"""SCAFFOLD: control variates that remove the clients' drift from their gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedcams.registry import nested, register
 @register("scaffold")
 @dataclass(frozen=True)
 class Scaffold(Control):
-    """Local steps follow `g - c_i + c`; after them `c_i⁺ = c_i - c - Δ_i/Σ rates`, the paper's Option II.
+    """Takes local steps along `g - c_i + c`, then sets `c_i⁺ = c_i - c - Δ_i/Σ rates`, the paper's Option II.
 
-    The server takes `c += |S|/N mean(c_i⁺ - c_i)` over the accepted clients S, so c stays the mean of all c_i.
-    Needs local steps that are plain rates, and the number N of clients.
+    The server adds `|S|/N mean(c_i⁺ - c_i)` over the accepted clients S to c, so c stays the mean of all c_i. Needs
+    local steps of rate times gradient, and the number N of clients.
     """
 
     codec: Compressor = nested("compressor", "identity", doc="how the change of a client's variate travels")
@@ -34,18 +34,18 @@ class Scaffold(Control):
     def change(self, c: Tensor, rows: Tensor, delta: Tensor, rate_sum: Tensor) -> Tensor:
         rates = rate_sum.to(delta.dtype)[:, None]
         moved = -delta / rates.where(rates > 0, 1.0) - c
-        return moved * (rates > 0)  # a client that took no step has nothing to say
+        return moved * (rates > 0)  # no steps, no change
 
     def step_(self, c: Tensor, mean_change: Tensor, accepted: int, population: int) -> None:
         if not 1 <= accepted <= population:
             raise UpdateError(
-                f"scaffold: accepted={accepted} of population={population}; say how many clients there are"
+                f"scaffold: accepted={accepted} of population={population}; give the number of clients as population"
             )
         c.add_(mean_change, alpha=accepted / population)
 
     def check(self, method: Parts) -> None:
         if not method.local.steps_are_rates:
             raise SpecError(
-                f"scaffold reads gradients out of updates, and the steps of {method.local} are not plain rates; "
+                f"scaffold computes gradients from updates, but steps of {method.local} are not rate times gradient; "
                 "choose sgd without momentum, or control=none"
             )

@@ -1,4 +1,4 @@
-"""Downlinks, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Downlinks, one file each: every module in this folder is imported, which registers what it defines."""
 
 from fedcams.downlink.base import REPLICA, Broadcast, Delivery, Downlink, DownlinkCost, Sent, downlink
 from fedcams.downlink.held import HeldStore

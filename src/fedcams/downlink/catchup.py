@@ -1,4 +1,4 @@
-"""The cheapest way from a version of the shared model to the present one: found in a run, and expected before it."""
+"""The cheapest message from an old version of the shared model to the current one, and its expected size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedcams.wire.estimate import coordinates_changed, payload_bytes
 
 
 class Way(NamedTuple):
-    """One way: what to send, and what that costs."""
+    """One way to bring a client up to date: what to send, and what it costs."""
 
     kind: Literal["delta", "catchup", "dense"]
     size: int
@@ -29,20 +29,20 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Catchup:
-    """Ways to the model `w [d]`, by what is kept of the deltas that led to it."""
+    """The ways to the current model `w [d]`, given what is kept of the deltas that led to it."""
 
     w: Tensor
     version: int
     touched: Tensor | None
     log: Mapping[int, Tensor]
     since: int
-    """All deltas after this version are in the log."""
+    """The log has all deltas after this version."""
     layout: Layout
     counting: bool = False
-    """Whether only sizes are asked for, as in a simulation: nothing is packed then."""
+    """Whether only sizes are needed, as in a simulation, so that nothing is packed."""
 
     def cheapest(self, held: int | None) -> Way:
-        """For a client that holds this version; None stands for nothing."""
+        """Return the cheapest way for a client that holds this version; None means that it holds nothing."""
         if held == self.version:
             return Way("delta", message_size([]))
         ways = [Way("dense", dense_size(self.layout))]
@@ -53,13 +53,13 @@ class Catchup:
         return min(ways, key=lambda way: way.size)
 
     def _chain(self, held: int) -> Way:
-        """The deltas it missed, one after the other."""
+        """Return the way that sends the missed deltas, one after the other."""
         missed = [payload for version, payload in self.log.items() if version > held]
         cost = message_size([payload.numel() for payload in missed])
         return Way(self._kind(held), cost, False, lambda: [as_bytes(payload) for payload in missed])
 
     def _values(self, held: int, others: Sequence[Way]) -> Way:
-        """The present values of every coordinate that has changed; not worked out where that cannot be cheaper."""
+        """Return the way that sends the current values of all changed coordinates, or another if that is cheaper."""
         assert self.touched is not None
         positions = changed_since(self.touched, held)
         count = len(positions)
@@ -69,7 +69,7 @@ class Catchup:
         code = {"position": positions, "value": values}
         if self.counting:
             return Way(self._kind(held), message_size([size(codec, code, self.layout)]), True)
-        payload = pack(codec, code, self.layout)  # at once: to know its length is half of the work
+        payload = pack(codec, code, self.layout)  # already here: finding its length is half of the work
         return Way(self._kind(held), message_size([len(payload)]), True, lambda: [payload])
 
     def _kind(self, held: int) -> Literal["delta", "catchup"]:
@@ -78,9 +78,9 @@ class Catchup:
 
 
 def expected_size(codec: Compressor, layout: Layout, missed: int) -> float:
-    """Return the bytes of the cheapest message for a client that missed so many deltas, before anything runs.
+    """Return the expected bytes of the cheapest message for a client that missed this many deltas.
 
-    Each delta is taken to choose its coordinates uniformly and apart from the others.
+    Assumes that each delta chooses its coordinates uniformly and independently.
     """
     delta, dense = payload_bytes(codec, layout), dense_size(layout)
     ways = [dense]

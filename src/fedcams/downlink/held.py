@@ -1,8 +1,8 @@
-"""HeldStore: the model that a client keeps from one contact to the next, and the message that may replace it.
+"""HeldStore: the model that a client keeps between contacts, and the message that may replace it.
 
-On disk `<client>.held` is, little-endian: magic `FCHM`, format version (4), layout id (8), version (8), digest (16),
-d (8), and d float32 values. `<client>.staged` is a message as it came. Both are written whole or not at all; a damaged
-file shows by the digest of what is made from it.
+On disk, `<client>.held` is little-endian: magic `FCHM`, format version (4 bytes), layout id (8), version (8), digest
+(16), d (8), and d float32 values. `<client>.staged` is a message as received. Both are written completely or not at
+all. Damage is detected by the digest of the model that results.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _os_errors = functools.partial(os_errors, ResidualError)
 
 
 class HeldStore(ABC):
-    """By client id: one model `[d]` with its version, and at most one staged message.
+    """One model `[d]` with its version, and at most one staged message, per client id.
 
-    A client's own process uses it for one id; a process that plays many clients, for many. What cannot be read back
-    whole counts as not there, and the client then asks for the dense model.
+    A process that is one client uses one id; a process that simulates many clients uses many. What cannot be read back
+    completely counts as missing, and the client then asks for the dense model.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -41,43 +41,43 @@ class HeldStore(ABC):
 
     @staticmethod
     def in_memory(layout: Layout) -> HeldStore:
-        """Models that end with the process; the next contact is then dense."""
+        """Return a store in memory; after a restart, the next contact sends the dense model."""
         return MemoryHeld(layout)
 
     @staticmethod
     def on_disk(layout: Layout, folder: str | os.PathLike[str]) -> HeldStore:
-        """Models as files in a folder (made where missing); they outlive the process, however it ends."""
+        """Return a store of files in a folder, which is created if missing; models survive any end of the process."""
         return DiskHeld(layout, folder)
 
     def start(self, client: int, model: Tensor) -> None:
-        """The client has the initial model already: a first contact need not send it (`warm=true`)."""
+        """Record that the client has the initial model `[d]`; with `warm=true`, a first contact does not send it."""
         self.layout.check(model)
         self.keep(client, Held(0, digest_of(model)), model.clone())
 
     @abstractmethod
     def held(self, client: int) -> Held | None:
-        """What the client holds; None for nothing."""
+        """Return the name of the model that the client holds; None if it holds none."""
 
     @abstractmethod
     def model(self, client: int) -> Tensor:
-        """That model `[d]`; only to be read."""
+        """Return the model `[d]` that the client holds; do not change it. Refuses a client that holds none."""
 
     @abstractmethod
     def staged(self, client: int) -> Message | None:
-        """The message that was received last, if it is not yet part of what is held."""
+        """Return the last message received that is not yet part of the held model; None if there is none."""
 
     @abstractmethod
     def keep(self, client: int, held: Held, model: Tensor) -> None:
-        """From now on the client holds this model, and no message is staged. Takes the tensor over."""
+        """Make this the model that the client holds, and drop the staged message. The store takes over the tensor."""
 
     @abstractmethod
     def stage(self, client: int, message: Message) -> None:
-        """Keeps a message beside what is held, in place of the one before."""
+        """Keep a message in addition to the held model, in place of the one staged before."""
 
 
 @final
 class MemoryHeld(HeldStore):
-    """In host memory."""
+    """Models in host memory; made by `HeldStore.in_memory`."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
@@ -103,7 +103,7 @@ class MemoryHeld(HeldStore):
 
 @final
 class DiskHeld(HeldStore):
-    """Two files a client. One process writes a folder."""
+    """Two files per client; made by `HeldStore.on_disk`. Only one process may write to a folder."""
 
     def __init__(self, layout: Layout, folder: str | os.PathLike[str]) -> None:
         super().__init__(layout)
@@ -122,7 +122,7 @@ class DiskHeld(HeldStore):
 
     def model(self, client: int) -> Tensor:
         path = self._path(client, "held")
-        with _os_errors("read", path, "restore it, or delete it to get the model anew"):
+        with _os_errors("read", path, "restore it, or delete it to receive the model again"):
             data = np.fromfile(path, "<f4", offset=_HEADER.size)
         return torch.from_numpy(data)
 
@@ -132,7 +132,7 @@ class DiskHeld(HeldStore):
         return None
 
     def keep(self, client: int, held: Held, model: Tensor) -> None:
-        """A kill between the two steps leaves a staged message that builds on something else: it is of no use then."""
+        """Write the model, then remove the staged message; a kill in between leaves one that no longer applies."""
         path = self._path(client, "held")
         data = model.cpu().contiguous().numpy().astype("<f4", copy=False)
         with _os_errors("write", path):

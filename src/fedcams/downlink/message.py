@@ -1,12 +1,12 @@
-"""What a client gets that keeps its model: how to make the new one from the one it holds, and how to tell that it did.
+"""Messages to clients that keep their model: how to make the new model from the held one, and how to verify it.
 
-Server and client name a model by its version and digest (`Held`). A message is a frame (`fedcams.wire.frames`) with
-magic `FCMM`; its head is the kind (1), whether it builds on something (1), the version (8) and digest (16) of what it
-builds on, and those of the result; its one byte string is a sequence of payloads, each after its length (8).
+Server and client name a model by its version and digest (`Held`). A message is a frame (`fedcams.wire.frames`) with the
+magic `FCMM`. Its head is the kind (1 byte), whether it builds on a model (1), the version (8) and digest (16) of that
+model, and those of the result. Its one blob is a sequence of payloads, each preceded by its length (8).
 
     dense   one `identity` payload: the model
-    add     any number of payloads, to be decoded and added in this order; none where nothing has changed
-    set     one `topk` payload: values to be put in place of those at their positions
+    add     any number of payloads, to be decoded and added in this order; none if nothing has changed
+    set     one `topk` payload: new values for the coordinates at its positions
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from fedcams.wire.frames import Frame
 
 DIGEST = 16
 PIECE = 2**18
-"""Values of a model that are hashed as one."""
+"""Values of a model that are hashed together."""
 DENSE, ADD, SET = range(3)
 FRAME = Frame(b"FCMM", f"BBQ{DIGEST}sQ{DIGEST}s", blobs=1)
 LENGTH = struct.Struct("<Q")
 
 
 class Held(NamedTuple):
-    """A model that a client holds: the round it came in (0: before the first), and what it is, bit for bit."""
+    """The name of a model that a client holds: the round it came in (0: before the first), and a digest of its bits."""
 
     version: int
     digest: bytes
@@ -49,19 +49,19 @@ class Held(NamedTuple):
 
 
 class OutOfStep(FedcamsError):
-    """A message for a client that holds something else than the message builds on; the dense model helps."""
+    """A message builds on a model that the client does not hold; sending the dense model fixes it."""
 
     def __init__(self, text: str, held: Held | None) -> None:
         super().__init__(text)
         self.held = held
-        """What the client does hold; None for nothing, or nothing sound."""
+        """What the client does hold; None for nothing usable."""
 
 
 NOTHING = Held(0, bytes(DIGEST))
 
 
 def digest_of(model: Tensor) -> bytes:
-    """Sixteen bytes that stand for all bits of a model `[d]`: BLAKE2b of those of its pieces, found side by side."""
+    """Return a 16-byte digest of all bits of a model `[d]`: BLAKE2b of the digests of its pieces."""
     data = model.detach().cpu().contiguous().numpy().data
     pieces = [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
     return _digest(b"".join(map_threads(pieces, lambda piece: _digest(piece, b"fedcams.piece"))), b"fedcams.model")
@@ -73,7 +73,7 @@ def _digest(data: bytes | memoryview, purpose: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Message:
-    """A model on its way to a client that keeps it."""
+    """A message with a model, for a client that keeps its model."""
 
     kind: int
     base: Held | None
@@ -82,13 +82,13 @@ class Message:
     payloads: Sequence[bytes]
 
     def to_bytes(self) -> bytes:
-        """As it stands in an instruction."""
+        """Return the message as bytes, as an instruction carries it."""
         body = [part for payload in self.payloads for part in (LENGTH.pack(len(payload)), payload)]
         return FRAME.pack((self.kind, self.base is not None, *(self.base or NOTHING), *self.result), body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Message:
-        """The reverse of `to_bytes`; refuses what is damaged."""
+        """Return the message that `to_bytes` wrote; a WireError says what is wrong with it."""
         (kind, present, base, base_digest, version, digest), (body,) = FRAME.unpack(data)
         named = Held(base, base_digest)
         if kind not in (DENSE, ADD, SET) or present != (kind != DENSE) or (not present and named != NOTHING):
@@ -99,33 +99,36 @@ class Message:
         return cls(kind, named if present else None, Held(version, digest), payloads)
 
     def apply(self, base: Tensor | None, layout: Layout) -> Tensor:
-        """The model `[d]` that follows from `base [d]`, in memory of its own; refused unless it is as announced."""
+        """Return the model `[d]` that this message makes from `base [d]`, in new memory.
+
+        Raises OutOfStep if its digest is not the one that the message names.
+        """
         if self.kind == DENSE:
             model = decode(self.payloads[0], layout)
         else:
-            assert base is not None, "all but the dense model build on something"
+            assert base is not None, "only the dense model has no base"
             model = base.clone()
             for payload in self.payloads:
                 (_add_ if self.kind == ADD else _set_)(model, payload, layout)
         if digest_of(model) != self.result.digest:
             raise OutOfStep(
-                f"applied to what is held, the message does not give {self.result}; ask for all of it", None
+                f"applied to the held model, the message does not give {self.result}; send the dense model", None
             )
         return model
 
 
 def dense_message(x: Tensor, layout: Layout, result: Held) -> Message:
-    """The model itself, for clients of which nothing is known."""
+    """Return the message with the whole model `x [d]`, for clients of which nothing is known; `result` names it."""
     return Message(DENSE, None, result, [encode(IDENTITY, x, layout)])
 
 
 def dense_size(layout: Layout) -> int:
-    """The length of that message."""
+    """Return the length of a message with the whole model."""
     return message_size([payload_bytes(IDENTITY, layout)])
 
 
 def message_size(payloads: Sequence[int]) -> int:
-    """The length of a message with payloads of these lengths."""
+    """Return the length of a message with payloads of these lengths."""
     return FRAME.overhead + sum(payloads) + LENGTH.size * len(payloads)
 
 
@@ -133,11 +136,11 @@ def _split(body: bytes) -> list[bytes]:
     payloads, at = [], 0
     while at < len(body):
         if at + LENGTH.size > len(body):
-            raise Truncated(f"{len(body) - at} bytes are left where the length of a payload takes {LENGTH.size}")
+            raise Truncated(f"{len(body) - at} bytes are left, but the length of a payload takes {LENGTH.size}")
         (length,) = LENGTH.unpack_from(body, at)
         at += LENGTH.size
         if at + length > len(body):
-            raise Truncated(f"a payload of {length} bytes is announced, {len(body) - at} are left")
+            raise Truncated(f"the next payload has {length} bytes, but {len(body) - at} are left")
         payloads.append(body[at : at + length])
         at += length
     return payloads
@@ -151,22 +154,22 @@ def _add_(model: Tensor, payload: bytes, layout: Layout) -> None:
 def _set_(model: Tensor, payload: bytes, layout: Layout) -> None:
     read = unpack(payload, layout)
     if read.compressor != replacing(len(read.code.get("position", ()))):
-        raise NonCanonical(f"values to be set travel as topk(k=...), not as {read.compressor}")
+        raise NonCanonical(f"values to set travel as topk(k=...), not as {read.compressor}")
     model[read.code["position"]] = read.code["value"]
 
 
 def replacing(count: int) -> TopK:
-    """How `count` values to be set travel."""
+    """Return the compressor by which `count` values to set travel."""
     codec = compressor(f"topk(k={max(1, count)})")
     assert isinstance(codec, TopK)
     return codec
 
 
 def as_tensor(data: bytes) -> Tensor:
-    """Bytes as a checkpoint holds them."""
+    """Return bytes as a uint8 tensor, which a checkpoint can hold."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def as_bytes(tensor: Tensor) -> bytes:
-    """And back."""
+    """Return the bytes that `as_tensor` turned into a tensor."""
     return tensor.cpu().numpy().tobytes()

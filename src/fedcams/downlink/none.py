@@ -1,4 +1,4 @@
-"""No compression: everybody gets the dense model in every round."""
+"""No compression: every client receives the dense model in every round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedcams.wire.estimate import payload_bytes
 @register("none")
 @dataclass(frozen=True)
 class NoDownlink(Downlink):
-    """The model as float32, to every client in every round; nothing is kept."""
+    """Sends the model as float32 to every client in every round; neither side keeps anything."""
 
     examples = ("none",)
 

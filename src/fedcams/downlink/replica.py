@@ -1,4 +1,4 @@
-"""A model of every client at the server: a contact costs the same however long the client was away."""
+"""Replicas: the server keeps each client's model, so a contact costs the same however long the client was away."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ from fedcams.wire.estimate import payload_bytes
 
 
 class ReplicaState(NamedTuple):
-    """What is known of the clients' models, which are rows of a store."""
+    """What the server knows of the clients' models, whose values are rows of a store."""
 
     initial: Tensor | None
-    """The model that clients hold before their first contact, where they do."""
+    """The model that clients hold before their first contact; None if they hold none."""
     digests: Mapping[int, str]
-    """Client -> digest of its row, for those whose row can be built upon; a simulation leaves them empty."""
+    """Client -> digest of its row; empty if a message cannot build on it. A simulation has no digests."""
     sent: Mapping[int, Tensor]
-    """Client -> the message it was sent in this round, as bytes, until the round is over."""
+    """Client -> the message that was sent to it in this round, as bytes, until the round ends."""
     round: int
-    """That round."""
+    """The round of the messages in `sent`."""
     results: Mapping[int, str]
-    """Client -> the digest of what comes out of that message."""
+    """Client -> the digest of the model that its message makes."""
 
 
 @register("replica")
 @dataclass(frozen=True)
 class Replica(Downlink):
-    """For every client i that was seen the server keeps the model y_i it holds, and sends C(x - y_i); both add it.
+    """Keeps for every client i the model y_i that it holds, and sends C(x - y_i), which both sides add.
 
-    What C loses stays in x - y_i. The rows take as much memory as the clients' residuals do, and y_i changes only once
-    the client has said that it holds the new one.
+    What C loses stays in x - y_i and is sent later. The rows take as much memory as the clients' residuals. y_i changes
+    only when the client says that it holds the new model.
     """
 
-    codec: Compressor = nested("compressor", doc="how a difference travels; it must have a contraction")
-    warm: bool = flag(False, doc="clients hold the initial model already: a first contact sends no dense model")
+    codec: Compressor = nested("compressor", doc="how a difference travels; must be contractive")
+    warm: bool = flag(False, doc="clients already hold the initial model, so a first contact sends no dense model")
 
     client_keeps_model = True
     server_keeps_rows = True
     examples = ("replica(blockq)", "replica(topk(ratio=1/64))", "replica(blockq(bits=2), warm=true)")
-    refused = (("replica(randk(ratio=0.5, scaled=true))", "has no contraction"), ("replica(topk)", "give either ratio"))
+    refused = (("replica(randk(ratio=0.5, scaled=true))", "has no bound"), ("replica(topk)", "give either ratio"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,18 +109,18 @@ class Replica(Downlink):
                 self._follow(state, broadcast, client)
                 digests[client] = held.digest.hex()
             elif held is None or held != _base(state, broadcast, client):
-                digests[client] = ""  # its row is of no use until it has got the dense model
+                digests[client] = ""  # its row cannot be used until it has received the dense model
         state = state._replace(digests=dict(sorted(digests.items())))
         return state._replace(sent={}, results={}) if closing else state
 
     def _follow(self, state: ReplicaState, broadcast: Broadcast, client: int) -> None:
-        """The client has taken the step that it was sent: so does its row."""
+        """Apply the message that the client acknowledged to its row."""
         message = Message.from_bytes(as_bytes(state.sent[client]))
         row = None if message.base is None else self._rows(state, broadcast, [client])[0].cpu()
         _store(broadcast).commit([client], {REPLICA: message.apply(row, broadcast.layout)[None]}, broadcast.round)
 
     def _rows(self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]) -> Tensor:
-        """`[C, d]`, on the device of x: what these clients hold, the initial model for those not seen."""
+        """Return what these clients hold `[C, d]`, on the device of x: the initial model for those not seen."""
         store = _store(broadcast)
         rows = store.gather(REPLICA, clients).to(broadcast.x.device)
         for row, client in zip(rows, clients, strict=True):
@@ -150,7 +150,7 @@ class Replica(Downlink):
         return self.codec.paper_bits(layout)
 
     def cost(self, layout: Layout, contacts: Contacts, rounds: int) -> DownlinkCost:
-        """One delta a contact, however long the client was away; a first contact is dense unless clients start warm."""
+        """Return the cost of one delta per contact, whatever was missed; first contacts are dense unless `warm`."""
         delta, again = message_size([payload_bytes(self.codec, layout)]), float(contacts.gaps.sum())
         return DownlinkCost(
             deltas=delta * (again + self.warm * contacts.seen),
@@ -162,12 +162,12 @@ class Replica(Downlink):
 
 
 def _store(broadcast: Broadcast) -> RowStore:
-    assert broadcast.replicas is not None, "a server whose downlink replicates has a store"
+    assert broadcast.replicas is not None, "a server with this downlink has a store"
     return broadcast.replicas
 
 
 def _base(state: ReplicaState, broadcast: Broadcast, client: int) -> Held | None:
-    """What the client is known to hold, as far as the server has it too."""
+    """Return what the client is known to hold; None if the server does not have the same model."""
     version, name = _store(broadcast).round_of(client), state.digests.get(client)
     if version is not None:
         return Held(version, bytes.fromhex(name)) if name else None

@@ -1,4 +1,4 @@
-"""One broadcast model for all: the server sends what moves it towards its own, and helps up those who were away."""
+"""One model shared by all clients: the server sends what moves it towards its own; clients that were away catch up."""
 
 from __future__ import annotations
 
@@ -25,41 +25,42 @@ NOTHING = -1
 
 
 class SharedState(NamedTuple):
-    """What all clients hold that have been there in the last round, and how to bring back the others."""
+    """The model that the clients of the last round hold, and what brings the others up to date."""
 
     w: Tensor
     """The broadcast model `[d]`."""
     version: int
-    """The round of its last change; 0: it is the initial model."""
+    """The round of its last change; 0 for the initial model."""
     touched: Tensor | None
-    """int32 `[d]`, the version in which each coordinate last changed; None where every delta changes all of them."""
+    """int32 `[d]`, the version in which each coordinate last changed; None if every delta changes all of them."""
     log: Mapping[int, Tensor]
-    """Version -> the payload, as bytes, that led to it; all together at most one dense model, as more never pays."""
+    """Version -> the payload, as bytes, that led to it; in total at most as large as a dense model: more never pays."""
     since: int
     """The log has all deltas after this version."""
     known: Mapping[int, int]
-    """Client -> the version that it said it holds; -1 where that is none of ours."""
+    """Client -> the version that it said it holds; -1 if that is none of ours."""
     digests: Mapping[int, str]
-    """Version -> digest, of the versions that somebody may hold; a simulation has none."""
+    """Version -> digest, for the versions that a client may hold; a simulation has none."""
 
 
 @register("shared")
 @dataclass(frozen=True)
 class Shared(Downlink):
-    """The server keeps x, and one model w that clients share; each round it sends C(x - w), and everybody adds it.
+    """Keeps the server's x and one model w that clients share; each round sends C(x - w), which all sides add to w.
 
-    What C loses stays in x - w and is sent later. A client that was away gets the cheapest of the deltas it missed, the
-    present values of all coordinates that these touched, or the dense w; afterwards its w is the server's, bit for bit.
+    What C loses stays in x - w and is sent later. A client that was away receives whatever is cheapest: the deltas that
+    it missed, the current values of the coordinates that they changed, or the dense w. Afterwards its w equals the
+    server's, bit for bit.
     """
 
-    codec: Compressor = nested("compressor", doc="how a delta travels; it must have a contraction")
-    warm: bool = flag(False, doc="clients hold the initial model already: a first contact sends no dense model")
+    codec: Compressor = nested("compressor", doc="how a delta travels; must be contractive")
+    warm: bool = flag(False, doc="clients already hold the initial model, so a first contact sends no dense model")
 
     client_keeps_model = True
     examples = ("shared(topk(ratio=1/64))", "shared(blockq)", "shared(sign, warm=true)")
     refused = (
         ("shared", "codec is missing"),
-        ("shared(blockq(rounding=stochastic))", "has no contraction.*or stateless"),
+        ("shared(blockq(rounding=stochastic))", "has no bound.*or stateless"),
     )
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class Shared(Downlink):
         return {i: made[self._held(state, i)] for i in clients}, state
 
     def _message(self, state: SharedState, broadcast: Broadcast, version: int | None) -> bytes:
-        """For clients that hold this version, as far as the server has a name for it."""
+        """Return the message for clients that hold this version; the dense model if its digest is not known."""
         result = Held(state.version, bytes.fromhex(state.digests[state.version]))
         if version is None or version not in state.digests:
             return dense_message(state.w, broadcast.layout, result).to_bytes()
@@ -99,12 +100,15 @@ class Shared(Downlink):
         return Message(SET if way.replaces else ADD, base, result, way.payloads()).to_bytes()
 
     def way(self, state: SharedState, layout: Layout, held: int | None, counting: bool = False) -> Way:
-        """The cheapest way to the present model from this version; from nothing, all of it."""
+        """Return the cheapest way from the version `held` to the current model; None stands for a client without one.
+
+        With `counting` only its size is found, and nothing is packed.
+        """
         kept = (state.w, state.version, state.touched, state.log, state.since)
         return Catchup(*kept, layout, counting).cheapest(held)
 
     def expected(self, state: SharedState, client: int) -> Held | None:
-        name = state.digests.get(state.version)  # none before anybody was sent this version
+        name = state.digests.get(state.version)  # none before a client was sent this version
         return None if name is None else Held(state.version, bytes.fromhex(name))
 
     def acknowledge(
@@ -117,7 +121,7 @@ class Shared(Downlink):
         return state._replace(digests={v: name for v, name in state.digests.items() if v in needed})
 
     def _advance(self, state: SharedState, broadcast: Broadcast) -> SharedState:
-        """Moves w towards x by what C lets through, once a round; they are equal before the first step."""
+        """Return the state with w moved by C(x - w), once per round; nothing changes while x equals w."""
         if state.version == broadcast.round or torch.equal(broadcast.x, state.w):
             return state
         code = self.codec.encode(broadcast.x - state.w, broadcast.layout, broadcast.key())
@@ -150,7 +154,7 @@ class Shared(Downlink):
         return self.codec.paper_bits(layout)
 
     def cost(self, layout: Layout, contacts: Contacts, rounds: int) -> DownlinkCost:
-        """A client that comes back after g rounds missed g deltas; one that starts warm in round t missed t - 1."""
+        """Return the cost: a return after g rounds misses g deltas, a warm first contact in round t misses t - 1."""
         dense, missed = dense_size(layout), np.arange(rounds)
         sizes = np.array([expected_size(self.codec, layout, count) for count in missed.tolist()])
         spent = (contacts.gaps + contacts.first[1:] * self.warm) * sizes
@@ -162,7 +166,7 @@ class Shared(Downlink):
         )
 
     def _expected_memory(self, layout: Layout, rounds: int) -> float:
-        """Bytes of w, of the versions in which its coordinates changed, and of the log."""
+        """Return the bytes of w, of the versions in which its coordinates changed, and of the log."""
         row, delta = 4.0 * layout.d, payload_bytes(self.codec, layout)
         log = min(delta * max(0, rounds - 1), dense_size(layout) // delta * delta)
         return row + row * (coordinates_changed(self.codec, layout) is not None) + log
@@ -172,12 +176,12 @@ class Shared(Downlink):
 
 
 def _version(state: SharedState, held: Held | None) -> int:
-    """The version of that name, as far as there is one."""
+    """Return the version that has this name; NOTHING if there is none."""
     return held.version if held is not None and state.digests.get(held.version) == held.digest.hex() else NOTHING
 
 
 def _bounded(log: Mapping[int, Tensor], since: int, limit: int) -> tuple[dict[int, Tensor], int]:
-    """The newest deltas that together are no larger than the dense model, and the version before them."""
+    """Return the newest deltas that together have at most `limit` bytes, and the version before them."""
     kept: dict[int, Tensor] = {}
     for version in sorted(log, reverse=True):
         limit -= log[version].numel()

@@ -1,4 +1,4 @@
-"""The whole model in few bits, rounded without bias: nothing is kept on either side."""
+"""The whole model in few bits, rounded without bias; neither side keeps anything."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fedcams.wire.estimate import payload_bytes
 @register("stateless")
 @dataclass(frozen=True)
 class Stateless(Downlink):
-    """C(x) for an unbiased C, drawn anew for every client and round, so that the clients' errors average out.
+    """Sends C(x) for an unbiased C, drawn again for every client and round, so that the errors average out.
 
-    Nobody keeps anything, so it serves any number of clients, whether they were away or not.
+    Neither side keeps anything, so it serves any number of clients, whether they were away or not.
     """
 
     codec: Compressor = nested("compressor", "blockq(bits=8, rounding=stochastic)", doc="how the model travels")
@@ -38,7 +38,7 @@ class Stateless(Downlink):
         super().__post_init__()
         if not self.codec.unbiased:
             raise SpecError(
-                f"stateless: {self.codec} is biased, and without memory nothing makes up for it; choose an unbiased "
+                f"stateless: {self.codec} is biased, and without memory nothing corrects the bias; choose an unbiased "
                 "one, such as blockq(bits=8, rounding=stochastic), or a downlink that keeps what is lost"
             )
 

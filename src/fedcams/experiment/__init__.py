@@ -1,4 +1,4 @@
-"""Experiments: descriptions of runs, and what they become."""
+"""Experiments: descriptions of runs, and the simulations that are built from them."""
 
 from fedcams.experiment.assembly import Built, build
 from fedcams.experiment.experiment import Experiment

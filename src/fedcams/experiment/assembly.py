@@ -1,4 +1,4 @@
-"""From an experiment to a simulation that can run: data loaded and split, model made, pieces put together."""
+"""Build a simulation from an experiment: load and split the data, make the model, put the pieces together."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ from fedcams.tasks import TaskData
 
 @dataclass(frozen=True)
 class Built:
-    """A simulation, where it starts, and how the labels lie over the clients."""
+    """A simulation, its initial state, and the distribution of labels over clients."""
 
     simulation: Simulation
     state: ServerState
     histogram: NDArray[np.int64]
-    """`[clients, classes]`, the examples that each client trains on."""
+    """`[clients, classes]`, the number of examples that each client trains on."""
 
 
 def build(experiment: Experiment, data: Path | None = None, device: str | torch.device = "cpu") -> Built:
-    """Load, split and put together; `data` is the folder of downloaded files."""
+    """Load an experiment's data and return its simulation on `device`.
+
+    `data` is the folder of downloaded files; None means the default one. Refuses data that is missing or damaged.
+    """
     return assemble(experiment, experiment.task.load(data), device)
 
 
 def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.device = "cpu") -> Built:
-    """Do the same with data that are loaded already, whatever the experiment's task."""
+    """Return the simulation of an experiment on data that is already loaded, whatever the experiment's task."""
     loaded = loaded.to(device)
     labels = loaded.train_y.cpu().numpy()
     groups = None if loaded.groups is None else loaded.groups.cpu().numpy()

@@ -1,4 +1,4 @@
-"""Experiment: everything that defines a run, as spec strings; equal to one TOML file."""
+"""Experiment: everything that defines a run, as spec strings; one TOML file holds exactly one."""
 
 from __future__ import annotations
 
@@ -26,24 +26,28 @@ from fedcams.sampler import Sampler
 from fedcams.tasks import Task
 
 FIRST = ("label", "task", "model", "partition", "clients", "train_fraction", "sampler")
-"""The keys that a TOML file begins with; the method's follow, and then the rest."""
+"""The first keys of a TOML file; those of the method follow, and then the rest."""
 
 
 @dataclass(frozen=True)
 class Experiment(Method):
-    """One run: a method, and what it is tried on, by whom and for how long."""
+    """One run: a method, its data, model and clients, and the number of rounds.
 
-    label: str = text("run", doc="its name in reports and its folder")
+    Every field takes a value or a spec string. Refused: cohorts larger than the population, schedules longer than the
+    run, and everything that `Method` refuses.
+    """
+
+    label: str = text("run", doc="the name in reports and of the folder")
     task: Task = nested("task", "digits", doc="the data, the loss and the metric")
     model: Model = nested("model", "mlp", doc="the network")
     partition: Partition = nested("partition", "iid", doc="how the training set is split over clients")
     clients: int = integer(100, low=1, doc="how many clients there are")
-    train_fraction: Number = number(1, low=0, high=1, open="low", doc="the part of its examples a client trains on")
+    train_fraction: Number = number(1, low=0, high=1, open="low", doc="the fraction of its examples a client trains on")
     sampler: Sampler = nested("sampler", "uniform", doc="which clients take part in a round")
     rounds: int = integer(100, low=1, doc="how many rounds")
     seed: int = integer(1, low=0, high=2**63 - 1, doc="the source of all randomness")
-    engine: str = text("auto", doc="how local training is carried out: auto, or an engine's spec")
-    evaluate_every: int = integer(1, low=1, doc="rounds from one evaluation to the next")
+    engine: str = text("auto", doc="how local training is computed: auto, or an engine's spec")
+    evaluate_every: int = integer(1, low=1, doc="evaluate every so many rounds")
     probes: tuple[Probe, ...] = several("probe", "q", doc="what to measure in every round")
 
     kind = "experiment"
@@ -58,12 +62,15 @@ class Experiment(Method):
 
     @property
     def method(self) -> Method:
-        """The method alone."""
+        """The method of this experiment, without data, model and clients."""
         return Method(**{key: getattr(self, key) for key in params(Method)})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Make it from keys and values, also from those of version 0.1; an unknown key is refused with the nearest."""
+        """Return the experiment with these keys and values, which may be those of version 0.1.
+
+        Refuses an unknown key, suggesting the nearest one.
+        """
         values = dict(values)
         if values.pop("measure_gamma", False) is True:  # a probe since 0.2
             values["probes"] = " + ".join(dict.fromkeys([*str(values.get("probes", "q")).split(" + "), "gamma"]))
@@ -71,7 +78,7 @@ class Experiment(Method):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read it from a file that `to_toml` wrote."""
+        """Return the experiment in a TOML file, such as `to_toml` writes; errors name the file."""
         values = read_toml(path)
         try:
             return cls.from_dict(values)
@@ -79,17 +86,17 @@ class Experiment(Method):
             raise error.within(str(path)) from None
 
     def to_dict(self) -> dict[str, str | int | bool]:
-        """Return every key with its value as TOML has it: spec strings, numbers, booleans."""
+        """Return every key with its value as TOML stores it: a spec string, number or boolean."""
         values = super().to_dict()
         return {key: values[key] for key in (*FIRST, *(key for key in values if key not in FIRST))}
 
     def to_toml(self) -> str:
-        """Return all keys, defaults included, so that the file stays true when a default changes."""
+        """Return the experiment as TOML, with every key, so that the file stays valid when a default changes."""
         return "".join(f"{key} = {_toml(value)}\n" for key, value in self.to_dict().items())
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The keys of a file, also of one that begins with the mark that some editors write."""
+    """Return the keys and values of a TOML file, with or without a byte order mark; refuses a file that is not TOML."""
     try:
         return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:

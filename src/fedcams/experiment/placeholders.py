@@ -1,4 +1,4 @@
-"""What stands in an experiment for a model and data that were given from Python."""
+"""Placeholders in an experiment for a model and data that were passed to `fedcams.simulate`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from fedcams.tasks import Task, TaskData
 @register("python")
 @dataclass(frozen=True)
 class PythonTask(Task):
-    """Data that were given to `fedcams.simulate`. Only the program that did so can load them."""
+    """Data that was passed to `fedcams.simulate`; only the program that passed it can load it."""
 
     internal = True
 
     def load(self, folder: Path | None = None) -> TaskData:
-        """Refuse: the data are not here."""
-        raise SpecError("task=python: the data were given from Python; call fedcams.simulate, which has them")
+        """Refuse: the data is only known to the program that called `fedcams.simulate`."""
+        raise SpecError("task=python: the data was given from Python; call fedcams.simulate with it again")
 
 
 @register("python")
 @dataclass(frozen=True)
 class PythonModel(Model):
-    """A module that was given to `fedcams.simulate`. Only the program that did so can make it."""
+    """A module that was passed to `fedcams.simulate`; only the program that passed it can build it."""
 
     internal = True
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Refuse: the module is not here."""
-        raise SpecError("model=python: the model was given from Python; call fedcams.simulate, which has it")
+        """Refuse: the module is only known to the program that called `fedcams.simulate`."""
+        raise SpecError("model=python: the model was given from Python; call fedcams.simulate with it again")

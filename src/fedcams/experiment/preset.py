@@ -1,12 +1,12 @@
-"""Presets: one TOML file is one figure, a base and the runs that differ from it.
+"""Presets: one TOML file describes one figure, with common settings and the runs that differ from them.
 
 description = "what the figure shows"
-seeds = [1, 2, 3]               # every run with each of them; without it, `seed` counts
-task = "cifar10"                # every key of an experiment may stand here ...
+seeds = [1, 2, 3]               # repeat every run with each seed; without it, `seed` applies
+task = "cifar10"                # every key of an experiment is allowed here …
 
 [[run]]
 label = "FedCAMS"
-uplink = "sign"                 # ... and here, where it wins
+uplink = "sign"                 # … and here, where it takes precedence
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS = (*FIRST, *(key for key in params(Experiment) if key not in FIRST))
 
 @dataclass(frozen=True)
 class Preset:
-    """Experiments that are shown together, each with a folder name of its own."""
+    """Experiments that are shown together, each in its own folder; refuses two that would share one."""
 
     name: str
     description: str
@@ -42,19 +42,19 @@ class Preset:
 
     @property
     def folders(self) -> dict[str, Experiment]:
-        """Folder name -> experiment."""
+        """The experiments by folder name."""
         return folders(self.experiments, self.name)
 
 
 @dataclass(frozen=True)
 class Table:
-    """One run as a file describes it, the base's keys included."""
+    """One run as a file describes it, including the common keys; `where` names its place in errors."""
 
     where: str
     values: dict[str, Any]
 
     def experiment(self, **more: Any) -> Experiment:
-        """The experiment; errors say where it stands."""
+        """Return the experiment, with these keys added; errors name its place in the file."""
         try:
             return Experiment.from_dict(self.values | more)
         except SpecError as error:
@@ -63,33 +63,34 @@ class Table:
 
 @dataclass(frozen=True)
 class File:
-    """A preset or a sweep as it is written."""
+    """The contents of a preset or sweep file."""
 
     name: str
     description: str
     seeds: list[dict[str, Any]]
-    """What to add to a run for each seed: `{"seed": 1}`; one empty dict when the runs say it themselves."""
+    """The keys to add to each run for each seed: `{"seed": 1}`; one empty dict if the runs set their own."""
     runs: list[Table]
 
 
 def presets() -> dict[str, str]:
-    """Name -> description of those that come with the package."""
+    """Return name -> description of the presets that come with the package."""
     return {path.stem: read_file(path).description for path in sorted(SHIPPED.glob("*.toml"), key=attrgetter("stem"))}
 
 
 def load_preset(source: str | Path) -> Preset:
-    """The preset of that name, or in that TOML file."""
+    """Return the preset with this name, or in this TOML file; refuses unknown names, keys and values."""
     file = read_file(_find(source))
     return Preset(file.name, file.description, [run.experiment(**seed) for run in file.runs for seed in file.seeds])
 
 
 def overridden(preset: Preset, settings: Mapping[str, str]) -> Preset:
-    """Every run with these keys changed; a value is a TOML literal or, where it is none, a string.
+    """Return the preset with these keys changed in every run; a value is a TOML literal, or else a string.
 
     `seeds` repeats every run. Runs that become equal, such as two seeds with the same `seed` given, are kept once.
+    Refuses `label`, which tells runs apart, and unknown keys.
     """
     if "label" in settings:
-        raise SpecError("label cannot be set for all runs at once, since it tells them apart; change it in the file")
+        raise SpecError("label cannot be set for all runs at once, because it tells them apart; change it in the file")
     _check_keys(settings, (*KEYS, "seeds"), "-s")
     values = {key: _literal(value) for key, value in settings.items()}
     seeds = _pop_seeds(values, "-s")
@@ -99,13 +100,13 @@ def overridden(preset: Preset, settings: Mapping[str, str]) -> Preset:
 
 
 def folder_name(experiment: Experiment) -> str:
-    """`FedCAMS top-k 1/64` with seed 2 -> `fedcams-top-k-1-64-s2`."""
+    """Return the folder of an experiment: `FedCAMS top-k 1/64` with seed 2 gives `fedcams-top-k-1-64-s2`."""
     slug = re.sub(r"[^a-z0-9.]+", "-", experiment.label.lower()).strip("-.")
     return f"{slug or 'run'}-s{experiment.seed}"
 
 
 def folders(experiments: Sequence[Experiment], where: str) -> dict[str, Experiment]:
-    """Folder name -> experiment; two that would share a folder are refused."""
+    """Return folder name -> experiment; refuses two that would share a folder, in an error that starts with `where`."""
     named: dict[str, Experiment] = {}
     for experiment in experiments:
         other = named.setdefault(folder_name(experiment), experiment)
@@ -121,7 +122,7 @@ def folders(experiments: Sequence[Experiment], where: str) -> dict[str, Experime
 
 
 def read_file(path: Path, also: tuple[str, ...] = ()) -> File:
-    """A file's tables, whose keys are those of an experiment and what is `also` allowed."""
+    """Return the contents of a preset file; its keys are those of an experiment, and `also` allows others."""
     values = read_toml(path)
     _check_keys(values, (*KEYS, *also, "description", "seeds", "run"), f"{path.name}, top level")
     description, runs = values.pop("description", ""), values.pop("run", [{}])
@@ -147,8 +148,8 @@ def _find(source: str | Path) -> Path:
     if path.suffix != ".toml" and not path.is_file():
         known = ", ".join(shipped)
         raise SpecError(
-            f"no preset is named {str(source)!r}{nearest(str(source), shipped)}; known: {known}; a file "
-            "of your own is named with its ending .toml"
+            f"no preset is named {str(source)!r}{nearest(str(source), shipped)}; known: {known}; for a "
+            "file of your own, give its path with the ending .toml"
         )
     return path
 
@@ -172,7 +173,7 @@ def _pop_seeds(values: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 def _check_seed(values: Mapping[str, Any], seeds: list[dict[str, Any]], where: str) -> None:
     if "seed" in values and seeds != [{}]:
-        raise SpecError(f"{where}: seed={values['seed']} beside the seeds of all runs; give one of them")
+        raise SpecError(f"{where}: seed={values['seed']} and seeds are both given; give only one of them")
 
 
 def _literal(text: str) -> Any:

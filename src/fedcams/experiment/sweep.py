@@ -1,12 +1,12 @@
-"""Sweeps: a preset whose runs leave places open, and grids of what to try there.
+"""Sweeps: presets whose runs contain placeholders, and grids of the values to try for them.
 
 [[run]]
 label = "FedAMS"
 server = "fedams(lr={lr}, eps={eps})"
 grid = { lr = [0.01, 0.1, 1], eps = [1e-4, 1e-3] }      # six settings, each with every seed
 
-A key of a grid names a `{place}` in the run's values or a key of the experiment, as in `uplink = ["sign", "identity"]`.
-A grid at the top level holds for the runs without one of their own.
+A key of a grid names a `{placeholder}` in the run's values, or a key of the experiment, as in
+`uplink = ["sign", "identity"]`. A grid at the top level applies to runs without their own.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fedcams.registry.numbers import exact
 from fedcams.simulation import RoundRecord
 
 LAST_PART = 0.2
-"""Final accuracies are means over this part of the rounds, the last."""
+"""Final accuracies are means over this last part of the rounds."""
 PLACE = re.compile(r"\{(\w+)\}")
 OPEN_KEYS = tuple(key for key in KEYS if key not in ("label", "seed"))
 Runner = Callable[[Experiment, Path], Sequence[RoundRecord]]
-"""Carries out an experiment in a folder, or what is left of it, and returns its rounds."""
+"""Runs an experiment in a folder, or what is left of it, and returns its records."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of one run, to be tried with every seed."""
+    """One setting of one run, with one experiment per seed."""
 
     label: str
     setting: str
@@ -49,35 +49,35 @@ class Trial:
 
 @dataclass(frozen=True)
 class Result:
-    """How a trial went."""
+    """The result of one trial."""
 
     label: str
     setting: str
     scores: list[float]
-    """One for each seed whose updates stayed finite."""
+    """The accuracy for each seed whose updates stayed finite."""
     diverged: int = 0
-    """How many seeds' did not."""
+    """The number of seeds whose updates did not stay finite."""
 
     @property
     def accuracy(self) -> float | None:
-        """The mean over the seeds; None when one of them diverged, or none was tested."""
+        """The mean over the seeds; None if one of them diverged or none was tested."""
         return fmean(self.scores) if self.scores and not self.diverged else None
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation over the seeds, where there are several."""
+        """The standard deviation over the seeds; None for fewer than two, or if one diverged."""
         return stdev(self.scores) if len(self.scores) > 1 and not self.diverged else None
 
     @property
     def verdict(self) -> str:
-        """The accuracy, or why there is none."""
+        """The accuracy in words, or the reason why there is none."""
         if self.accuracy is None:
             return f"diverged (seeds: {self.diverged})" if self.diverged else "not tested"
         return f"{self.accuracy:.4f}" + ("" if self.spread is None else f" ± {self.spread:.4f}")
 
 
 def load_sweep(path: Path) -> list[Trial]:
-    """Every setting of every run of a file."""
+    """Return every setting of every run in a sweep file; refuses grids that do not match its placeholders."""
     file = read_file(path, also=("grid",))
     trials = [trial for run in file.runs for trial in _trials(run, file.seeds)]
     folders([experiment for trial in trials for experiment in trial.experiments], path.name)
@@ -85,10 +85,10 @@ def load_sweep(path: Path) -> list[Trial]:
 
 
 def sweep(path: Path, folder: Path, runner: Runner) -> list[Result]:
-    """Tries every setting and keeps the leaderboard in `folder` up to date; `runner` is asked for every experiment.
+    """Try every setting in a sweep file, keep the leaderboard in `folder` up to date, and return the results.
 
-    Who carries out experiments stands above this module, therefore it is handed in; one that skips what is finished
-    makes the sweep resumable.
+    `runner` runs each experiment in its own folder below `folder`. A runner that skips finished rounds makes the sweep
+    resumable.
     """
     results: list[Result] = []
     for trial in load_sweep(path):
@@ -98,7 +98,10 @@ def sweep(path: Path, folder: Path, runner: Runner) -> list[Result]:
 
 
 def score(records: Sequence[RoundRecord]) -> float | None:
-    """The mean test accuracy of the last fifth of the rounds; where none of them was tested, of the last that was."""
+    """Return the mean test accuracy over the last fifth of the rounds.
+
+    If none of these was evaluated, it is the last accuracy there is; None if no round was evaluated.
+    """
     tested = [(record.round, record.test_accuracy) for record in records if record.test_accuracy is not None]
     before = (1 - LAST_PART) * len(records)
     last = [accuracy for number, accuracy in tested if number > before] or [accuracy for _, accuracy in tested[-1:]]
@@ -106,7 +109,7 @@ def score(records: Sequence[RoundRecord]) -> float | None:
 
 
 def has_diverged(records: Sequence[RoundRecord]) -> bool:
-    """Whether a run ended with a round in which every client was refused: their training was not finite."""
+    """Return whether every client was refused in the last round with a cohort: their training was not finite."""
     asked = [record for record in records if record.cohort]
     return bool(asked) and len(asked[-1].refused) == len(asked[-1].cohort)
 
@@ -140,13 +143,13 @@ def _check_grid(grid: Any, places: set[str], where: str) -> None:
     for key in grid:
         if key not in places and key not in OPEN_KEYS:
             close = nearest(key, [*places, *OPEN_KEYS])
-            raise SpecError(f"{where}: no value has a place {{{key}}} for the grid, nor is it a key to set{close}")
+            raise SpecError(f"{where}: grid: no value contains {{{key}}}, and no key has this name{close}")
     for place in sorted(places - grid.keys()):
-        raise SpecError(f"{where}: the grid has nothing for {{{place}}}{nearest(place, grid)}; give {place} = [...]")
+        raise SpecError(f"{where}: the grid has no values for {{{place}}}{nearest(place, grid)}; give {place} = [...]")
 
 
 def _spell(value: Any) -> str:
-    """A value as it stands in a spec string."""
+    """Return a value as it is written in a spec string."""
     if isinstance(value, str):
         return value
     return show(exact(value) if isinstance(value, float) and math.isfinite(value) else value)
@@ -171,7 +174,7 @@ def _result(trial: Trial, folder: Path, runner: Runner) -> Result:
 
 
 def ranking(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The results of each label, the best setting first; labels keep the order of the file."""
+    """Return the results by label, the best setting first; labels keep the order of the file."""
     ranked: dict[str, list[Result]] = {result.label: [] for result in results}
     for result in sorted(results, key=_place):
         ranked[result.label].append(result)
@@ -179,7 +182,7 @@ def ranking(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def write_leaderboard(results: Sequence[Result], folder: Path) -> None:
-    """`leaderboard.md` and `leaderboard.csv` of what is known so far."""
+    """Write `leaderboard.md` and `leaderboard.csv` of the results so far into `folder`."""
     ranked = ranking(results)
     with os_errors(FedcamsError, "write to", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +197,7 @@ def _place(result: Result) -> float:
 def _markdown(ranked: Mapping[str, Sequence[Result]]) -> str:
     best = sorted((results[0] for results in ranked.values()), key=_place)
     lines = ["# Leaderboard", "", "Test accuracy, mean over the last fifth of the rounds and over seeds."]
-    lines += ["", "## The best of each", "", "| run | setting | accuracy |", "|---|---|---|"]
+    lines += ["", "## Best setting of each run", "", "| run | setting | accuracy |", "|---|---|---|"]
     lines += [f"| {result.label} | {result.setting} | {result.verdict} |" for result in best]
     for label, results in ranked.items():
         lines += ["", f"## {label}", "", "| setting | accuracy |", "|---|---|"]

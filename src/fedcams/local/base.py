@@ -49,27 +49,27 @@ class Local(Spec, ABC):
 
     @abstractmethod
     def init(self, x: Tensor) -> Slots:
-        """Returns the slots of clients that start from the rows `x [C, d]`; copies what it keeps of them."""
+        """Return the slots of clients that start from the rows `x [C, d]`; copies what it keeps of them."""
 
     @abstractmethod
     def step_(self, x: Tensor, gradient: Tensor, slots: Slots, rate: Rate, active: Tensor | None = None) -> None:
-        """Takes one step in place: changes `x [C, d]` and the slots, and may overwrite `gradient [C, d]`.
+        """Take one step in place: changes `x [C, d]` and the slots, and may overwrite `gradient [C, d]`.
 
         Rows that are not `active` (bool `[C]`; None: all are) keep their x and their slots: see `only_active`.
         """
 
     @property
     def is_plain(self) -> bool:
-        """Tells whether a step is exactly `x -= rate·gradient`; engines may then use a fused kernel."""
+        """Whether a step is exactly `x -= rate·gradient`; engines may then use a fused kernel."""
         return False
 
     @property
     def steps_are_rates(self) -> bool:
-        """Tells whether an update is minus the sum of gradients times rates, as control variates need it."""
+        """Whether an update is minus the sum of gradients times rates, which control variates need."""
         return self.is_plain
 
     def in_sections(self, sizes: Sequence[int]) -> Self:
-        """Returns the same rule for rows that are tensors of these sizes laid end to end.
+        """Return the same rule for rows that are tensors of these sizes laid end to end.
 
         `norms` then rounds as `torch.nn.utils.clip_grad_norm_` does, which takes the norm of the tensors' norms.
         """
@@ -78,7 +78,7 @@ class Local(Spec, ABC):
         return other
 
     def norms(self, rows: Tensor) -> Tensor:
-        """Returns the norm of each row `[C, d]` as `[C, 1]`."""
+        """Return the norm of each row `[C, d]` as `[C, 1]`."""
         if self.sections:
             rows = torch.stack([part.norm(dim=-1) for part in rows.split(self.sections, dim=-1)], -1)
         norms: Tensor = rows.norm(dim=-1, keepdim=True)
@@ -86,7 +86,7 @@ class Local(Spec, ABC):
 
 
 def local(spec: str | Local) -> Local:
-    """Returns the rule that a spec string such as `sgd(lr=0.05, epochs=3)` spells; refuses unknown names and keys."""
+    """Return the rule that a spec string such as `sgd(lr=0.05, epochs=3)` spells; refuses unknown names and keys."""
     rule = resolve("local", spec)
     assert isinstance(rule, Local)
     return rule
@@ -96,12 +96,12 @@ def local(spec: str | Local) -> Local:
 
 
 def column(rate: Rate) -> Rate:
-    """Returns a rate that broadcasts along rows `[C, d]`: `[C] -> [C, 1]`, a number as it is."""
+    """Return a rate that broadcasts along rows `[C, d]`: `[C] -> [C, 1]`, a number as it is."""
     return rate[:, None] if isinstance(rate, Tensor) else rate
 
 
 def descend_(x: Tensor, direction: Tensor, rate: Rate) -> None:
-    """Computes `x -= rate·direction` in place on rows `[C, d]`."""
+    """Compute `x -= rate·direction` in place on rows `[C, d]`."""
     if isinstance(rate, Tensor):
         x.addcmul_(direction, rate[:, None], value=-1)
     else:
@@ -127,20 +127,20 @@ def only_active(active: Tensor | None, *rows: Tensor) -> Iterator[None]:
 
 
 def epochs_field() -> Any:
-    """Declares `epochs`."""
+    """Declare `epochs`."""
     return integer(None, low=1, doc="passes over the client's examples; 1 when steps is not given either")
 
 
 def steps_field() -> Any:
-    """Declares `steps`."""
+    """Declare `steps`."""
     return integer(None, low=1, doc="number of batches, over as many epochs as that takes")
 
 
 def batch_field() -> Any:
-    """Declares `batch`."""
+    """Declare `batch`."""
     return integer(20, low=1, doc="examples per step; a client with fewer has one batch of what it has")
 
 
 def drop_last_field() -> Any:
-    """Declares `drop_last`."""
+    """Declare `drop_last`."""
     return flag(False, doc="leave out an epoch's last batch where it is not full")

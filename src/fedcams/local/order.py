@@ -1,4 +1,4 @@
-"""Which examples make up which batch: a function of (seed, round, client), drawn on the host."""
+"""The order of examples in batches: a function of (seed, round, client), drawn on the host."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class BatchOrder(NamedTuple):
     """The batches of one client in one round."""
 
     order: Batch
-    """The example numbers in the order in which they are seen, batch after batch."""
+    """The numbers of the examples in the order in which they are seen, batch after batch."""
     sizes: list[int]
-    """How many of them make up each batch."""
+    """The number of examples in each batch."""
 
     def batches(self) -> list[Batch]:
-        """Returns the example numbers of each step."""
+        """Return the numbers of the examples in each batch."""
         return np.split(self.order, np.cumsum(self.sizes)[:-1])
 
 
 def batch_order(local: Local, examples: int, seed: int, round: int, client: int) -> BatchOrder:
-    """Returns which of its examples a client sees in a round, step by step."""
+    """Return which of its examples a client sees in each step of a round."""
     each = _epoch(local, examples)
     steps = local.steps or (local.epochs or 1) * len(each)
     epochs = -(-steps // len(each))
@@ -38,17 +38,17 @@ def batch_order(local: Local, examples: int, seed: int, round: int, client: int)
 
 
 def batches(local: Local, examples: int, seed: int, round: int, client: int) -> list[Batch]:
-    """Returns the example numbers of each step of a client's training in a round."""
+    """Return the numbers of the examples in each batch of a client's training in a round."""
     return batch_order(local, examples, seed, round, client).batches()
 
 
 def step_count(local: Local, examples: int) -> int:
-    """Returns how many steps a client with so many examples takes in a round."""
+    """Return how many steps a client with this many examples takes per round."""
     return local.steps or (local.epochs or 1) * len(_epoch(local, examples))
 
 
 def _epoch(local: Local, examples: int) -> list[int]:
-    """The sizes of the batches of one pass: full ones, and the last one where it is kept or the only one."""
+    """Return the sizes of the batches of one pass: full ones, and the last one if it is kept or the only one."""
     whole, rest = divmod(examples, local.batch)
     keep = rest > 0 and (whole == 0 or not local.drop_last)
     return [local.batch] * whole + [rest] * keep

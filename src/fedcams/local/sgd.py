@@ -56,7 +56,7 @@ class SGD(Local):
 
     @property
     def is_plain(self) -> bool:
-        """Tells whether nothing is added to the gradient, no norm is taken and no direction is kept."""
+        """Whether a step is exactly `x -= rate·gradient`: no momentum, weight decay, clipping or prox."""
         return not (self.momentum or self.weight_decay or self.prox or self.clip is not None)
 
     def init(self, x: Tensor) -> Slots:

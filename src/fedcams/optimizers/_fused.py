@@ -1,7 +1,7 @@
-"""On a CUDA device: all seven formulas as one Triton kernel that reads and writes every vector once.
+"""The server step on a CUDA device: one Triton kernel for all seven formulas, which reads and writes each vector once.
 
-The formulas are those of the optimizers' `update_`, which this is tested against; an optimizer without one here, float64
-vectors and a torch without Triton take `update_` over pieces.
+The formulas are those of the optimizers' `update_`, and tests compare the two. Optimizers without a formula here,
+float64 vectors and a torch without Triton run `update_` over pieces instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCK = 512  # fedams at d = 11,173,962: 0.10 ms on an H200, 3.8 copies (benchma
 
 
 def fused_step_(optimizer: ServerOptimizer, t: int, x: Tensor, delta: Tensor, state: Mapping[str, Tensor]) -> None:
-    """Step t of the optimizer, in place on `x [d]` and on the state's vectors."""
+    """Take step t of the optimizer with the mean update `delta [d]`, in place on `x [d]` and on the state's vectors."""
     m, v, vhat = (state.get(name, x) for name in ("m", "v", "vhat"))
     with torch.cuda.device_of(x):
         grid = (triton.cdiv(x.numel(), BLOCK),)
@@ -30,7 +30,7 @@ def fused_step_(optimizer: ServerOptimizer, t: int, x: Tensor, delta: Tensor, st
 
 
 def _scalars(optimizer: Any, t: int) -> tuple[float, float, float, float]:
-    """lr, ε, what the first and what the second moment take of the new (for `fedavgm`: what it keeps of the old)."""
+    """Return lr, ε, and the weights of the new value in both moments (`fedavgm`: of the old value in the first)."""
     corrected = hasattr(optimizer, "rates")
     lr, eps = optimizer.rates(t) if corrected else (float(optimizer.lr), float(getattr(optimizer, "eps", 0)))
     eps = float(optimizer.eps) if optimizer.name == "fedams" else eps  # bounds v̂ itself, uncorrected

@@ -1,4 +1,4 @@
-"""What a server optimizer is: a formula on vectors `[d]`, written once and run over pieces that stay in the cache."""
+"""The base class of server optimizers: a formula on vectors `[d]`, run over pieces that fit into the cache."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedcams.registry import Number, Spec, flag, number
 from fedcams.schedules import Constant  # noqa: F401  (registers what numbers may follow)
 
 PIECE = {"cpu": 2**18, "cuda": 2**22}
-"""Elements of a piece, by device. A formula is a handful of operations; over whole vectors each of them waits for
-memory, over pieces only the first one does, and no temporary is ever larger than a piece. On a GPU the formulas that
-come with fedcams take one fused kernel instead; for others pieces are longer there, since launches cost more."""
+"""Elements per piece, by device. A formula is a handful of operations. On whole vectors each of them waits for memory;
+on pieces only the first one does, and no temporary is larger than a piece. On a GPU the formulas that come with fedcams
+use one fused kernel instead. Pieces for other formulas are longer there, because launches cost more."""
 
 
 class State(Protocol):
-    """What an optimizer remembers: a NamedTuple of the number `t` of steps taken, then vectors `[d]`."""
+    """The state of an optimizer: a NamedTuple of `t`, the number of steps taken, followed by vectors `[d]`."""
 
     @property
     def t(self) -> int:
@@ -32,7 +32,7 @@ class State(Protocol):
 
 
 class Moments(NamedTuple):
-    """The first and the second moment."""
+    """The number of steps taken, and the first and second moment, both `[d]`."""
 
     t: int
     m: Tensor
@@ -40,7 +40,7 @@ class Moments(NamedTuple):
 
 
 class MaxMoments(NamedTuple):
-    """The two moments and the largest second moment so far."""
+    """The number of steps taken, the two moments, and the largest second moment so far, all `[d]`."""
 
     t: int
     m: Tensor
@@ -49,17 +49,17 @@ class MaxMoments(NamedTuple):
 
 
 class ServerOptimizer(Spec, ABC):
-    """The root of all server optimizers. Subclasses name their state and write `update_`."""
+    """The base class of all server optimizers. A subclass names its `state_type` and writes `update_`."""
 
     kind = "server"
     schedulable = True
     reference: ClassVar[str] = ""
-    """Where it was published."""
+    """The publication that describes it."""
     state_type: ClassVar[type[Any]]
-    """The NamedTuple that it remembers; `state_type(**saved)` brings back what `state._asdict()` gave."""
+    """The NamedTuple that holds its state; `state_type(**saved)` restores what `state._asdict()` returned."""
 
     def init(self, x: Tensor) -> State:
-        """The state before the first step on `x [d]`: no step taken, every vector zero."""
+        """Return the state before the first step: t = 0 and zero vectors like `x [d]`, which must be a float vector."""
         _check(x, {})
         _, *names = self.state_type._fields
         state: State = self.state_type(0, *(torch.zeros_like(x, requires_grad=False) for _ in names))
@@ -67,7 +67,11 @@ class ServerOptimizer(Spec, ABC):
 
     @torch.no_grad()
     def step(self, state: State, x: Tensor, delta: Tensor) -> tuple[Tensor, State]:
-        """One step on `x [d]` with the mean update `delta [d]`; overwrites `x` and the state, only reads `delta`."""
+        """Take one step on `x [d]` with the mean update `delta [d]`; return x and the new state.
+
+        Overwrites `x` and the vectors of the state, and only reads `delta`. Refuses the state of another optimizer, and
+        vectors whose shape, dtype or device differs from that of x.
+        """
         vectors = state._asdict()
         if (*vectors,) != self.state_type._fields:
             needed = ", ".join(self.state_type._fields)
@@ -84,16 +88,16 @@ class ServerOptimizer(Spec, ABC):
 
     @abstractmethod
     def update_(self, t: int, x: Tensor, delta: Tensor, *args: Any, **kwargs: Any) -> None:
-        """The formula of step t = 1, 2, ..., in place on a piece of `x` and of the state's vectors, in their order.
+        """Apply the formula of step t = 1, 2, … in place to a piece of `x` and of the state's vectors, given in order.
 
-        Write `β m + (1-β) Δ` as `m.lerp_(Δ, 1-β)`: its weights sum to one even where float32 rounds β, which leaves a
-        third of the error in `v` after 200 steps. Keep one temporary at a time: after two, glibc returns the memory to
-        the system, and page faults at every piece make the step twice as long.
+        `delta` is the same piece of the mean update. Write `β m + (1-β) Δ` as `m.lerp_(Δ, 1-β)`: its weights sum to one
+        even if float32 rounds β, which leaves a third of the error in `v` after 200 steps. Keep one temporary at a
+        time: with two, glibc returns the memory to the system, and page faults make every piece take twice as long.
         """
 
 
 def _step_fused_(optimizer: ServerOptimizer, t: int, x: Tensor, delta: Tensor, state: dict[str, Tensor]) -> bool:
-    """The step as one kernel, where there is one; returns whether there was."""
+    """Take the step with the fused kernel if it supports this optimizer and these vectors; return whether it did."""
     if x.device.type != "cuda" or x.dtype != torch.float32 or find_spec("triton") is None:
         return False
     from fedcams.optimizers._fused import RULES, fused_step_
@@ -105,12 +109,12 @@ def _step_fused_(optimizer: ServerOptimizer, t: int, x: Tensor, delta: Tensor, s
 
 
 def _check(x: Tensor, others: dict[str, Tensor]) -> None:
-    """Refuses an `x` that is no float vector, and vectors that are not like it."""
+    """Refuse an `x` that is no float vector, and vectors whose shape, dtype or device differs from that of x."""
     if x.dim() != 1 or x.dtype not in (torch.float32, torch.float64):
         raise LayoutError(f"x is {_show(x)}; give a vector [d] of float32 or float64")
     for name, vector in others.items():
         if (vector.shape, vector.dtype, vector.device) != (x.shape, x.dtype, x.device):
-            raise LayoutError(f"{name} is {_show(vector)} but x is {_show(x)}; give {name} as x is")
+            raise LayoutError(f"{name} is {_show(vector)} but x is {_show(x)}; give {name} like x")
 
 
 def _show(vector: Tensor) -> str:
@@ -118,25 +122,25 @@ def _show(vector: Tensor) -> str:
 
 
 def server(spec: str | ServerOptimizer) -> ServerOptimizer:
-    """The server optimizer that a spec string such as `fedams(lr=1, eps=1e-3)` spells."""
+    """Return the server optimizer that a spec string such as `fedams(lr=1, eps=1e-3)` names; refuses unknown names."""
     return ServerOptimizer.parse(spec)
 
 
 @dataclass(frozen=True)
 class Adaptive(ServerOptimizer):
-    """What fedadam, fedyogi, fedamsgrad and fedams share: their hyperparameters and the correction of the start.
+    """The base class of fedadam, fedyogi, fedamsgrad and fedams: their hyperparameters and their bias correction.
 
-    An `eps` below 1e-30 could become zero in float32, and then a coordinate without updates 0/0.
+    An `eps` below 1e-30 is refused: it could become zero in float32, and a coordinate without updates then 0/0.
     """
 
     lr: Number = number(0.1, low=0, open="low", doc="server learning rate")
-    beta1: Number = number(0.9, low=0, high=1, open="high", doc="how much of m a step keeps")
-    beta2: Number = number(0.99, low=0, high=1, open="high", doc="how much of v a step keeps")
-    eps: Number = number(0.1, low=1e-30, doc="bounds the step of a coordinate with small updates")
-    bias_correction: bool = flag(False, doc="divides m by 1-beta1^t and the root of v by that of 1-beta2^t")
+    beta1: Number = number(0.9, low=0, high=1, open="high", doc="the weight of the old m in the new m")
+    beta2: Number = number(0.99, low=0, high=1, open="high", doc="the weight of the old v in the new v")
+    eps: Number = number(0.1, low=1e-30, doc="limits the step of coordinates with small updates")
+    bias_correction: bool = flag(False, doc="divide m by 1-beta1^t and √v by √(1-beta2^t)")
 
     def rates(self, t: int) -> tuple[float, float]:
-        """`lr` and `eps` for step t, which carry the bias correction at no cost to the vectors.
+        """Return `lr` and `eps` for step t, adjusted for the bias correction, which then needs no work on vectors.
 
         With `c1 = 1-β1^t` and `c2 = √(1-β2^t)`: `lr (m/c1)/(√v/c2 + ε) = (lr c2/c1) m/(√v + c2 ε)`.
         """

@@ -1,4 +1,4 @@
-"""FedAdagrad: steps that shrink with the sum of all squares."""
+"""FedAdagrad: steps scaled by the sum of all squared updates."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class FedAdagrad(ServerOptimizer):
     examples = ("fedadagrad", "fedadagrad(lr=1, beta1=0.9)")
 
     lr: Number = number(0.1, low=0, open="low", doc="server learning rate")
-    beta1: Number = number(0, low=0, high=1, open="high", doc="how much of m a step keeps")
-    eps: Number = number(0.1, low=1e-30, doc="bounds the step of a coordinate with small updates")
+    beta1: Number = number(0, low=0, high=1, open="high", doc="the weight of the old m in the new m")
+    eps: Number = number(0.1, low=1e-30, doc="limits the step of coordinates with small updates")
 
     def update_(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor) -> None:
         m.lerp_(delta, float(1 - self.beta1))

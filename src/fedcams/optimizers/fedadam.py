@@ -1,4 +1,4 @@
-"""FedAdam: steps scaled by a running mean of squares."""
+"""FedAdam: steps scaled by a running mean of squared updates."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from fedcams.registry import Number, number, register
 @register("fedams")
 @dataclass(frozen=True)
 class FedAMS(Adaptive):
-    """AMSGrad with max stabilisation, the paper's Option 1; with error feedback on the uplink it is FedCAMS.
+    """AMSGrad with max stabilisation, the paper's Option 1; FedCAMS is this with error feedback on the uplink.
 
     `m = β1 m + (1-β1) Δ`, `v = β2 v + (1-β2) Δ²`, `v̂ = max(v̂, v, ε)`, `x += lr m/√v̂`.
     """
@@ -25,7 +25,7 @@ class FedAMS(Adaptive):
     refused = (("fedams(eps=0)", r"allowed: a number in \[1e-30, inf\)"), ("fedams(beta2=1)", "out of range"))
 
     lr: Number = number(1, low=0, open="low", doc="server learning rate")
-    eps: Number = number(1e-3, low=1e-30, doc="bounds the step of a coordinate with small updates")
+    eps: Number = number(1e-3, low=1e-30, doc="limits the step of coordinates with small updates")
 
     def update_(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor, vhat: Tensor) -> None:
         lr, _ = self.rates(t)  # ε bounds v̂ itself, uncorrected

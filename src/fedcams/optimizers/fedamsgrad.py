@@ -1,4 +1,4 @@
-"""FedAMSGrad: FedAdam whose second moment never falls."""
+"""FedAMSGrad: FedAdam with a second moment that never decreases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAvg: the mean update, as it is."""
+"""FedAvg: the mean update, unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedcams.registry import Number, number, register
 
 
 class Steps(NamedTuple):
-    """Nothing but the number of steps taken."""
+    """The state of FedAvg: the number of steps taken."""
 
     t: int
 

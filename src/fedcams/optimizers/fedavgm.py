@@ -12,7 +12,7 @@ from fedcams.registry import Number, number, register
 
 
 class Momentum(NamedTuple):
-    """Steps taken, and where they have been going."""
+    """The state of FedAvgM: the number of steps taken, and the momentum `m [d]`."""
 
     t: int
     m: Tensor
@@ -29,7 +29,7 @@ class FedAvgM(ServerOptimizer):
     refused = (("fedavgm(momentum=1)", r"allowed: a number in \[0, 1\)"),)
 
     lr: Number = number(1, low=0, open="low", doc="server learning rate")
-    momentum: Number = number(0.9, low=0, high=1, open="high", doc="how much of m a step keeps")
+    momentum: Number = number(0.9, low=0, high=1, open="high", doc="the weight of the old m in the new m")
 
     def update_(self, t: int, x: Tensor, delta: Tensor, m: Tensor) -> None:
         m.mul_(float(self.momentum)).add_(delta)

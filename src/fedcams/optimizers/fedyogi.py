@@ -1,4 +1,4 @@
-"""FedYogi: FedAdam whose second moment moves by steps that do not depend on its own size."""
+"""FedYogi: FedAdam with a second moment whose changes do not depend on its own size."""
 
 from __future__ import annotations
 

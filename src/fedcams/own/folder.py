@@ -1,4 +1,4 @@
-"""The folder of a run that was started from Python: as `fedcams run` writes it, and what the run must agree with."""
+"""The folder of a run that was started from Python: what `fedcams run` writes, plus what identifies the run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from fedcams.trackers import Tracker
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run in its folder."""
+    """A run of `fedcams.simulate` with its folder."""
 
     path: Path
     simulation: Simulation
@@ -55,9 +55,10 @@ class RunFolder:
     checkpoint_every: int
 
     def open(self, start: ServerState) -> tuple[ServerState, list[RoundRecord], bool]:
-        """Begin the run, or find where it stands: the state, the records, and whether it was stopped early.
+        """Begin the run, or find how far it is; return the state, the records, and whether it was stopped early.
 
-        Refuses a folder of another run, by the name of what differs, and leaves it as it was.
+        `start` is the state before the first round. Refuses a folder of another run, naming what differs, and does not
+        change it.
         """
         check_interval(self.checkpoint_every)
         experiment = self._experiment()
@@ -91,7 +92,7 @@ class RunFolder:
                 yield step.state, step.record
 
     def stop(self, round: int) -> None:
-        """Record that the run was stopped after this round on purpose: it counts as finished."""
+        """Record that a callback stopped the run after this round, so that it counts as finished."""
         write_file(self.path / STOPPED, to_json({"round": round, "why": "a callback stopped the run"}))
 
     # -- what the run is ---------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ class RunFolder:
         if found := differences(self._identity, known["identity"]):
             raise RunError(f"{self.path}: another run: {found}; call it as before, or name another folder")
         if changed := differences(self._names(), known["names"]):
-            warnings.warn(f"{self.path}: going on with other functions than before: {changed}", stacklevel=6)
+            warnings.warn(f"{self.path}: continuing with other functions than before: {changed}", stacklevel=6)
 
     def _experiment(self) -> Experiment:
         method, simulation = self.simulation.server.method, self.simulation
@@ -163,7 +164,7 @@ class RunFolder:
 
     @functools.cached_property  # once, before training changes what clients count at home
     def _identity(self) -> dict[str, Any]:
-        """What the run must agree with to go on: everything that decides what its rounds compute, by name."""
+        """Return everything that decides what the rounds compute, by name; a run continues only if it is the same."""
         simulation, problem = self.simulation, self.simulation.problem
         method = simulation.server.method
         layouts = [layout and layout.id.hex() for layout in (problem.layout, problem.buffer_layout)]
@@ -181,13 +182,13 @@ class RunFolder:
         }
 
     def _names(self) -> dict[str, str]:
-        """The functions that the run was given, which cannot be compared but by name."""
+        """Return the names of the functions that the run was given; they can only be compared by name."""
         problem = self.simulation.problem
         functions = {"loss": problem.loss, "metric": self.simulation.metric, "prepare": problem.prepare}
         return {key: getattr(value, "__qualname__", type(value).__qualname__) for key, value in functions.items()}
 
     def _call(self) -> str:
-        """The call that goes on with this run."""
+        """Return the call that continues this run."""
         method, simulation = self.simulation.server.method, self.simulation
         given = {key: value for key, value in method.to_dict().items() if value != Method().to_dict()[key]}
         given |= {"rounds": self.last, "cohort": str(simulation.sampler), "seed": simulation.server.seed}
@@ -196,7 +197,7 @@ class RunFolder:
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Sixteen hex digits that stand for names, shapes, types and values."""
+    """Return a digest of names, shapes, types and values, 16 hex digits."""
     found = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(tensors.items()):
         values = tensor.detach().cpu().contiguous()
@@ -211,7 +212,7 @@ def _buffers_at_home(model: nn.Module, travelling: Any) -> dict[str, Tensor]:
 
 
 def _digest_of_clients(clients: Mapping[int, Examples]) -> str:
-    """Ids, and sizes unless clients are loaded when they take part: counting those would load all of them."""
+    """Return a digest of the clients' ids, and of their sizes if counting does not load the clients."""
     sizes = clients.sizes() if isinstance(clients, Clients) else None
     text = repr((list(clients), sizes))
     return f"{len(clients)}, {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"

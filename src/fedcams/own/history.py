@@ -1,4 +1,4 @@
-"""The course of a run: records that come while it runs, and the model at the end."""
+"""The history of a run: its records while it runs, and its model at the end."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class History:
         return self.stopped or len(self.records) >= self.rounds
 
     def __iter__(self) -> Iterator[RoundRecord]:
-        """Yield all rounds in order, those already simulated first."""
+        """Yield the records of all rounds in order, those already simulated first."""
         number = 0
         while number < len(self.records) or self._advance():
             yield self.records[number]
             number += 1
 
     def run(self) -> History:
-        """Simulate what is left, and return the history itself."""
+        """Simulate the rounds that are left, and return the history itself."""
         while self._advance():
             pass
         return self
@@ -89,7 +89,7 @@ class History:
             self._steps = None
 
     def _advance(self) -> bool:
-        """Simulate one more round, if there is one."""
+        """Simulate one more round, if there is one; return whether there was."""
         if self.finished:
             return False
         if self._failed:
@@ -135,15 +135,15 @@ class History:
         return copy.deepcopy(self.simulation.problem.load(x, buffers)).eval()
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table with one row per round so far; needs pandas."""
+        """Return a table with one row per round so far, and `round` as its index; needs pandas."""
         frames = load("pandas", what="History.to_frame", extra="frame")
         frame: pd.DataFrame = frames.DataFrame([record.to_dict() for record in self.records])
         return frame.set_index("round")
 
     def report(self) -> Path:
-        """Write the report of the run's folder and return its page; needs `out=` and matplotlib."""
+        """Write a report of the run into its folder and return the path of its page; needs `out=` and matplotlib."""
         if self.folder is None:
-            raise SpecError("a report is written from a run's folder; give out=... to simulate")
+            raise SpecError("a report needs the run's folder; give out=... to simulate")
         from fedcams.report import report
 
         return report([self.folder.path], self.folder.path / "report")

@@ -1,4 +1,4 @@
-"""`simulate`: a federation of your own model and data in one call."""
+"""The function `simulate`: a federation of your own model and data in one call."""
 
 from __future__ import annotations
 
@@ -54,29 +54,29 @@ def simulate(
     label: str = "run",
     **settings: Any,
 ) -> History:
-    """Simulate a federation; rounds run while the returned history is iterated, or by `history.run()`.
+    """Return the history of a simulated federation; iterating over it, or `history.run()`, runs the rounds.
 
     Arguments:
-        model: a torch module; it is copied, and trains where its parameters are.
-        clients: a list of `(x, y)` tensors or of map-style datasets, or a mapping id -> dataset, loaded when a client
-            takes part.
+        model: a torch module; it is copied, and trained on the device of its parameters.
+        clients: a list of `(x, y)` tensors or of map-style datasets, or a mapping id -> dataset; a client is loaded
+            when it takes part.
         test: one more of these, to evaluate on.
-        method: what to run, a `fedcams.Method`. Its fields may also be given by name and win:
+        method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=0.1)"`, `uplink="topk(ratio=1/64)"`, `downlink=`, `local=`, `average="ema(0.97)"`, ….
-        rounds: how many rounds.
+        rounds: the number of rounds.
         cohort: a number of clients, or a sampler such as `bernoulli(p=0.1)`.
         seed: the source of all randomness.
-        loss: the loss of each example (or their mean, slower for clients of uneven size).
-        metric: a score of each example.
-        engine: how local training is carried out; `auto` picks the fastest that can.
-        prepare: turns raw inputs into what the model takes.
+        loss: returns the loss of each example, or their mean, which is slower for clients of different sizes.
+        metric: returns a score for each example.
+        engine: how local training is computed; `auto` picks the fastest engine that supports the problem.
+        prepare: turns raw inputs into the model's inputs.
         augment: random changes of the training inputs.
-        evaluate_every: rounds from one evaluation to the next.
+        evaluate_every: evaluate every so many rounds.
         probes: what to measure in every round, such as `q + gamma`.
         rows: where clients keep their residuals; in memory unless given.
-        out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues a
-            run that is there; a finished one is returned. Refused, by name: another method, model, data or seed.
-        checkpoint_every: rounds from one checkpoint to the next, with `out`.
+        out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues the
+            run in it, and returns a finished one. A run with another method, model, data or seed is refused.
+        checkpoint_every: write a checkpoint every so many rounds, with `out`.
         callbacks: called after every round with its record; one that returns True stops the run.
         trackers: `fedcams.trackers` that follow the run, with `out`.
         label: the name of the run in reports, with `out`.
@@ -110,7 +110,7 @@ def simulate(
 
 
 def _whole(name: str, value: Any, low: int | None = None) -> int:
-    """The integer, Python's or NumPy's."""
+    """Return a Python or NumPy integer as an int; refuses other values, and those below `low`."""
     if not isinstance(value, int | np.integer):
         raise SpecError(f"{name}={value!r}; give a whole number")
     if low is not None and value < low:
@@ -136,7 +136,7 @@ def _problem(
 ) -> Problem:
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={model!r}; give a torch.nn.Module")
-    Layout.of(model)  # refuses a model that cannot be trained, before anything else is looked at
+    Layout.of(model)  # refuses a model that cannot be trained, before anything else
     known = Clients(clients)
     if loss is cross_entropy:
         known = Clients(clients, classes=_outputs(model, prepare, known))
@@ -145,7 +145,7 @@ def _problem(
 
 @torch.no_grad()
 def _outputs(model: nn.Module, prepare: Callable[[Tensor], Tensor], clients: Clients) -> int:
-    """The number of classes that the model tells apart."""
+    """Return the number of classes that the model distinguishes."""
     x, _ = clients[next(iter(clients))]
     device = next(model.parameters()).device
     outputs = model.eval()(prepare(x[:1].to(device)))
@@ -156,14 +156,14 @@ def _outputs(model: nn.Module, prepare: Callable[[Tensor], Tensor], clients: Cli
 
 
 def _examples_to_test(test: Any, clients: Mapping[int, Any]) -> Examples | None:
-    """Checked like those to train on."""
+    """Return the test examples, checked like those to train on."""
     if test is None:
         return None
     return as_examples(test, "test", clients.classes if isinstance(clients, Clients) else None)
 
 
 def _sampling_weights(sampler: Sampler, problem: Problem) -> list[float] | None:
-    """The numbers of examples, if the sampler asks for them: looks at every client once."""
+    """Return the clients' numbers of examples if the sampler needs them; this loads every client once."""
     if not sampler.needs_weights:
         return None
     return [float(len(x)) for x, _ in problem.clients.values()]

@@ -1,4 +1,4 @@
-"""Plans: what a federation will send and keep, worked out before anything is trained."""
+"""Plans: what a federation will send and store, estimated before anything is trained."""
 
 from fedcams.plan.planner import CANDIDATES, Plan, Setting, plan, recommend
 from fedcams.sampler import Contacts, expected_contacts, simulated_contacts

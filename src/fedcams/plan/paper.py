@@ -12,7 +12,7 @@ DENSE = "identity"
 
 
 class PaperRow(NamedTuple):
-    """One line: how updates and models travel, the bits by the paper's rule, and the number that it prints."""
+    """One row of a table: the codecs of updates and models, the bits by the paper's rule, and the printed number."""
 
     uplink: str
     downlink: str
@@ -34,7 +34,7 @@ PRINTED = {
 
 
 def paper_tables() -> tuple[list[PaperRow], list[PaperRow]]:
-    """One-way and two-way compression, the uncompressed line first in both."""
+    """Return the tables of one-way and of two-way compression; both start with the uncompressed row."""
     rows = [PaperRow(up, down, _bits(up) + _bits(down), text) for (up, down), text in PRINTED.items()]
     one, two = [row for row in rows if row.downlink == DENSE], [row for row in rows if row.downlink != DENSE]
     return one, [rows[0], *two]

@@ -1,4 +1,4 @@
-"""A plan: for every downlink the bytes up and down, the time on a network and the server's memory."""
+"""Plans: the bytes up and down, the time on a network and the server's memory for each downlink."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CANDIDATES = (
     "replica(blockq)",
     "replica(blockq(bits=2))",
 )
-"""What is compared unless told otherwise."""
+"""The downlinks that are compared by default."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A model of `d` trainable coordinates and `buffers` floating-point ones, and how updates travel."""
+    """What is planned for: a model of `d` parameters and `buffers` buffer values, the uplink's codec and the rounds."""
 
     d: int
     buffers: int
@@ -39,13 +39,13 @@ class Setting:
 
     @property
     def layout(self) -> Layout:
-        """Of the coordinates; names and shapes cost nothing on the wire."""
+        """The layout of the parameters as one vector; names and shapes cost nothing on the wire."""
         return Layout.flat(self.d)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one downlink costs over a run; bytes are those of all clients."""
+    """What one downlink costs over a run; bytes are totals over all clients."""
 
     downlink: Downlink
     up: float
@@ -53,31 +53,31 @@ class Plan:
     catchup: float
     dense: float
     rest: float
-    """Down as well: buffers and the heads of messages."""
+    """Other bytes down: buffers and message headers."""
     contacts: float
     memory: float
-    """Bytes that the server keeps beside the model and its optimizer."""
+    """Bytes that the server stores in addition to the model and its optimizer."""
     bound: float
-    """The part of ‖x - held‖² that one delta may leave behind, by its proof; 0 where it is sent whole."""
+    """The proven bound on the part of ‖x - held‖² that remains after one delta; 0 if the model is sent whole."""
 
     @property
     def down(self) -> float:
-        """All bytes down."""
+        """All bytes from the server to clients."""
         return self.deltas + self.catchup + self.dense + self.rest
 
     @property
     def total(self) -> float:
-        """Up and down."""
+        """All bytes, up and down."""
         return self.up + self.down
 
     def seconds(self, profile: Profile, rounds: int) -> float:
-        """Transfers and latency of all rounds, each as long as for an average client of its cohort."""
+        """Return the seconds of transfers and latency on this network over `rounds` rounds, for an average client."""
         down, up = (np.array([size / max(self.contacts, 1e-9)]) for size in (self.down, self.up))
         return rounds * float(profile.seconds(Link(np.zeros(1), down, up, np.zeros(1)))[0])
 
 
 def plan(setting: Setting, spec: str | Downlink, contacts: Contacts) -> Plan:
-    """Return what these contacts cost by this downlink; refuses a downlink that cannot say that before it runs."""
+    """Return what these contacts cost with this downlink; refuses a downlink that cannot estimate its cost."""
     chosen, layout = downlink(spec), setting.layout
     extra = {"buffers": payload_bytes(IDENTITY, Layout.flat(setting.buffers))} if setting.buffers else {}
     up = reply_size({"update": payload_bytes(setting.uplink, layout), **extra}, chosen.client_keeps_model)
@@ -89,6 +89,6 @@ def plan(setting: Setting, spec: str | Downlink, contacts: Contacts) -> Plan:
 
 
 def recommend(plans: Sequence[Plan], memory: float, bound: float) -> Plan | None:
-    """The fewest bytes among those that fit the memory and whose deltas leave no more than `bound` behind."""
+    """Return the plan with the fewest bytes among those within `memory` bytes and `bound`; None if there is none."""
     fitting = [one for one in plans if one.memory <= memory and one.bound <= bound]
     return min(fitting, key=lambda one: one.total) if fitting else None

@@ -1,4 +1,4 @@
-"""What a probe is: what a round leaves behind, turned into named numbers."""
+"""The base class of probes, which compute named numbers from what a round leaves behind."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from fedcams.transforms.base import Facts
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What a round leaves behind. Probes only read it; what none of them needs may be missing."""
+    """What a round leaves behind. Probes only read it; what no probe needs may be missing."""
 
     method: Parts
     """The method of this round, without schedules."""
     layout: Layout
     facts: Facts
-    """Of the accepted clients."""
+    """The facts of the accepted clients."""
     mean: Tensor
     """`[d]`, the mean of the decoded updates after the transforms of the mean."""
     decoded: Callable[[], Tensor]
-    """Gives the decoded rows `[C, d]` of the accepted clients."""
+    """Returns the decoded rows `[C, d]` of the accepted clients."""
     seed: int
     round: int
     error: Tensor | None = None
     """`[C]`, the relative compression errors ‖C(h)-h‖/‖h‖ of the accepted clients."""
     mean_h: Tensor | None = None
-    """`[d]`, the mean of what they compressed, h = Δ + e."""
+    """`[d]`, the mean of what the accepted clients compressed, h = Δ + e."""
     mean_delta_norm: float = 0.0
-    """The norm of their mean update Δ."""
+    """The norm of the mean of their updates Δ."""
 
 
 class Probe(Spec, ABC):
-    """The root of all probes. A subclass writes `measure` and says what it `needs`."""
+    """The base class of all probes. A subclass writes `measure`, and says what it `needs`."""
 
     kind = "probe"
     reference: ClassVar[str] = ""
-    """Where it was published."""
+    """The publication that describes it."""
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What a round must keep for it, of `error`, `mean_h` (with the norm of the mean update) and `rows`."""
+    """What a round must keep for it: a subset of `error`, `mean_h` (with the norm of the mean update) and `rows`."""
 
     @abstractmethod
     def measure(self, left: Leftovers) -> dict[str, float]:
-        """Name -> number of one round in which at least one client was accepted; a name is the key in the record."""
+        """Return the numbers of a round with at least one accepted client, by their keys in the record."""
 
 
 def mean_before(delta: Tensor, residual: Tensor | None, weights: Sequence[float]) -> tuple[Tensor, float]:
-    """The weighted mean of h = Δ + e and the norm of the mean update, of rows `[C, d]`, before anything is compressed.
+    """Return the weighted mean of h = Δ + e before compression, and the norm of the weighted mean of Δ.
 
-    `residual` None stands for clients that keep none.
+    `delta` and `residual` are rows Δ and e `[C, d]`; `residual` is None if clients keep none.
     """
     parts = torch.tensor(weights, dtype=delta.dtype, device=delta.device) / sum(weights)
     mean = parts @ delta

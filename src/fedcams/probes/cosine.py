@@ -1,4 +1,4 @@
-"""Whether clients pull the same way: the cosine between their updates and the mean of them."""
+"""The agreement of clients: the cosine between their updates and the mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from fedcams.registry import register
 @register("cosine")
 @dataclass(frozen=True)
 class Cosine(Probe):
-    """`cosine_mean`, `cosine_min`: of the accepted clients' decoded updates with their mean; 0 for a zero vector."""
+    """Records `cosine_mean` and `cosine_min`, over the accepted clients, of the decoded updates with their mean.
+
+    The cosine with a zero vector counts as 0.
+    """
 
     needs = frozenset({"rows"})
     examples = ("cosine",)

@@ -1,4 +1,4 @@
-"""What compression loses: in each update, and between the mean of codes and the code of the mean."""
+"""What compression loses: in each update, and between the mean of the codes and the code of the mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedcams.registry import register
 @register("q")
 @dataclass(frozen=True)
 class CompressionError(Probe):
-    """`q`: the mean over the accepted clients of the relative compression error ‖C(h)-h‖/‖h‖, not squared."""
+    """Records `q`, the mean over the accepted clients of the relative compression error ‖C(h)-h‖/‖h‖, not squared."""
 
     needs = frozenset({"error"})
     examples = ("q",)
@@ -24,9 +24,9 @@ class CompressionError(Probe):
 @register("gamma")
 @dataclass(frozen=True)
 class Dissimilarity(Probe):
-    """`gamma`: ‖C(mean h) - mean C(h)‖/‖mean Δ‖, how far the clients' codes are from one code of their mean.
+    """Records `gamma`, ‖C(mean h) - mean C(h)‖/‖mean Δ‖: how far the clients' codes are from one code of their mean.
 
-    It is 0 where the mean update is. Encodes one vector more in every round.
+    It is 0 if the mean update is zero. It encodes one more vector per round.
     """
 
     reference = "Wang, Lin, Chen: Communication-Efficient Adaptive Federated Learning, ICML 2022"

@@ -1,4 +1,4 @@
-"""Everything that varies is a registered frozen dataclass, and its spec string is its name everywhere."""
+"""The registry: every exchangeable piece is a registered frozen dataclass, and a spec string names it everywhere."""
 
 from fedcams.registry.fields import Param, flag, integer, nested, number, several, text
 from fedcams.registry.numbers import Number, exact, format_number

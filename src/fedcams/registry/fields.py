@@ -1,4 +1,4 @@
-"""Hyperparameters: how a registered dataclass declares the type, the range and the meaning of each of its fields."""
+"""Declarations of hyperparameters: the type, range and meaning of each field of a registered dataclass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = Literal["number", "integer", "flag", "text", "spec", "specs"]
 
 @dataclasses.dataclass(frozen=True)
 class Param:
-    """What one field accepts; bounds are inclusive unless `open_low` or `open_high`."""
+    """What one field accepts. Bounds are inclusive unless `open_low` or `open_high` is set."""
 
     kind: Kind
     doc: str = ""
@@ -32,7 +32,7 @@ class Param:
 
     @property
     def allowed(self) -> str:
-        """The range in words, as errors and the reference show it."""
+        """The accepted values in words, as errors and the reference show them."""
         if self.kind == "flag":
             return "true or false"
         if self.kind == "spec":
@@ -51,22 +51,23 @@ class Param:
         return f" in {low}, {high}"
 
     def holds(self, value: Fraction | int) -> bool:
-        """Whether a number lies in the range."""
+        """Return whether a number lies in the range."""
         above = self.low is None or value > self.low or (value == self.low and not self.open_low)
         below = self.high is None or value < self.high or (value == self.high and not self.open_high)
         return above and below
 
     def reaches(self, value: Fraction) -> bool:
-        """Whether numbers in the range come as close to this one as they like."""
+        """Return whether numbers in the range come arbitrarily close to this one: it is in the range or on its edge."""
         return dataclasses.replace(self, open_low=False, open_high=False).holds(value)
 
 
 def number(
     default: Any = ..., *, low: Number | None = None, high: Number | None = None, open: str = "", doc: str = ""
 ) -> Any:
-    """A real number, kept exact; `open="low"`, `"high"` or `"both"` excludes that end of the range.
+    """Declare a real number, which is stored exactly; without a default it is required.
 
-    In a piece that is `schedulable` it may be a schedule instead, whose values lie in the range.
+    The range is [low, high]; `open="low"`, `"high"` or `"both"` excludes that end. `doc` describes the field in the
+    reference. In a `schedulable` piece it may be a schedule instead, whose values lie in the range.
     """
     lo, hi = (None if end is None else exact(end) for end in (low, high))
     param = Param("number", doc, lo, hi, open in ("low", "both"), open in ("high", "both"))
@@ -74,28 +75,28 @@ def number(
 
 
 def integer(default: Any = ..., *, low: int | None = None, high: int | None = None, doc: str = "") -> Any:
-    """A whole number."""
+    """Declare a whole number in [low, high], described by `doc`; without a default it is required."""
     lo, hi = (None if end is None else Fraction(end) for end in (low, high))
     return _field(Param("integer", doc, lo, hi), default)
 
 
 def flag(default: Any = ..., *, doc: str = "") -> Any:
-    """`true` or `false`."""
+    """Declare a boolean, written `true` or `false` and described by `doc`; without a default it is required."""
     return _field(Param("flag", doc), default)
 
 
 def text(default: Any = ..., *, choices: Iterable[str] = (), doc: str = "") -> Any:
-    """A string, one of `choices` where given."""
+    """Declare a string, one of `choices` if there are any, described by `doc`; without a default it is required."""
     return _field(Param("text", doc, choices=tuple(choices)), default)
 
 
 def nested(spec_kind: str, default: Any = ..., *, doc: str = "") -> Any:
-    """Another registered piece of the given kind."""
+    """Declare a registered piece of the given kind, described by `doc`; without a default it is required."""
     return _field(Param("spec", doc, spec_kind=spec_kind), default)
 
 
 def several(spec_kind: str, default: str = "", *, doc: str = "") -> Any:
-    """A tuple of registered pieces of the given kind, spelled `a + b(...)`; an empty text means none."""
+    """Declare a tuple of registered pieces of the given kind, written `a + b(...)`; an empty string means none."""
     return _field(Param("specs", doc, spec_kind=spec_kind), default)
 
 
@@ -105,7 +106,7 @@ def _field(param: Param, default: Any) -> Any:
 
 
 def coerce(param: Param, value: Any, where: str) -> Any:
-    """The value as it is stored, or a SpecError that names the field, shows the value and says what is allowed."""
+    """Return the value as the field `where` stores it; a SpecError names the field, the value and what is allowed."""
     try:
         if param.kind in ("number", "integer"):
             return _numeric(param, value)
@@ -149,14 +150,14 @@ def _textual(param: Param, value: Any) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the closest known name, or nothing."""
+    """Return ` (did you mean 'x'?)` for the known name closest to `name`; an empty string if none is close."""
     spelled = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.5)
     return f" (did you mean {spelled[close[0]]!r}?)" if close else ""
 
 
 def show(value: Any) -> str:
-    """A value as it stands in a spec string."""
+    """Return a value as it is written in a spec string."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Word):
@@ -169,5 +170,5 @@ def show(value: Any) -> str:
 
 
 def spell(pieces: tuple[Any, ...]) -> str:
-    """Several pieces as one text."""
+    """Return several pieces as one string, joined by `+`."""
     return " + ".join(map(str, pieces))

@@ -1,4 +1,4 @@
-"""The grammar of spec strings: `name(key=value, ...)`, with numbers, words, "strings", specs or `a + b` as values."""
+"""The grammar of spec strings: `name(key=value, …)`, with numbers, words, "strings", specs or `a + b` as values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True)
 class Call:
-    """`name(arguments)`; a positional argument has the key None."""
+    """A parsed `name(arguments)`; a positional argument has the key None."""
 
     name: str
     arguments: tuple[tuple[str | None, Value], ...]
@@ -28,14 +28,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Word:
-    """A bare word: `true`, a choice, or the name of a spec without arguments; what it means its parameter decides."""
+    """A bare word: `true`, a choice, or a spec without arguments; the field that it is given for decides which."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Several:
-    """`a + b(...) + c`: two or more specs."""
+    """Two or more specs joined by `+`, as in `a + b(...) + c`."""
 
     calls: tuple[Call, ...]
 
@@ -44,7 +44,7 @@ Value = Fraction | Word | str | Call | Several
 
 
 def parse_call(text: str) -> Call:
-    """The syntax tree of a whole spec string."""
+    """Return the syntax tree of a spec string; refuses what is not one, naming the column."""
     reader = _Reader(text)
     call = reader.call(depth=0)
     reader.end()
@@ -52,7 +52,7 @@ def parse_call(text: str) -> Call:
 
 
 def parse_several(text: str) -> tuple[Call, ...]:
-    """The syntax trees of specs that are joined by `+`; none for a blank text."""
+    """Return the syntax trees of specs joined by `+`; none for a blank string. Refuses what `parse_call` refuses."""
     reader = _Reader(text)
     if reader.at == len(text):
         return ()
@@ -64,7 +64,7 @@ def parse_several(text: str) -> tuple[Call, ...]:
 
 
 def quote(text: str) -> str:
-    """A string value as it stands in a spec: bare when that reads back as itself, else in JSON quotes."""
+    """Return a string as it is written in a spec: bare if it reads back as itself, otherwise in JSON quotes."""
     return text if WORD.fullmatch(text) and text not in ("true", "false") else json.dumps(text)
 
 
@@ -77,7 +77,7 @@ class _Reader:
         self.skip()
 
     def end(self) -> None:
-        """Refuses whatever follows."""
+        """Refuse anything that follows."""
         if self.at < len(self.text):
             raise self.error("nothing more")
 
@@ -94,7 +94,7 @@ class _Reader:
         return match.group()
 
     def sees(self, character: str) -> bool:
-        """Consumes the character if it comes next."""
+        """Consume the character if it comes next; return whether it did."""
         if not self.text.startswith(character, self.at):
             return False
         self.at += 1

@@ -1,4 +1,4 @@
-"""Exact numbers: text <-> Fraction, so that `1/64` stays 1/64 on every machine and in every label."""
+"""Exact numbers: strings to Fractions and back, so that `1/64` stays 1/64 on every machine and in every label."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from numbers import Rational, Real
 from fedcams.errors import SpecError
 
 Number = Fraction | float
-"""What a caller may pass for a real hyperparameter; what is stored is always a `Fraction`."""
+"""What a caller may pass for a real hyperparameter; it is always stored as a `Fraction`."""
 
 PATTERN = re.compile(r"[+-]?(?:\d+/\d+|(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d{1,3})?)")
 MAX_EXPONENT = 400  # beyond float64; keeps 1e999 from becoming a thousand-digit integer
 
 
 def parse_number(text: str) -> Fraction:
-    """The exact value of `3`, `-0.5`, `1e-3` or `1/64`."""
+    """Return the exact value of a string such as `3`, `-0.5`, `1e-3` or `1/64`; refuses anything else."""
     if not PATTERN.fullmatch(text):
         raise SpecError(f"{text!r} is not a number; write 3, 0.5, 1e-3 or 1/64")
     exponent = re.search(r"[eE]([+-]?\d+)", text)
@@ -30,9 +30,9 @@ def parse_number(text: str) -> Fraction:
 
 
 def exact(value: Number | Real | str) -> Fraction:
-    """A Fraction from anything a caller may write; a float means what its shortest decimal says (0.1 is 1/10).
+    """Return the exact value of a number or string; a float counts as its shortest decimal (0.1 is 1/10).
 
-    NumPy's numbers are as good as Python's.
+    Accepts NumPy's numbers too. Refuses NaN, infinity and strings that are no numbers.
     """
     if isinstance(value, str):
         return parse_number(value.strip())
@@ -44,7 +44,7 @@ def exact(value: Number | Real | str) -> Fraction:
 
 
 def format_number(value: Fraction) -> str:
-    """The shortest exact spelling; between equals decimal, then exponent, then fraction."""
+    """Return the shortest exact spelling; of equally short ones decimal comes before exponent before fraction."""
     if value.denominator == 1 and abs(value.numerator) < 10**6:
         return str(value.numerator)
     spellings = [*_decimals(value), f"{value.numerator}/{value.denominator}"]
@@ -54,7 +54,7 @@ def format_number(value: Fraction) -> str:
 
 
 def _decimals(value: Fraction) -> list[str]:
-    """The plain and the exponent spelling, if the decimal expansion ends."""
+    """Return the decimal and the exponent spelling; none if the decimal expansion does not end."""
     places = _decimal_places(value.denominator)
     if places is None:
         return []
@@ -68,7 +68,7 @@ def _decimals(value: Fraction) -> list[str]:
 
 
 def _decimal_places(denominator: int) -> int | None:
-    """Digits after the point of 1/denominator, None when they never end."""
+    """Return the number of digits after the point in 1/denominator; None if they never end."""
     twos = (denominator & -denominator).bit_length() - 1
     rest, fives = denominator >> twos, 0
     while rest % 5 == 0:

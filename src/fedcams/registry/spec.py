@@ -1,4 +1,4 @@
-"""Registered pieces: a frozen dataclass with a kind, a name and a spec string that is its exact spelling."""
+"""Registered pieces: frozen dataclasses with a kind, a name and a spec string that describes them exactly."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fedcams.registry.table import params, registered
 
 
 class Spec:
-    """The root of everything registered. Subclasses are frozen dataclasses whose fields are declared params."""
+    """The base class of everything registered: frozen dataclasses whose fields `number`, `text` and others declare."""
 
     kind: ClassVar[str] = ""
     name: ClassVar[str] = ""
     examples: ClassVar[tuple[str, ...]] = ()
-    """Spec strings that show it; contract tests run over them and the reference prints them."""
+    """Spec strings that show its use; the contract tests run them and the reference prints them."""
     refused: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Bad specs, each with a pattern that its error must match."""
+    """Invalid specs, each with a pattern that its error message must match."""
     internal: ClassVar[bool] = False
-    """Whether only files of runs name it: lists and the reference leave it out."""
+    """Whether only the files of runs name it; lists and the reference leave it out."""
     schedulable: ClassVar[bool] = False
-    """Whether its number params may hold a schedule instead."""
+    """Whether its number fields may be schedules."""
 
     def __post_init__(self) -> None:
-        """Checks and normalises every field; extend it for rules between fields."""
+        """Check and normalise every field; extend it to check fields against each other."""
         for key, (param, default) in params(type(self)).items():
             value = getattr(self, key)
             if value is None and default is None:
@@ -63,9 +63,10 @@ class Spec:
 
     @classmethod
     def parse(cls, spec: str | Spec) -> Self:
-        """The piece of this kind that a spec string spells; a piece is returned as it is.
+        """Return the piece of this kind that a spec string describes; a piece is returned unchanged.
 
-        Call it on the base class of a kind: `Compressor.parse("topk(ratio=1/64)")`. Refuses pieces of other classes.
+        Call it on the base class of a kind: `Compressor.parse("topk(ratio=1/64)")`. Refuses invalid specs, and pieces
+        of other classes.
         """
         found = resolve(cls.kind, spec)
         if not isinstance(found, cls):
@@ -74,13 +75,14 @@ class Spec:
 
     @classmethod
     def parse_several(cls, specs: str | Spec | Sequence[str | Spec]) -> tuple[Self, ...]:
-        """The pieces of this kind that a text such as `q + gamma` spells, or a list names one by one."""
+        """Return the pieces of this kind that a string such as `q + gamma`, or a list of specs, describes."""
         return tuple(cls.parse(spec) for spec in resolve_several(cls.kind, specs))
 
     def at(self, round: int, rounds: int) -> Self:
-        """The same piece with the values that its schedules, nested ones too, have in round 1, 2, ... of `rounds`.
+        """Return the piece with its schedules, nested ones too, replaced by their values in round 1, 2, … of `rounds`.
 
-        A value is an exact number of at most six significant digits. Without schedules the piece itself is returned.
+        Values are exact numbers of at most six significant digits. A piece without schedules returns itself. Refuses
+        numbers below 1.
         """
         if min(round, rounds) < 1:
             raise SpecError(f"round={round} of rounds={rounds}; allowed: both count from 1")
@@ -89,11 +91,11 @@ class Spec:
         return self if all(new[key] is old[key] for key in old) else type(self)(**new)
 
     def schedules(self) -> list[tuple[str, Schedule]]:
-        """Every schedule in this piece with its place, such as `lr` or `codec.ratio`, in declared order."""
+        """Return every schedule in this piece with its place, such as `lr` or `codec.ratio`, in declared order."""
         return list(_schedules(self))
 
     def __str__(self) -> str:
-        """The canonical spec: declared order, defaults omitted, a leading nested spec without its key."""
+        """Return the canonical spec: in declared order, without defaults, and a leading nested spec without its key."""
         shown = []
         for position, (key, (param, default)) in enumerate(params(type(self)).items()):
             value = getattr(self, key)
@@ -104,48 +106,52 @@ class Spec:
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
     def spelled_out(self) -> str:
-        """The spec with every parameter, defaults included: for readers who do not know them by heart."""
+        """Return the spec with every field, defaults included, for readers who do not know the defaults."""
         values = {key: getattr(self, key) for key in params(type(self))}
         shown = [f"{key}={'none' if value is None else show(value)}" for key, value in values.items()]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
 
 class Schedule(Spec, ABC):
-    """The root of all schedules: a number that depends on the round.
+    """The base class of all schedules: a number that depends on the round.
 
-    Subclasses write `value` and `bounds`, and say by `length` and `limit` what depends on their own length.
+    A subclass writes `value` and `bounds`. It overrides `length` if it ends, `limit` if it approaches a bound without
+    reaching it, and `depends_on_rounds` if it depends on the length of the run.
     """
 
     kind = "schedule"
 
     @abstractmethod
     def value(self, round: int, rounds: int) -> float:
-        """The number in round 1, 2, ... of a run of so many rounds."""
+        """Return the number in round 1, 2, … of a run of `rounds` rounds."""
 
     @abstractmethod
     def bounds(self) -> tuple[Fraction, Fraction]:
-        """The lowest and the highest number that it comes to in any run."""
+        """Return the lowest and the highest number in any run."""
 
     def limit(self) -> Fraction | None:
-        """The bound that it comes close to and never takes; None if it takes both."""
+        """Return the bound that it approaches but never reaches; None if it reaches both."""
         return None
 
     def length(self, rounds: int) -> int:
-        """After how many rounds it stays as it is, in a run of so many; 0 if it does from the start or never does."""
+        """Return after how many rounds of a run of `rounds` it stays constant; 0 if it always or never does."""
         return 0
 
     @property
     def depends_on_rounds(self) -> bool:
-        """Whether a longer run would change its numbers in the first rounds."""
+        """Whether its numbers depend on the length of the run."""
         return False
 
     def __float__(self) -> float:
-        """Refuses: a schedule has a number in a round only."""
+        """Refuse: a schedule has a number only in a given round."""
         raise SpecError(f"{self} is a schedule; take the piece that holds it at a round: piece.at(round, rounds)")
 
 
 def resolve(kind: str, spec: str | Spec) -> Spec:
-    """The registered piece that a spec string spells; a piece of the right kind is returned as it is."""
+    """Return the registered piece of this kind that a spec string describes; a piece of the kind is returned unchanged.
+
+    Refuses unknown names and keys, values out of range, and pieces of another kind.
+    """
     if isinstance(spec, str):
         return _build(kind, parse_call(spec))
     if not isinstance(spec, Spec):
@@ -156,7 +162,7 @@ def resolve(kind: str, spec: str | Spec) -> Spec:
 
 
 def resolve_several(kind: str, specs: str | Spec | Sequence[str | Spec]) -> tuple[Spec, ...]:
-    """The registered pieces that a text such as `clip(norm=1) + fednova` spells, or a list names one by one."""
+    """Return the pieces of this kind that a string such as `clip(norm=1) + fednova`, or a list of specs, describes."""
     if isinstance(specs, str):
         return tuple(_build(kind, call) for call in parse_several(specs))
     return tuple(resolve(kind, spec) for spec in ([specs] if isinstance(specs, Spec) else specs))
@@ -199,7 +205,7 @@ def _key(cls: type[Spec], declared: dict[str, tuple[Param, Any]], position: int,
 
 
 def _meaning(cls: type[Spec], param: Param, value: Value, where: str) -> Any:
-    """A parsed value as its parameter reads it: a bare word may be a boolean, a string or a spec."""
+    """Return a parsed value as its field reads it: a bare word may be a boolean, a string or a spec."""
     calls = _calls(value)
     if calls and param.kind == "specs":
         return tuple(_build(param.spec_kind, call) for call in calls)
@@ -217,7 +223,7 @@ def _meaning(cls: type[Spec], param: Param, value: Value, where: str) -> Any:
 
 
 def _calls(value: Value) -> tuple[Call, ...]:
-    """The specs that a value may be."""
+    """Return the specs that a value may stand for."""
     if isinstance(value, Word):
         return (Call(value.text, ()),)
     if isinstance(value, Several):
@@ -229,12 +235,12 @@ def _calls(value: Value) -> tuple[Call, ...]:
 
 
 def _may_schedule(cls: type[Spec], value: Value) -> bool:
-    """Whether `value` can only be meant as a schedule, though none has its name."""
+    """Return whether `value` can only be meant as a schedule, although no schedule has its name."""
     return cls.schedulable and isinstance(value, Call)
 
 
 def _spelled_schedule(param: Param, value: Any, where: str) -> Any:
-    """The schedule that a string spells where a number is due; anything else as it is."""
+    """Return the schedule that a string describes if the field is a number; any other value unchanged."""
     name = WORD.match(value.strip()) if isinstance(value, str) and param.kind in ("number", "integer") else None
     if name is None or name.group() not in registered("schedule"):
         return value
@@ -245,7 +251,7 @@ def _spelled_schedule(param: Param, value: Any, where: str) -> Any:
 
 
 def _at(value: Any, round: int, rounds: int) -> Any:
-    """A field's value in a round; the same object where nothing changes."""
+    """Return a field's value in a round; the same object if nothing changes."""
     if isinstance(value, Schedule):
         return _short(value, round, rounds)
     if isinstance(value, Spec):
@@ -257,7 +263,7 @@ def _at(value: Any, round: int, rounds: int) -> Any:
 
 
 def _short(schedule: Schedule, round: int, rounds: int) -> Fraction:
-    """Its number of at most six significant digits, or the bound that rounding would leave."""
+    """Return its number in a round, with at most six significant digits and within its bounds."""
     low, high = schedule.bounds()
     return min(max(Fraction(f"{schedule.value(round, rounds):.6g}"), low), high)
 

@@ -1,4 +1,4 @@
-"""What is registered: kind -> name -> class, and the params that a class declares."""
+"""The table of registered pieces, kind -> name -> class, and the fields that a class declares."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ S = TypeVar("S", bound="Spec")
 
 
 def register(name: str) -> Callable[[type[S]], type[S]]:
-    """Class decorator: puts a frozen dataclass under `name` into the registry of its kind."""
+    """Register a frozen dataclass under `name` in the registry of its kind; use it as a class decorator.
+
+    Refuses a class that is no frozen dataclass, and a name that another class of the kind has.
+    """
 
     def add(cls: type[S]) -> type[S]:
         known = _REGISTRY.setdefault(cls.kind, {})
         if not getattr(cls.__dict__.get("__dataclass_params__"), "frozen", False):
             raise TypeError(f"{cls.__name__}: put @dataclass(frozen=True) below @register({name!r})")
         if name in known and known[name].__qualname__ != cls.__qualname__:
-            raise SpecError(f"{cls.kind} {name!r} is registered already by {known[name].__module__}")
+            raise SpecError(f"{cls.kind} {name!r} is already registered by {known[name].__module__}; rename yours")
         cls.name = name
         known[name] = cls
         return cls
@@ -35,24 +38,24 @@ def register(name: str) -> Callable[[type[S]], type[S]]:
 
 
 def params(cls: type[Spec]) -> dict[str, tuple[Param, Any]]:
-    """Each declared hyperparameter with its default (`dataclasses.MISSING` when it is required)."""
+    """Return each declared field with its default, which is `dataclasses.MISSING` if the field is required."""
     fields = dataclasses.fields(cast(Any, cls))
     return {field.name: (field.metadata["param"], field.default) for field in fields}
 
 
 def registered(kind: str, internal: bool = False) -> dict[str, type[Spec]]:
-    """Return name -> class of everything registered under a kind, by name; `internal` adds what nobody should write."""
+    """Return name -> class of everything registered under a kind, by name; `internal` adds what only run files name."""
     found = sorted(_REGISTRY.get(kind, {}).items())
     return {name: cls for name, cls in found if internal or not cls.internal}
 
 
 def kinds() -> list[str]:
-    """The kinds that have something registered."""
+    """Return the kinds that have at least one registered class."""
     return sorted(_REGISTRY)
 
 
 def import_folder(package: str, path: Iterable[str]) -> None:
-    """Import every module of a package, so that what it registers is known; those named `_...` are left alone."""
+    """Import every module of a package, which registers its classes; modules named `_...` are skipped."""
     for module in pkgutil.iter_modules(path):
         if not module.name.startswith("_"):
             importlib.import_module(f"{package}.{module.name}")

@@ -1,4 +1,4 @@
-"""A federated round: what clients and server do, on rows, and the messages in which they meet."""
+"""A federated round: what clients and the server compute, on rows, and the messages between them."""
 
 from fedcams.rounds.client import Client, ClientUpdate
 from fedcams.rounds.cohort import Arrival, Outgoing, Received

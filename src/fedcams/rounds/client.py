@@ -1,6 +1,6 @@
 """The client's side of a round: train from what was received, encode what to send, keep what the server accepts.
 
-All of it works on rows `[C, d]`. A simulation has one row for each client of the cohort, a site has one.
+Everything works on rows `[C, d]`: a simulation has one row per client of the cohort, a site has one.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from fedcams.wire import decode, pack
 
 @dataclass(frozen=True)
 class Client:
-    """What clients need beside their data: the method, the model's layouts, and the memory of error feedback."""
+    """What clients need besides their data: the method, the model's layouts, and the store of their rows."""
 
     method: Method
     layout: Layout
     buffer_layout: Layout | None = None
     rows: RowStore | None = None
-    """The rows that `method.memory` names, of every client; in memory unless given."""
+    """The rows that `method.memory` names, for every client; in memory unless given."""
     held: HeldStore | None = None
-    """Where a client keeps its model, for downlinks that need it."""
+    """Where clients keep their model, for downlinks that need it."""
     rounds: int | None = None
     """How many rounds the run has, for schedules that depend on it."""
     population: int = 0
@@ -54,10 +54,10 @@ class Client:
                 ", ".join(f"{name} with d={layout.d}" for name, layout in layouts.items()) or "nothing"
                 for layouts in (self.rows.layouts, needed)
             )
-            raise LayoutError(f"rows holds {theirs}, and this method and model keep {ours}; give a store made for them")
+            raise LayoutError(f"rows has {theirs}, but this method and model need {ours}; give a store made for them")
 
     def keeps(self, name: str) -> bool:
-        """Whether clients keep a row of this name."""
+        """Return whether clients keep a row of this name."""
         return self.rows is not None and name in self.rows.layouts
 
 
@@ -65,7 +65,7 @@ class Client:
 
 
 def shift_of(client: Client, ids: Sequence[int], control: Tensor | None) -> Tensor | None:
-    """Return what the method's control variates add to every gradient of these clients, `[C, d]`; None for nothing."""
+    """Return what the method's control variates add to every gradient of these clients `[C, d]`; None for nothing."""
     if control is None or client.rows is None:
         return None
     return client.method.control.shift(control, client.rows.gather(CONTROL, ids).to(control.device))
@@ -81,10 +81,10 @@ def respond_(
     population: int = 0,
     measure: bool = False,
 ) -> Outgoing:
-    """Encode what these clients send after training. Consumes `trained.delta`: residuals are formed in its memory.
+    """Return what these clients send after training; overwrites `trained.delta`, whose memory the residuals use.
 
-    A client whose loss, buffers or update is not finite sends a refusal instead, and the others do not notice.
-    No row is stored before `commit`. With `measure` the relative compression errors are found too.
+    A client whose loss, buffers or update is not finite sends a refusal instead; the others are not affected.
+    No row is stored before `commit`. With `measure`, the relative compression errors are measured too.
     """
     method = client.method.in_round(round, client.rounds)
     losses = trained.loss.tolist()
@@ -115,7 +115,7 @@ def respond_(
 
 
 def commit(client: Client, outgoing: Outgoing, accepted: Collection[int]) -> None:
-    """Keep what the server's acceptance of these clients means for their rows; the rows of others stay as they are."""
+    """Store the new rows of the `accepted` clients, once the server has accepted them; other rows do not change."""
     ids = outgoing.arrival.facts.ids
     places = [place for place, client_id in enumerate(ids) if client_id in accepted]
     if client.rows is not None and outgoing.rows and places:
@@ -194,7 +194,7 @@ def _buffer_message(client: Client, method: Method, sending: Sending) -> Tensor:
 
 
 class ClientUpdate(NamedTuple):
-    """What one client's training brings: the change of the parameters `[d]`, the buffers, and what it saw."""
+    """The result of one client's training: the change of the parameters `[d]`, the buffers, and what it saw."""
 
     delta: Tensor
     buffers: Tensor | None
@@ -205,14 +205,14 @@ class ClientUpdate(NamedTuple):
 
 Train = Callable[[Received, Instruction, "Tensor | None", float], ClientUpdate]
 """(what was received, instruction, shift of the gradients `[d]` or None, local rate) -> ClientUpdate. Shuffles and
-augmentation are functions of the instruction's seed, round and client. The model's memory is its own to use."""
+augmentation depend only on the instruction's seed, round and client. It may overwrite the model that it is given."""
 
 
 def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Reply | Refusal, Outgoing | None]:
-    """Train and encode one client's reply; no row is stored until the outgoing update is committed.
+    """Train one client and return its reply, or its refusal; no row is stored until the outgoing update is committed.
 
-    A client that keeps its model stages the one received first, so that it survives a kill from here on. It refuses an
-    instruction that builds on a model which it does not hold, and also what its own training makes not finite.
+    A client that keeps its model stages the received one first, so that it survives a kill. It refuses an instruction
+    that builds on a model that it does not hold, and the result of its own training if that is not finite.
     """
     who, round = instruction.client, instruction.round
     down = _down(client)
@@ -239,19 +239,19 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
 
 
 def is_accepted(sent: Reply, instruction: Instruction) -> bool:
-    """Whether the instruction names this reply as the one accepted last."""
+    """Return whether the instruction names this reply as the last one accepted."""
     last = instruction.accepted
     return last is not None and (last.round, last.digest) == (sent.round, sent.digest)
 
 
 def _down(client: Client) -> dict[str, Layout]:
-    """What instructions carry beside the model."""
+    """Return the layouts of what instructions carry besides the model, by name."""
     layouts = {BUFFERS: client.buffer_layout, CONTROL: client.layout if client.method.control.active else None}
     return {name: layout for name, layout in layouts.items() if layout is not None}
 
 
 def reply_of(outgoing: Outgoing, layout: Layout, buffer_layout: Layout | None, held: Held | None) -> Reply:
-    """Return the message of one client's outgoing update; `held` names the model that it trained from."""
+    """Return the message with one client's outgoing update; `held` names the model that it was trained from."""
     facts = outgoing.arrival.facts
     streams = {
         name: pack(

@@ -1,6 +1,6 @@
-"""What passes between the two sides of a round, as rows: one for each client.
+"""What the two sides of a round exchange, as rows: one per client.
 
-A simulation carries these values as they are and counts the bytes that they would take. A site has one row, and
+A simulation passes these values on directly and counts the bytes that they would take. A site has one row, and
 `fedcams.rounds.messages` carries it as bytes.
 """
 
@@ -21,7 +21,7 @@ from fedcams.transforms import Facts
 
 
 class Stream(NamedTuple):
-    """Something that travels to the server in every round."""
+    """One vector that travels to the server in every round: its name, layout and compressor."""
 
     name: str
     layout: Layout
@@ -29,7 +29,7 @@ class Stream(NamedTuple):
 
 
 def streams_up(method: Method, layout: Layout, buffer_layout: Layout | None) -> dict[str, Stream]:
-    """Return what clients send in a round, by name, for a model of these layouts."""
+    """Return what clients send per round, by name, for a model of these layouts."""
     found = {UPDATE: Stream(UPDATE, layout, method.uplink)}
     if buffer_layout is not None:
         found[BUFFERS] = Stream(BUFFERS, buffer_layout, method.buffers)
@@ -39,19 +39,19 @@ def streams_up(method: Method, layout: Layout, buffer_layout: Layout | None) -> 
 
 
 class Received(NamedTuple):
-    """What the clients of a cohort start a round with."""
+    """What the clients of a cohort receive at the start of a round."""
 
     start: Tensor
-    """The model: `[d]` if all hold the same, else `[C, d]`."""
+    """The model: `[d]` if all clients receive the same, otherwise `[C, d]`."""
     buffers: Tensor | None
     """The buffers `[b]` or `[C, b]`; None if the model has none."""
     control: Tensor | None = None
-    """The server's control variate `[d]`; None without one."""
+    """The server's control variate `[d]`; None if the method has none."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """The encoded messages of some clients, in ascending id."""
+    """The encoded updates of some clients, in ascending id."""
 
     facts: Facts
     losses: tuple[float, ...]
@@ -62,7 +62,7 @@ class Arrival:
         return len(self.facts.ids)
 
     def only(self, places: Sequence[int]) -> Arrival:
-        """Return the messages at these places."""
+        """Return the updates at these places."""
         if len(places) == len(self):
             return self
         codes = {name: (codec, code_rows(code, places)) for name, (codec, code) in self.codes.items()}
@@ -71,15 +71,15 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What the clients of a cohort send, and what each of them keeps if the server accepts it."""
+    """What the clients of a cohort send, and what each of them stores if the server accepts it."""
 
     arrival: Arrival
     rows: Mapping[str, Tensor]
-    """Name of the client's row -> its value `[C, d]` once the update is accepted."""
+    """Name of a row -> its values `[C, d]` once the updates are accepted."""
     errors: Tensor | None
     """`[C]`, the relative compression error ‖C(h)-h‖/‖h‖, if measured; zero for h = 0."""
     refused: Mapping[int, str]
-    """Clients whose training gave something that is not finite, and why: they send a refusal instead."""
+    """Client -> why it sends a refusal instead: its training gave values that are not finite."""
 
 
 def code_rows(code: Code, places: Sequence[int]) -> dict[str, Tensor]:
@@ -88,5 +88,5 @@ def code_rows(code: Code, places: Sequence[int]) -> dict[str, Tensor]:
 
 
 def some_rows(rows: Tensor, places: Sequence[int]) -> Tensor:
-    """Return the rows `[C, ...]` at these places; all of them are not copied."""
+    """Return the rows `[C, ...]` at these places; a selection of all rows is not copied."""
     return rows if len(places) == len(rows) else rows[torch.tensor(places, dtype=torch.long, device=rows.device)]

@@ -1,12 +1,12 @@
-"""A client on a machine of its own: its side of the rounds, whatever dies in between.
+"""A client on its own machine, whose state survives a kill at any moment.
 
-<folder>/rows/          a RowStore: the rows that count, and while a reply waits those that may replace them
-<folder>/pending.reply  the reply that waits for the server's word, and what it answers; counts with its rows only
+<folder>/rows/          a RowStore: the valid rows and, while a reply is pending, those that may replace them
+<folder>/pending.reply  the reply that waits for the server's decision, and what it answers; valid only with its rows
 <folder>/held/          a HeldStore: the model that the client keeps, for downlinks that need it
 
-A reply is given out only when rows and reply are on disk. The next instruction says which of the client's updates the
-server accepted last: if it is the one that waits, its rows count from then on, otherwise they are dropped. An
-instruction that was answered already is answered with the same bytes, so it does not matter how often messages come.
+A reply is returned only when its rows and the reply itself are on disk. The next instruction says which of the client's
+updates the server accepted last. If it is the pending one, its rows become valid; otherwise they are dropped. An
+instruction that was answered before gets the same bytes again, so messages may arrive more than once.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ WAITING = Frame(b"FCMP", "Q4s", blobs=1)  # round and checksum of the instructio
 
 
 class Answer(NamedTuple):
-    """What the client answers."""
+    """A client's answer to an instruction."""
 
     reply: Reply | Refusal
     """A refusal if the instruction builds on a model that the client does not hold, or if its training failed."""
     again: bool
-    """Whether it was given before and is only repeated."""
+    """Whether the client gave this answer before and only repeats it."""
     note: str
-    """What the server should know beside it; empty if all is well."""
+    """What else the server should know; empty if all is well."""
 
 
 class DurableClient:
-    """One client of one run and the folder that holds its state; one process at a time."""
+    """One client of one run, and the folder with its state; only one process may use it at a time."""
 
     def __init__(
         self,
@@ -58,11 +58,14 @@ class DurableClient:
         rounds: int | None = None,
         population: int = 0,
     ) -> None:
-        """Open the folder, or make it; refuses one of another model or method, or of an older version."""
+        """Open the folder, or create it; refuses a folder of another model or method, or of an older version.
+
+        `layout` and `buffer_layout` are those of the model; `rounds` is the length of the run, for schedules.
+        """
         if (folder / OLD_ROWS).exists():
             raise ResidualError(
                 f"{folder}: written by fedcams 0.1; version 0.1.0 is the last one that reads it; finish the run with "
-                "it, or start a run of another name, whose rows start at zero"
+                "it, or start a run under another name, whose rows start at zero"
             )
         memory = method.memory(layout, buffer_layout)
         rows = RowStore.on_disk(memory, folder / ROWS, spares=1) if memory else None
@@ -71,12 +74,13 @@ class DurableClient:
         self.client = Client(method, layout, buffer_layout, rows, held, rounds, population)
 
     def answer(self, instruction: Sequence[bytes], train: Train) -> Answer:
-        """Settle what waits, train, and make the reply last before giving it out.
+        """Resolve the pending reply, train, and return the new reply once it is on disk.
 
-        `instruction` is the message in parts, as `Instruction.to_parts` gives them.
+        `instruction` is the message in parts, as `Instruction.to_parts` returns them. Raises a WireError for a damaged
+        instruction, and a ResidualError for damaged state or a server that was set back.
         """
         asked = Instruction.from_parts(instruction)
-        # beside the round its checksum: a server that started over may ask for the same round in another way
+        # the checksum too: a server that started over may ask for the same round differently
         name, waiting = (asked.round, bytes(instruction[-1][-4:])), self._waiting()
         if waiting is not None and waiting[0] == name:
             return Answer(waiting[1], again=True, note="")
@@ -92,7 +96,7 @@ class DurableClient:
         return Answer(reply, again=False, note=note)
 
     def _settled_first(self, settled: Future[None]) -> Client:
-        """The client, once its rows are settled if its training starts from one of them, as with control variates."""
+        """Return the client, and first wait for its rows if training reads one of them, as with control variates."""
         if self.client.method.control.active:
             settled.result()
         return self.client
@@ -103,13 +107,13 @@ class DurableClient:
         if self.rows is not None:
             if sent is not None and is_accepted(sent, instruction):
                 self.rows.snapshot(sent.round)
-            else:  # also where a process died between rows and reply
+            else:  # also if a process died between rows and reply
                 self.rows.rollback(self.rows.snapshot_round or 0)
         with os_errors(ResidualError, "remove", self.folder / PENDING):
             (self.folder / PENDING).unlink(missing_ok=True)
 
     def _compare(self, sent: Reply | None, instruction: Instruction) -> str:
-        """Whether server and client agree on the last accepted round, once this is settled; ours can only be older."""
+        """Return a note if the server knows of a later accepted round than these rows; refuse if ours is later."""
         if self.rows is None:
             return ""
         last = 0 if instruction.accepted is None else instruction.accepted.round
@@ -118,16 +122,16 @@ class DurableClient:
         if ours > last:
             raise ResidualError(
                 f"{self.folder}: the server accepted round {last} last, this residual is of round {ours}: the server "
-                "was set back to an older checkpoint; go on under another run name, whose residuals start at zero"
+                "was set back to an older checkpoint; continue under another run name, whose residuals start at zero"
             )
         if ours < last:
-            return f"the residual of round {last} is lost, going on from that of round {ours}"
+            return f"the residual of round {last} is lost, continuing from that of round {ours}"
         return ""
 
     # -- what waits --------------------------------------------------------------------------------------------------
 
     def _hold(self, name: tuple[int, bytes], reply: Reply, outgoing: Outgoing) -> None:
-        """Rows and reply go to the disk at once: the one without the other is as if it had never been."""
+        """Write rows and reply to disk at the same time; either one without the other is ignored."""
         if self.rows is None:
             return
         rows = self.rows
@@ -143,7 +147,7 @@ class DurableClient:
             write_whole(path, *WAITING.parts(name, reply.to_bytes()))
 
     def _waiting(self) -> tuple[tuple[int, bytes], Reply] | None:
-        """The reply on disk, and what it answers; only if its rows are there too."""
+        """Return the reply on disk and what it answers; None unless its rows are there too."""
         path = self.folder / PENDING
         if self.rows is None or not path.exists():
             return None
@@ -157,7 +161,7 @@ class DurableClient:
 
 
 def _after(settled: Future[None], train: Train) -> Train:
-    """Training whose update meets rows that are settled."""
+    """Return `train`, extended to wait at its end until the rows are resolved."""
 
     def trained(received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
         update = train(received, instruction, shift, rate)

@@ -1,4 +1,4 @@
-"""The arrivals of one round: what is sound goes into the sums, the rest is refused with a reason."""
+"""The arrivals of one round: valid ones are added to the sums, the others are refused with a reason."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
 
 
 class Means(NamedTuple):
-    """What a cohort's arrivals come to."""
+    """The means of a cohort's accepted arrivals."""
 
     update: Tensor
-    """`[d]`, after the transforms of the mean."""
+    """`[d]`, the combined update after the transforms of the mean."""
     norm: float
     buffers: Tensor | None
     """`[b]`, the new buffers; None if the model has none."""
     control: Tensor | None
-    """`[d]`, the mean change of control variates; None without them."""
+    """`[d]`, the mean change of the control variates; None without them."""
 
 
 class Intake:
     """Takes the arrivals of one round, as rows (`take`) or as messages (`offer`), and combines them (`means`).
 
     Arrivals may be taken one by one, in batches or all at once: the means are the same, bit for bit. With `in_order`
-    they must come in ascending client id and are added at once, so that memory does not grow with their number.
+    they must arrive in ascending client id and are added immediately, so memory does not grow with their number.
     """
 
     def __init__(self, server: Server, state: ServerState, cohort: Collection[int], in_order: bool = False) -> None:
-        """Begin the intake of the round after `state`, in which the clients of the cohort were asked."""
+        """Begin the intake of the round after `state`, for the clients of this cohort."""
         self.server, self.state, self.round, self.cohort = server, state, state.round + 1, cohort
         self.method = server.method.in_round(self.round, server.rounds)
         self.streams = streams_up(self.method, server.layout, server.buffer_layout)
         self.sums = {name: Aggregator(stream.layout, state.x.device, in_order) for name, stream in self.streams.items()}
         self.digests: dict[int, bytes] = {}
-        """Accepted clients whose reply came as bytes -> the name of that reply."""
+        """Accepted client -> the digest of its reply, if it came as bytes."""
         self.acks: dict[int, Held | None] = {}
-        """What clients say they hold: even a reply that is refused tells that."""
+        """Client -> what it says it holds; refused replies say so too."""
         self.refused: dict[int, str] = {}
         self._accepted: dict[int, tuple[Facts, float]] = {}
         self._rows: dict[int, Tensor] = {}
@@ -61,7 +61,7 @@ class Intake:
     # -- as messages -------------------------------------------------------------------------------------------------
 
     def offer(self, answer: Reply | Refusal) -> None:
-        """Take a client's message, or refuse it and keep the reason."""
+        """Take a client's message, or refuse it and record the reason in `refused`."""
         try:
             self._check(answer)
             self._listen(answer)
@@ -70,7 +70,7 @@ class Intake:
             if not self._in_step(answer):
                 sent = self._expected(answer.client)
                 raise UpdateError(
-                    f"client {answer.client} trained from {answer.held or 'nothing kept'}, and was sent {sent}"
+                    f"client {answer.client} trained from {answer.held or 'nothing kept'}, but was sent {sent}"
                 )
             self.take(self._arrival(answer))
             if answer.client in self._accepted:
@@ -87,7 +87,7 @@ class Intake:
             raise UpdateError(f"client {answer.client} was not asked in round {self.round}")
 
     def _listen(self, answer: Reply | Refusal) -> None:
-        """That a client holds what it was sent last outweighs anything else it said in this round."""
+        """Record what a client says it holds; that it holds what it was last sent takes precedence in this round."""
         if self.acks.get(answer.client) != self._expected(answer.client):
             self.acks[answer.client] = answer.held
 
@@ -98,7 +98,7 @@ class Intake:
         return self.method.downlink.expected(self.state.downlink, client)
 
     def _arrival(self, reply: Reply) -> Arrival:
-        """One client's message as a row."""
+        """Return one client's message as a row; refuses other streams and codecs than the method's."""
         expect_streams(reply, self.streams)
         codes: dict[str, tuple[Compressor, Code]] = {}
         for name, stream in self.streams.items():
@@ -115,15 +115,15 @@ class Intake:
     # -- as rows -----------------------------------------------------------------------------------------------------
 
     def take_all(self, outgoing: Outgoing) -> None:
-        """Take what the clients of a cohort send, and their refusals."""
+        """Take what the clients of a cohort send, including their refusals."""
         self.refused |= {client: f"UpdateError: {why}" for client, why in outgoing.refused.items()}
         if len(outgoing.arrival):
             self.take(outgoing.arrival)
 
     def take(self, arrival: Arrival) -> None:
-        """Take the rows of some clients; what a guard refuses is left out with its reason.
+        """Take the rows of some clients; those that a guard refuses are left out, with the reason in `refused`.
 
-        Everything is checked before anything is added, so that a client counts whole or not at all.
+        Everything is checked before anything is added, so that a client counts completely or not at all.
         """
         arrival = self._weighed(arrival)
         arrival = arrival.only(self._sound(arrival))
@@ -140,14 +140,14 @@ class Intake:
             self._accepted[client] = arrival.facts.take([place]), arrival.losses[place]
 
     def _weighed(self, arrival: Arrival) -> Arrival:
-        """The arrival with the weights that its clients have in the mean."""
+        """Return the arrival with the weights that its clients have in the mean."""
         weights = tuple(self.server.weight(examples) for examples in arrival.facts.examples)
         if self.method.weighting == "sampler" and self.server.sampler is not None:
             weights = tuple(self.server.sampler.weight(client, self.round) for client in arrival.facts.ids)
         return dataclasses.replace(arrival, facts=dataclasses.replace(arrival.facts, weights=weights))
 
     def _sound(self, arrival: Arrival) -> list[int]:
-        """The places of the rows that nothing speaks against; the others are refused."""
+        """Return the places of the rows that no guard refuses; record why the others are refused."""
         guards = [transform for transform in self.method.transforms if "guard" in transform.points]
         codec, code = arrival.codes[UPDATE] if len(arrival) else (IDENTITY, {})
         measured = any(guard.reads_norm for guard in guards)
@@ -186,15 +186,15 @@ class Intake:
         return Facts(self.round, self.server.seed, rate=rate, population=population, **lists)
 
     def mean_loss(self) -> float | None:
-        """Return the mean of the accepted clients' losses; None without one."""
+        """Return the mean of the accepted clients' losses; None if no client was accepted."""
         losses = [self._accepted[client][1] for client in sorted(self._accepted)]
         return float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean()) if losses else None
 
     def means(self) -> Means | None:
-        """Return the means of what was accepted; None without an accepted update.
+        """Return the means of the accepted arrivals; None if there are none.
 
-        Updates that are finite one by one may overflow together, or when an optimizer squares them. Then nobody can
-        tell whose fault it is, and none of them counts.
+        Updates that are finite one by one may overflow in a sum, or when an optimizer squares them. It is then
+        unknown which of them is at fault, so all of them are refused.
         """
         if not self._accepted:
             return None

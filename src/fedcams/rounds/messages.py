@@ -1,4 +1,4 @@
-"""The messages in which the halves of a round meet: an instruction, and a reply or a refusal.
+"""The messages between the two sides of a round: an instruction, and a reply or a refusal.
 
 Instructions and replies carry named streams, each the payload of one vector. `model` and `buffers` down, `update` and
 `buffers` up are the usual ones; methods may add others, such as `control`.
@@ -21,9 +21,9 @@ from fedcams.wire.frames import Frame, magic_of
 from fedcams.wire.streams import LENGTH, StreamFrame, in_order
 
 PROTOCOL = 2
-"""What peers must agree on: the bytes of messages, what they mean, and the digest that names a reply."""
+"""The version that peers must agree on: of the messages' bytes, their meaning, and the digest that names a reply."""
 RELEASES = {1: "fedcams 0.1", 2: "fedcams 0.2"}
-"""Protocol -> who speaks it."""
+"""Protocol -> the release that speaks it."""
 
 MODEL, UPDATE, BUFFERS = "model", "update", "buffers"
 _REPLY = "QQQQd"  # round, client, examples, steps, loss
@@ -38,10 +38,10 @@ REFUSAL = Frame(b"FCMX", f"QQBQ{DIGEST}s", blobs=1)  # round, client, held? vers
 
 
 def check_protocol(said: object, who: str) -> None:
-    """Refuses a peer of another version by name.
+    """Refuse a peer that speaks another protocol, naming its release.
 
-    `said` is the protocol that the peer states, or None if it states none, as fedcams 0.1 does not; `who` names the
-    peer, such as "node 12". Raises UnknownVersion, which says who has to update.
+    `said` is the protocol that the peer states; None, as from fedcams 0.1, means version 1. `who` names the peer, such
+    as "node 12". Raises UnknownVersion, which says which side has to update.
     """
     theirs = 1 if said is None else said
     if isinstance(theirs, bool) or not isinstance(theirs, int):
@@ -55,7 +55,7 @@ def check_protocol(said: object, who: str) -> None:
 
 
 def instruction_size(sizes: Mapping[str, int]) -> int:
-    """Return the bytes of an instruction whose streams (name -> bytes of the payload) have these sizes.
+    """Return the length of an instruction whose streams have payloads of these lengths, by name.
 
     Refuses sets of streams that no instruction can carry.
     """
@@ -63,7 +63,7 @@ def instruction_size(sizes: Mapping[str, int]) -> int:
 
 
 def reply_size(sizes: Mapping[str, int], holding: bool) -> int:
-    """Return the bytes of a reply whose streams (name -> bytes of the payload) have these sizes.
+    """Return the length of a reply whose streams have payloads of these lengths, by name.
 
     `holding` says whether the client keeps its model and names it. Refuses sets of streams that no reply can carry.
     """
@@ -71,13 +71,13 @@ def reply_size(sizes: Mapping[str, int], holding: bool) -> int:
 
 
 def refusal_size(reason: str) -> int:
-    """Return the bytes of a refusal with this reason."""
+    """Return the length of a refusal with this reason."""
     return REFUSAL.overhead + len(reason.encode())
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The last update of a client that entered the model."""
+    """The last update of a client that the server accepted: its round and the digest of its reply."""
 
     round: int
     digest: bytes
@@ -85,11 +85,11 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Instruction:
-    """From the server to one client: train from this model.
+    """The server's message to one client: train from this model.
 
-    `streams` maps names to payloads and is kept in ascending order of names: `model`, `buffers` where the model has
-    some, and what else the method sends. Refused: no stream or more than 16, a name other than 1 to 32 of a-z, 0-9, _
-    and -, and an empty payload of anything but the model.
+    `streams` maps names to payloads, in ascending order of names: `model`, `buffers` if the model has any, and what
+    else the method sends. Refused: no stream or more than 16, names that are not 1 to 32 characters of a-z, 0-9, _ and
+    -, and empty payloads except the model's.
     """
 
     round: int
@@ -98,7 +98,7 @@ class Instruction:
     streams: Mapping[str, bytes]
     accepted: Accepted | None = None
     crc_checked: bool = field(default=False, compare=False)
-    """Whether the model is known to end in its own checksum: it need not be read once more to find that out."""
+    """Whether the model is known to end in its own valid checksum, so that it need not be verified again."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "streams", in_order(self.streams, MODEL))
@@ -108,7 +108,7 @@ class Instruction:
         return b"".join(self.to_parts())
 
     def to_parts(self) -> list[bytes]:
-        """Return the same bytes in parts; each payload is one of them, not copied, so that messages can share it."""
+        """Return the same bytes in parts; each payload is one part and is not copied, so that messages can share it."""
         last = self.accepted or Accepted(0, bytes(DIGEST))
         head = (self.round, self.client, self.seed, self.accepted is not None, last.round, last.digest)
         return INSTRUCTION.parts(head, self.streams, known={MODEL: CRC_RESIDUE} if self.crc_checked else {})
@@ -134,16 +134,16 @@ class Instruction:
 
     @property
     def size(self) -> int:
-        """`len(to_bytes())`, without making them."""
+        """The length of `to_bytes()`, found without making the bytes."""
         return INSTRUCTION.size(_sizes(self.streams))
 
 
 @dataclass(frozen=True)
 class Reply:
-    """From one client to the server: the compressed update of a round and what the training saw.
+    """A client's message to the server: the compressed update of a round, and what the training saw.
 
-    `streams` maps names to payloads, as in an Instruction: `update`, `buffers` where the model has some, and what else
-    the method sends. `held` names the model that it was trained from, where clients keep theirs.
+    `streams` maps names to payloads, as in an Instruction: `update`, `buffers` if the model has any, and what else the
+    method sends. `held` names the model that it was trained from, if clients keep theirs.
     """
 
     round: int
@@ -186,7 +186,7 @@ class Reply:
 
     @property
     def size(self) -> int:
-        """`len(to_bytes())`, without making them."""
+        """The length of `to_bytes()`, found without making the bytes."""
         return self._frame.size(_sizes(self.streams))
 
     @property
@@ -200,7 +200,11 @@ class Reply:
 
 
 def digest(streams: Mapping[str, bytes]) -> bytes:
-    """Return 16 bytes, BLAKE2b of each stream in ascending order: length (1) of its name, name, length (8), payload."""
+    """Return a 16-byte BLAKE2b digest of streams.
+
+    It covers, for each stream in ascending order: the length of its name (1 byte), the name, the length of its payload
+    (8) and the payload.
+    """
     made = hashlib.blake2b(digest_size=DIGEST, person=b"fedcams.reply")
     for name in sorted(streams):
         made.update(bytes([len(name)]) + name.encode() + LENGTH.pack(len(streams[name])))
@@ -209,7 +213,7 @@ def digest(streams: Mapping[str, bytes]) -> bytes:
 
 
 def expect_streams(message: Instruction | Reply, names: Collection[str]) -> None:
-    """Refuses by WrongStreams a message that carries other streams than these."""
+    """Refuse a message that does not carry exactly the streams `names`; raises WrongStreams."""
     if set(message.streams) != set(names):
         found, wanted = (", ".join(sorted(some)) for some in (message.streams, names))
         what = "a reply from" if isinstance(message, Reply) else "an instruction for"
@@ -221,28 +225,31 @@ def _sizes(streams: Mapping[str, bytes]) -> dict[str, int]:
 
 
 def _reply_frame(holding: bool) -> StreamFrame:
-    """Of a reply from a client that keeps its model, or from one that does not."""
+    """Return the frame of replies from clients that keep their model, or from others."""
     return REPLY_HOLDING if holding else REPLY
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """From one client to the server: the instruction builds on something that the client does not hold."""
+    """A client's message to the server: it cannot answer the instruction.
+
+    Either the instruction builds on a model that the client does not hold, or its training was not finite.
+    """
 
     round: int
     client: int
     held: Held | None
-    """What it holds instead; None for nothing sound."""
+    """What the client holds; None for nothing usable."""
     reason: str
 
     def to_bytes(self) -> bytes:
-        """The message as it crosses a network."""
+        """Return the message as it crosses a network."""
         head = (self.round, self.client, self.held is not None, *(self.held or (0, bytes(DIGEST))))
         return REFUSAL.pack(head, self.reason.encode())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Refusal:
-        """The reverse of `to_bytes`; refuses what is damaged."""
+        """Read what `to_bytes` wrote; raises the WireError that says what is wrong."""
         (round, client, present, version, name), (reason,) = REFUSAL.unpack(data)
         if present > 1 or (not present and (version or any(name))):
             raise NonCanonical(f"the mark for what is held is {present} beside version {version}")
@@ -254,11 +261,11 @@ class Refusal:
 
 
 def answer_from_bytes(data: bytes) -> Reply | Refusal:
-    """What a client sent: a reply or a refusal."""
+    """Return the reply or refusal in these bytes; raises the WireError that says what is wrong."""
     return Refusal.from_bytes(data) if data[:4] == REFUSAL.magic else Reply.from_bytes(data)
 
 
 def answer_from_parts(parts: Sequence[bytes]) -> Reply | Refusal:
-    """The same for a message in parts."""
+    """Return the reply or refusal in these parts, payloads not copied; raises the WireError that says what is wrong."""
     refused = magic_of(parts) == REFUSAL.magic
     return Refusal.from_bytes(b"".join(parts)) if refused else Reply.from_parts(parts)

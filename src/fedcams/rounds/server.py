@@ -1,6 +1,6 @@
-"""The server's side of a round: what it knows, what it sends, and how the arrivals of a cohort become the next model.
+"""The server's side of a round: its state, what it sends, and how the arrivals of a cohort become the next model.
 
-`instruct` makes the instructions of a round as bytes, an `Intake` takes the replies in, and `conclude` makes the step.
+`instruct` makes the instructions of a round as bytes, an `Intake` takes the replies, and `conclude` makes the step.
 A simulation delivers models and takes arrivals as rows instead; everything else is the same.
 """
 
@@ -27,20 +27,20 @@ from fedcams.wire import encode
 
 @dataclass(frozen=True)
 class Server:
-    """What does not change during a run."""
+    """Everything about the server that does not change during a run."""
 
     method: Method
     layout: Layout
     buffer_layout: Layout | None = None
     seed: int = 0
     rounds: int | None = None
-    """How many rounds the run has, for schedules that depend on it."""
+    """The number of rounds in the run, for schedules that depend on it."""
     population: int = 0
-    """How many clients there are; 0 if that is not known."""
+    """The number of clients; 0 if it is not known."""
     replicas: RowStore | None = None
-    """What clients hold, for a downlink that keeps it at the server; in memory unless given."""
+    """The models that clients hold, for downlinks that keep them at the server; in memory unless given."""
     sampler: Sampler | None = None
-    """Who is asked in a round; needed where the method's weights come from it."""
+    """What chooses the cohorts; needed if the method's weights come from it."""
 
     def __post_init__(self) -> None:
         needed = {REPLICA: self.layout} if self.method.downlink.server_keeps_rows else {}
@@ -48,10 +48,10 @@ class Server:
             object.__setattr__(self, "replicas", RowStore.in_memory(needed))
         if self.replicas is not None and dict(self.replicas.layouts) != needed:
             raise LayoutError(
-                f"replicas holds rows of other layouts than this model's, d={self.layout.d}; give an empty store"
+                f"replicas has rows of other layouts than this model's, d={self.layout.d}; give an empty store"
             )
         if not -(2**63) <= self.seed < 2**63:
-            raise SpecError(f"seed={self.seed}; allowed: what fits into 64 bits with a sign")
+            raise SpecError(f"seed={self.seed}; allowed: what fits into 64 signed bits")
         if self.method.weighting == "sampler" and self.sampler is None:
             raise SpecError("weighting=sampler: this server does not know the sampler; give Server(sampler=...)")
         if self.method.control.active and not self.population:
@@ -63,19 +63,19 @@ class Server:
             self.method.check_rounds(self.rounds)
 
     def weight(self, examples: int) -> float:
-        """Return what the update of a client with so many examples counts in the mean, before the sampler's say."""
+        """Return the weight of a client with this many examples in the mean, unless the sampler sets the weights."""
         return float(examples) if self.method.weighting == "examples" else 1.0
 
 
 class Averaged(NamedTuple):
-    """The running average of the server's models, which is evaluated and saved and never trained from."""
+    """The running average of the server's models; it is evaluated and saved, but never trained from."""
 
     x: Tensor
     buffers: Tensor | None
 
 
 class ServerState(NamedTuple):
-    """What changes from round to round: everything needed to go on after a restart."""
+    """Everything that changes from round to round and is needed to continue after a restart."""
 
     round: int
     x: Tensor
@@ -88,23 +88,23 @@ class ServerState(NamedTuple):
 
 
 class Concluded(NamedTuple):
-    """How a round ended; without an accepted update there was no step, and the norm is zero."""
+    """The outcome of a round; without an accepted update there was no step, and the norm is zero."""
 
     round: int
     accepted: list[int]
     refused: dict[int, str]
-    """Client -> why. Among them are clients that were out of step: the next instruction brings them the dense model."""
+    """Client -> why it was refused. Clients that were out of step receive the dense model next."""
     delta_norm: float
     mean: Tensor | None
-    """`[d]`, what the step was made with."""
+    """`[d]`, the mean update of the step; None without one."""
     facts: Facts
-    """Of the accepted clients."""
+    """The facts of the accepted clients."""
     train_loss: float | None
-    """The mean of their losses."""
+    """The mean of the accepted clients' losses; None without one."""
 
 
 def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerState:
-    """Return the state before the first round."""
+    """Return the state before the first round, of a model `x [d]` with buffers; refuses an x that is not finite."""
     server.layout.check_finite(x, "model")
     method = server.method
     control = method.control.init(x) if method.control.active else None
@@ -113,12 +113,12 @@ def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerSta
 
 
 def broadcast(server: Server, state: ServerState) -> Broadcast:
-    """Return what a downlink needs to send the model of this state to clients."""
+    """Return what a downlink needs to send this state's model to clients."""
     return Broadcast(state.x, server.layout, state.round + 1, server.seed, server.replicas)
 
 
 def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[dict[int, Instruction], ServerState]:
-    """Return the instructions of the next round, client by client in ascending id, and the state until it is concluded.
+    """Return the instructions of the next round, by client in ascending id, and the state until `conclude`.
 
     A message that is lost, in either direction, changes nothing: the next one builds on what the client last said.
     """
@@ -135,7 +135,7 @@ def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tup
 
 
 def resend(server: Server, state: ServerState, refusal: Refusal) -> tuple[Instruction, ServerState]:
-    """Return an instruction for a client that refused the one of the present round, built on what it says it holds."""
+    """Return an instruction for a client that refused this round's, built on what it says it holds, and the state."""
     if refusal.round != state.round + 1:
         raise UpdateError(f"a refusal of round {refusal.round} in round {state.round + 1}; it came too late")
     told = server.method.downlink.acknowledge(
@@ -152,9 +152,9 @@ def take_answers(
     answers: Iterable[Reply | Refusal],
     in_order: bool = False,
 ) -> Intake:
-    """Return the intake of a round with these answers in it; a bad one is refused with its reason, the others count.
+    """Return the intake of a round with these answers; invalid ones are refused with a reason, the others count.
 
-    Replies that come one after the other in ascending client id need the memory of one, with `in_order`.
+    With `in_order`, replies must come in ascending client id, and only one of them is held in memory at a time.
     """
     intake = Intake(server, state, cohort, in_order)
     for answer in answers:
@@ -165,9 +165,9 @@ def take_answers(
 def conclude(
     server: Server, state: ServerState, intake: Intake, means: Means | None = None
 ) -> tuple[ServerState, Concluded]:
-    """Return the state after the round, and how it ended. Consumes the old state.
+    """Return the state after the round, and the round's outcome; an empty intake leaves the model unchanged.
 
-    `means` are those of the intake, if they were taken already.
+    Overwrites the tensors of the old state. `means` are those of the intake, if they were computed already.
     """
     round, method = state.round + 1, intake.method
     means = means or intake.means()
@@ -186,7 +186,7 @@ def conclude(
 
 
 def _beside(server: Server, state: ServerState) -> list[tuple[str, Tensor, Layout]]:
-    """What instructions carry beside the model."""
+    """Return what instructions carry besides the model: name, vector and layout."""
     found = []
     if state.buffers is not None and server.buffer_layout is not None:
         found.append((BUFFERS, state.buffers, server.buffer_layout))
@@ -196,7 +196,7 @@ def _beside(server: Server, state: ServerState) -> list[tuple[str, Tensor, Layou
 
 
 def _averaged_(method: Method, state: ServerState) -> ServerState:
-    """The state with its average moved towards the new model, in place."""
+    """Return the state with its average moved towards the new model, in place."""
     if state.average is None:
         return state
     steps = state.optimizer.t

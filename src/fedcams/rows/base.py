@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from fedcams.rows.disk import DiskRows
 
 Versions = list[list[Any]]
-"""`[client, round, digest]` of each client in ascending id, as plain JSON; the digest is hex, or None in memory."""
+"""`[client, round, digest]` per client in ascending id, as JSON stores it; the digest is hex, or None in memory."""
 
 _NAME = re.compile(r"[a-z0-9_.-]{1,32}")
 
 
 class RowStore(ABC):
-    """Named rows `[d]` by client id, such as `residual` and `control`; an unseen client is zeros and costs nothing.
+    """Named rows `[d]` per client id, such as `residual` and `control`; unseen clients have zeros, which cost nothing.
 
     All rows of a client carry the round of their commit, so (client, round) names one version of them. This class
-    decides which versions live: the newest of each client and, for clients that changed since the snapshot, the one
-    that the snapshot needs. A subclass only stores, reads and drops versions.
+    decides which versions are kept: the newest of each client and, for clients that changed since the snapshot, the
+    one that the snapshot needs. A subclass only stores, reads and drops versions.
 
-    To survive a kill at any moment: write the checkpoint of round t first, then call `snapshot(t)`, then go on. A run
-    that finds its checkpoint at t calls `rollback(t)`, or `snapshot(t)` if the kill fell between the two, in which
-    case `snapshot_round` is still older.
+    To survive a kill at any moment, write the checkpoint of round t first, then call `snapshot(t)`, then continue. A
+    run that finds its checkpoint at t calls `rollback(t)`. If the kill came between the two, `snapshot_round` is still
+    older, and the run calls `snapshot(t)` instead.
     """
 
     def __init__(self, layouts: Mapping[str, Layout], device: torch.device) -> None:
-        """Makes an empty store of rows with these names and layouts; `gather` puts them on `device`."""
+        """Make an empty store of rows with these names and layouts; `gather` returns them on `device`."""
         self.layouts = _checked_layouts(layouts)
         self.device = device
         self._rounds: dict[int, int] = {}  # client -> round of its rows
@@ -47,9 +47,10 @@ class RowStore(ABC):
 
     @staticmethod
     def in_memory(layouts: Mapping[str, Layout], device: str | torch.device = "cpu") -> RowStore:
-        """Returns an empty store in host or device memory, whose rows end with the process.
+        """Return an empty store in host or device memory; its rows are lost when the process ends.
 
-        `layouts` gives the layout of each named row; names are 1 to 32 characters of a-z, 0-9, `_`, `.` and `-`.
+        `layouts` gives the layout of each named row. Refuses names that are not 1 to 32 characters of a-z, 0-9, `_`,
+        `.` and `-`.
         """
         from fedcams.rows.memory import MemoryRows
 
@@ -57,11 +58,11 @@ class RowStore(ABC):
 
     @staticmethod
     def on_disk(layouts: Mapping[str, Layout], folder: str | os.PathLike[str], spares: int = 0) -> DiskRows:
-        """Opens the store in a folder, or makes both; its rows outlive the process.
+        """Return the store in a folder, which is created if missing; its rows survive the process.
 
-        `layouts` is as for `in_memory`. `spares` is how many files that are no longer needed stay, so that the next
-        rows are written over them: that is faster and takes their space on disk. Refused: a folder of other names or
-        layouts, one written by fedcams 0.1, one with symbolic links, and whatever the system does not allow.
+        `layouts` is as for `in_memory`. `spares` is how many unneeded files are kept, so that the next rows are written
+        over them: that is faster, but takes space on disk. Refuses a folder of other names or layouts, of fedcams 0.1,
+        with symbolic links, or that the system does not allow to use.
         """
         from fedcams.rows.disk import DiskRows
 
@@ -70,24 +71,24 @@ class RowStore(ABC):
     # -- what it holds -------------------------------------------------------------------------------------------
 
     def ids(self) -> list[int]:
-        """Returns the clients seen so far, ascending."""
+        """Return the clients seen so far, ascending."""
         return sorted(self._rounds)
 
     def round_of(self, client: SupportsIndex) -> int | None:
-        """Returns the round of the client's rows; None for an unseen client."""
+        """Return the round of the client's rows; None for an unseen client."""
         return self._rounds.get(_count("client", client))
 
     def digest_of(self, client: SupportsIndex) -> str | None:
-        """Returns the digest (32 hex digits) of the client's rows on disk; None in memory or for an unseen client.
+        """Return the digest (32 hex digits) of the client's rows on disk; None in memory or for an unseen client.
 
-        It covers client, round, names, layouts and values. It is known from writing the rows or from the header of
-        their file: the values are not read again.
+        It covers client, round, names, layouts and values. It comes from writing the rows or from the header of their
+        file, so the values are not read again.
         """
         client = _count("client", client)
         return self._digest(client, self._rounds[client]) if client in self._rounds else None
 
     def versions(self) -> Versions:
-        """Returns `[client, round, digest]` of each client in ascending id: what a checkpoint says of its rows."""
+        """Return `[client, round, digest]` per client in ascending id: what a checkpoint stores about its rows."""
         return self._described(self._rounds)
 
     def _described(self, rounds: Mapping[int, int]) -> Versions:
@@ -95,7 +96,7 @@ class RowStore(ABC):
 
     @property
     def snapshot_round(self) -> int | None:
-        """The round that `rollback` can return to; None if no snapshot was taken."""
+        """The round to which `rollback` can return; None if there is no snapshot."""
         return None if self._snapshot < 0 else self._snapshot
 
     @property
@@ -107,7 +108,7 @@ class RowStore(ABC):
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def gather(self, name: str, ids: Iterable[SupportsIndex]) -> Tensor:
-        """Returns a new `[C, d]` with the rows of this name of these clients; zeros for unseen clients."""
+        """Return the rows of this name of these clients as a new `[C, d]`; zeros for unseen clients."""
         layout, clients = self._layout(name), _clients(ids)
         rows = torch.zeros(len(clients), layout.d, dtype=torch.float32, device=self.device)
         for client, row in zip(clients, rows, strict=True):
@@ -116,9 +117,10 @@ class RowStore(ABC):
         return rows
 
     def add_to_(self, name: str, ids: Iterable[SupportsIndex], rows: Tensor) -> None:
-        """Adds the stored rows of this name into `rows [C, d]` in place: `h = delta + e` without a second `[C, d]`.
+        """Add the stored rows of this name to `rows [C, d]` in place: `h = delta + e` without a second `[C, d]`.
 
-        If the disk fails, some rows are already added: discard `rows` then.
+        Refuses unknown names, and rows of another shape or dtype. If the disk fails, some rows were already added:
+        discard `rows` then.
         """
         layout, clients = self._layout(name), _clients(ids)
         _check_rows(name, layout, clients, rows)
@@ -127,11 +129,12 @@ class RowStore(ABC):
                 self._add_row_(name, client, self._rounds[client], row)
 
     def commit(self, ids: Iterable[SupportsIndex], rows: Mapping[str, Tensor], round: SupportsIndex) -> None:
-        """Stores a copy of `rows`, name -> `[C, d]`, as the rows of these clients as of this round.
+        """Store a copy of `rows`, name -> `[C, d]`, as the rows of these clients in this round.
 
-        Every name is needed: all rows of a client change together or not at all. All arguments are checked before
-        anything is stored. Clients are stored one by one in ascending id, so an error from the disk leaves those
-        before it new and the others as they were.
+        Every name is needed: all rows of a client change together or not at all. Refuses other names and shapes, a
+        client that appears twice, and rounds that are not later than the client's rows and the snapshot, before
+        anything is stored. Clients are stored one by one in ascending id; if the disk fails, those before the failure
+        are new and the others unchanged.
         """
         clients, round = _clients(ids), _count("round", round)
         if rows.keys() != self.layouts.keys():
@@ -174,9 +177,9 @@ class RowStore(ABC):
     # -- going back ----------------------------------------------------------------------------------------------
 
     def snapshot(self, t: SupportsIndex) -> None:
-        """Marks the rows as they are now as those of round t; replaces the previous snapshot and copies nothing.
+        """Mark the current rows as those of round t; replaces the previous snapshot and copies nothing.
 
-        Refused: t below the round of any row or below the previous snapshot.
+        Refuses a t below the round of any row or below the previous snapshot.
         """
         t = _count("t", t)
         late = max(self._rounds, key=self._rounds.__getitem__, default=None)
@@ -189,9 +192,9 @@ class RowStore(ABC):
         self._drop(aside.items())
 
     def rollback(self, t: SupportsIndex) -> None:
-        """Returns every row to what it was at `snapshot(t)`, which stays; with no snapshot, t = 0 empties the store.
+        """Restore every row to what it was at `snapshot(t)`, which is kept; without one, t = 0 empties the store.
 
-        Refused: any t but that of the snapshot.
+        Refuses any t other than the snapshot's.
         """
         t = _count("t", t)
         if t != max(self._snapshot, 0):
@@ -201,38 +204,38 @@ class RowStore(ABC):
         self._rounds, self._aside = self._at_snapshot(), {}
 
     def _at_snapshot(self) -> dict[int, int]:
-        """Client -> round of its rows, as `rollback` leaves them."""
+        """Return client -> round of its rows, as `rollback` would leave them."""
         return {client: round for client, round in self._rounds.items() if round <= self._snapshot} | self._aside
 
     # -- what a subclass provides --------------------------------------------------------------------------------
 
     @abstractmethod
     def _copy_row_(self, name: str, client: int, round: int, row: Tensor) -> None:
-        """Copies the named row of this version into `row [d]`, which is on `self.device`."""
+        """Copy the named row of this version into `row [d]`, which is on `self.device`."""
 
     @abstractmethod
     def _add_row_(self, name: str, client: int, round: int, row: Tensor) -> None:
-        """Adds the named row of this version into `row [d]`, which may be on any device."""
+        """Add the named row of this version to `row [d]`, which may be on any device."""
 
     @abstractmethod
     def _digest(self, client: int, round: int) -> str | None:
-        """Returns the digest of this version, if it has one."""
+        """Return the digest of this version, if it has one."""
 
     @abstractmethod
     def _put(self, client: int, round: int, rows: Mapping[str, Tensor], freed: int | None) -> None:
-        """Stores copies of `rows`, name -> `[d]`, as a new version; that of round `freed` is no longer needed."""
+        """Store copies of `rows`, name -> `[d]`, as a new version; the one of round `freed` is no longer needed."""
 
     @abstractmethod
     def _drop(self, versions: Iterable[tuple[int, int]]) -> None:
-        """Forgets these versions, (client, round)."""
+        """Drop these versions, given as (client, round)."""
 
     @abstractmethod
     def _mark(self, t: int) -> None:
-        """Records durably, if rows outlive the process, that the snapshot is now of round t."""
+        """Record that the snapshot is now of round t, durably if rows survive the process."""
 
 
 def _checked_layouts(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
-    """Returns the layouts in ascending order of their names."""
+    """Return the layouts in ascending order of their names."""
     if not layouts:
         raise ResidualError("layouts={}: a store needs at least one named row; give {name: layout}")
     for name in layouts:
@@ -253,7 +256,7 @@ def _clients(ids: Iterable[SupportsIndex]) -> list[int]:
 
 
 def _count(name: str, value: SupportsIndex) -> int:
-    """Returns a client id or a round as an int; it must fit into eight bytes (Flower's node ids need all 64 bits)."""
+    """Return a client id or round as an int; refuses what does not fit 64 bits, all of which Flower's node ids need."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -1,8 +1,8 @@
-"""Named rows as files: a killed process leaves all old rows of a client or all new ones, nothing in between.
+"""Named rows as files: a killed process leaves either all old rows of a client or all new ones.
 
-A folder holds `store.json` (format version, names and layouts, round of the snapshot) and one file for each version of
-a client's rows, see `fedcams.rows.format`, which is never changed. Each file is written under its name + `.tmp`,
-synced and renamed, and then the folder is synced. A store may keep a few files that are no longer needed, as
+A folder holds `store.json` (format version, names and layouts, round of the snapshot) and one file per version of a
+client's rows, see `fedcams.rows.format`, which never changes. Each file is written under its name + `.tmp`, synced and
+renamed, and then the folder is synced. A store may keep a few files that are no longer needed, as
 `<number>.rows.spare`, and write the next rows over them.
 """
 
@@ -40,10 +40,10 @@ _os_errors = functools.partial(os_errors, ResidualError)
 
 @final
 class DiskRows(RowStore):
-    """One file for each client and version; opened by `RowStore.on_disk`. Adding a row takes little memory.
+    """One file per client and version; opened by `RowStore.on_disk`. Adding a row takes little memory.
 
-    One process writes a folder, and opening counts as writing: it removes what a killed process left behind. There is
-    no lock. A second store on the same folder may read until the first one commits.
+    Only one process may write to a folder, and opening counts as writing: it removes what a killed process left behind.
+    There is no lock. A second store on the same folder may read until the first one commits.
     """
 
     def __init__(self, layouts: Mapping[str, Layout], folder: str | os.PathLike[str], spares: int = 0) -> None:
@@ -62,7 +62,7 @@ class DiskRows(RowStore):
     # -- opening -------------------------------------------------------------------------------------------------
 
     def _list(self) -> list[str]:
-        """Returns the names in the folder, which is made if missing; refuses symbolic links and files of 0.1."""
+        """Return the names in the folder, which is created if missing; refuses symbolic links and files of 0.1."""
         with _os_errors("open the folder", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with os.scandir(self.folder) as entries:
@@ -78,7 +78,7 @@ class DiskRows(RowStore):
         if _STORE in names:
             self._read_mark(self.folder / _STORE)
         elif any(name.endswith(".rows") for name in names):
-            raise ResidualError(f"{self.folder / _STORE} is missing but there are rows; restore it, or {_EMPTY}")
+            raise ResidualError(f"{self.folder / _STORE} is missing, but there are rows; restore it, or {_EMPTY}")
         else:
             self._mark(None)
 
@@ -105,7 +105,7 @@ class DiskRows(RowStore):
         return {"fedcams_rows": VERSION, "rows": rows}
 
     def _open_versions(self, names: Iterable[str]) -> None:
-        """Finds the versions that live, and removes others that a kill may have left."""
+        """Find the versions to keep, and remove others that a kill may have left."""
         versions: dict[int, list[int]] = {}
         for client, round in (version_of(self.folder / name) for name in names):
             versions.setdefault(client, []).append(round)
@@ -120,11 +120,11 @@ class DiskRows(RowStore):
     # -- what a checkpoint says of its rows ------------------------------------------------------------------------
 
     def verify(self, expected: Versions, at_snapshot: bool = False) -> None:
-        """Compares the rows with `expected`, `[client, round, digest]` each, as `versions` once returned them.
+        """Compare the rows with `expected`, a list of `[client, round, digest]` that `versions` once returned.
 
-        `at_snapshot` compares them as `rollback` would leave them, without doing it. Refuses rows that are missing,
-        not expected, or of another round or digest (those of another run, for example), naming the client and the
-        folder. Reads the headers of files only; values are checked when they are read.
+        `at_snapshot` compares them as `rollback` would leave them, without changing them. Refuses rows that are
+        missing, not expected, or of another round or digest, such as another run's, naming the client and the folder.
+        Reads only the headers of files; values are checked when they are read.
         """
         found = self._described(self._at_snapshot() if at_snapshot else self._rounds)
         ours, theirs = ({client: (round, digest) for client, round, digest in rows} for rows in (found, expected))
@@ -158,7 +158,7 @@ class DiskRows(RowStore):
         self._visit(name, client, round, add_piece)
 
     def _visit(self, name: str, client: int, round: int, use: Callable[[int, Piece], None]) -> None:
-        """Calls `use(start, values)` for each piece of the row, on several threads; damage is noticed at the end."""
+        """Call `use(start, values)` for each piece of the row, on several threads; damage is detected at the end."""
         d, offset = self.layouts[name].d, self._format.offsets[name]
         with self._opened(client, round) as (descriptor, header):
             found = whole(map_ranges(d, lambda a, b: read_range(descriptor, offset, a, b, use)))
@@ -166,7 +166,7 @@ class DiskRows(RowStore):
 
     @contextlib.contextmanager
     def _opened(self, client: int, round: int) -> Iterator[tuple[int, Header]]:
-        """Opens the file of this version and checks its header, also against the digest that is known of it."""
+        """Open the file of this version and check its header, including its digest if that is known."""
         path = self.folder / file_name(client, round)
         with _os_errors("read", path, "restore it, or reopen if another store wrote"), open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -188,7 +188,7 @@ class DiskRows(RowStore):
             self._write(name, header, *(row.data for row in values), over=self._take_spare())
         except ResidualError:
             with contextlib.suppress(ResidualError):
-                self._remove([name])  # complete, but not known to last: it must not pass for the newest version later
+                self._remove([name])  # complete, but perhaps not durable: it must not pass for the newest version later
             raise
         self._digests[client, round] = digest
         if freed is not None:
@@ -200,7 +200,7 @@ class DiskRows(RowStore):
             sync_folder(self.folder)  # rows that were rolled back and came back would pass for the newest
 
     def clear(self) -> None:
-        """Removes all rows and the snapshot."""
+        """Remove all rows and the snapshot."""
         self._drop([*self._rounds.items(), *self._aside.items()])
         self._rounds, self._aside, self._snapshot = {}, {}, -1
         self._mark(None)
@@ -218,7 +218,7 @@ class DiskRows(RowStore):
     # -- files that are no longer needed -------------------------------------------------------------------------
 
     def _take_spare(self) -> Path | None:
-        """Returns a file to write over, if there is one that nothing outside of the folder shares."""
+        """Return an unneeded file to write over that nothing outside the folder shares; None if there is none."""
         while self._spare:
             path = self.folder / self._spare.pop()
             with _os_errors("read", path):
@@ -229,7 +229,7 @@ class DiskRows(RowStore):
         return None
 
     def _free(self, versions: Iterable[tuple[int, int]]) -> None:
-        """Turns files into spares or removes them. If the machine fails one may be back, but never the newest."""
+        """Turn files into spares or remove them. After a crash of the machine one may be back, but never the newest."""
         for version in versions:
             name = file_name(*version)
             self._digests.pop(version, None)
@@ -248,20 +248,20 @@ class DiskRows(RowStore):
 
 
 def _difference(client: int, ours: tuple[int, str] | None, theirs: tuple[int, str] | None) -> str:
-    """Says how the rows of a client differ from those expected; "" if they do not."""
+    """Return how the rows of a client differ from those expected; an empty string if they do not."""
     if ours == theirs:
         return ""
     if ours is None:
         return f"the rows of client {client} are missing"
     if theirs is None:
-        return f"there are rows of client {client}, and none were saved"
+        return f"there are rows of client {client}, but none were saved"
     if ours[0] != theirs[0]:
         return f"the rows of client {client} are of round {ours[0]} instead of {theirs[0]}"
     return f"the rows of client {client} are others, of digest {ours[1]} instead of {theirs[1]}"
 
 
 def _link(path: Path) -> str:
-    return f"{path} is a symbolic link, and a store writes and deletes nothing outside of its folder; remove the link"
+    return f"{path} is a symbolic link, and a store writes and deletes nothing outside its folder; remove the link"
 
 
 def _written_by_0_1(folder: Path) -> str:

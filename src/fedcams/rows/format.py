@@ -1,4 +1,4 @@
-"""The file of one client's named rows: its name, its header, and what is refused of it.
+"""The file format of one client's named rows: its name, its header, and its checks.
 
 `<client>-<round>.rows`, both numbers decimal and unpadded, holds all rows of the client. It is, little-endian:
 
@@ -40,7 +40,7 @@ from fedcams.errors import ResidualError
 from fedcams.layout import Layout
 
 MAGIC, VERSION = b"FCRR", 3
-RESTORE = "restore the file, or delete it and reopen to go on without it"
+RESTORE = "restore the file, or delete it and reopen to continue without it"
 
 Piece = NDArray[np.float32]
 _PIECE = 2**18  # values that a thread reads at a time: they stay in its cache
@@ -52,13 +52,13 @@ _ENTRY = struct.Struct("<32s8sQQQ")
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of a row file says: the digest in hex, and the checksum of each named row."""
+    """The contents of a row file's header: the digest in hex, and the checksum of each named row."""
 
     digest: str
     checksums: Mapping[str, Sums]
 
     def check_values(self, path: Path, name: str, found: Sums) -> None:
-        """Refuses a row whose values have the checksum `found` if the header says another."""
+        """Refuse the row `name` of the file at `path` if the checksum `found` of its values is not the header's."""
         if found != self.checksums[name]:
             right = _hex(self.checksums[name])
             raise ResidualError(f"{path}: damaged, checksum {_hex(found)} of {name!r} instead of {right}; {RESTORE}")
@@ -68,7 +68,7 @@ class RowFormat:
     """Writes and checks the headers of row files that hold rows with these names and layouts."""
 
     def __init__(self, layouts: Mapping[str, Layout]) -> None:
-        """Takes layouts in ascending order of their names; works out where each row lies in a file."""
+        """Compute where each row is stored in a file, given the layouts in ascending order of their names."""
         self.layouts = layouts
         self.header_size = _START.size + _ABOUT.size + _ENTRY.size * len(layouts)
         ends = itertools.accumulate((4 * layout.d for layout in layouts.values()), initial=self.header_size)
@@ -76,7 +76,7 @@ class RowFormat:
         self.offsets = dict(zip(layouts, starts, strict=True))
 
     def pack(self, client: int, round: int, checksums: Sequence[Sums]) -> tuple[bytes, str]:
-        """Returns the header of this version and its digest in hex; `checksums` are those of the rows, in order."""
+        """Return the header of this version and its digest in hex; `checksums` are those of the rows, in order."""
         entries = [
             _ENTRY.pack(name.encode(), layout.id, layout.d, *checksum)
             for (name, layout), checksum in zip(self.layouts.items(), checksums, strict=True)
@@ -86,9 +86,9 @@ class RowFormat:
         return _START.pack(MAGIC, VERSION, digest) + covered, digest.hex()
 
     def unpack(self, path: Path, data: bytes, size: int, client: int, round: int) -> Header:
-        """Reads the header `data` of the file at `path`, which has `size` bytes and should be of this version.
+        """Return the header in `data`, from the file at `path`, which has `size` bytes and should hold this version.
 
-        Refuses what is damaged, truncated, or not of this client, round, names and layouts, naming the difference.
+        Refuses a file that is damaged, truncated, or of another client, round, names or layouts, naming the difference.
         """
         if len(data) < self.header_size:
             raise ResidualError(f"{path}: truncated, {len(data)} of {self.header_size} bytes of header; {RESTORE}")
@@ -122,12 +122,12 @@ class RowFormat:
 
 
 def file_name(client: int, round: int) -> str:
-    """Returns the name of the file that holds this version."""
+    """Return the name of the file that holds this version."""
     return f"{client}-{round}.rows"
 
 
 def version_of(path: Path) -> tuple[int, int]:
-    """Returns (client, round) from the name of a row file; refuses another name."""
+    """Return (client, round) from the name of a row file; refuses a file that is not named like one."""
     match = _NAME.fullmatch(path.name)
     version = (-1, -1) if match is None else (int(match[1]), int(match[2]))
     if not 0 <= min(version) <= max(version) < 2**64:
@@ -136,14 +136,14 @@ def version_of(path: Path) -> tuple[int, int]:
 
 
 def open_file(path: Path) -> io.FileIO:
-    """Opens a row file for reading, unbuffered; refuses a symbolic link."""
+    """Open a row file for reading, unbuffered; refuses a symbolic link."""
     return open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW))
 
 
 def read_range(descriptor: int, offset: int, first: int, last: int, use: Callable[[int, Piece], None]) -> Sums:
-    """Reads the values from `first` up to `last` of the row that lies at `offset` of a file; returns their checksum.
+    """Read the values from `first` up to `last` of the row at `offset` in a file; return their checksum.
 
-    Calls `use(start, values)` for each piece; the next one is read into the same memory.
+    Calls `use(start, values)` for each piece; the next piece is read into the same memory.
     """
     memory, found = np.empty(min(_PIECE, last - first), dtype="<f4"), []
     for start in range(first, last, _PIECE):

@@ -15,10 +15,10 @@ from fedcams.rows.base import RowStore
 
 @final
 class MemoryRows(RowStore):
-    """One tensor `[d]` for each name and version, allocated on first use; made by `RowStore.in_memory`.
+    """One tensor `[d]` per name and version, allocated on first use; made by `RowStore.in_memory`.
 
-    A commit overwrites the rows it replaces. Only rows that the snapshot needs are left alone and new ones allocated
-    (copy on write), so a snapshot costs memory for the clients that changed after it and no more.
+    A commit overwrites the rows that it replaces. Only for rows that the snapshot needs are new ones allocated (copy on
+    write), so a snapshot costs memory only for the clients that change after it.
     """
 
     def __init__(self, layouts: Mapping[str, Layout], device: torch.device) -> None:
@@ -32,7 +32,7 @@ class MemoryRows(RowStore):
         add_(row, self._rows[client, round][name].to(row.device))
 
     def _digest(self, client: int, round: int) -> None:
-        """Nothing to compare with: rows in memory cannot be swapped for those of another run."""
+        """Return None: rows in memory cannot be mistaken for those of another run."""
 
     def _put(self, client: int, round: int, rows: Mapping[str, Tensor], freed: int | None) -> None:
         targets = self._allocate() if freed is None else self._rows[client, freed]
@@ -54,4 +54,4 @@ class MemoryRows(RowStore):
             del self._rows[version]
 
     def _mark(self, t: int) -> None:
-        """Nothing outlives the process."""
+        """Do nothing: rows in memory do not survive the process."""

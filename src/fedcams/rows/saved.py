@@ -1,4 +1,4 @@
-"""The rows of a checkpoint: those that a run holds in memory, and a copy on disk."""
+"""The rows of a checkpoint: kept in memory with a copy on disk, or on disk only."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fedcams.rows.disk import DiskRows
 
 
 class SavedRows:
-    """Rows in memory, for speed, and a store on disk that follows them from checkpoint to checkpoint.
+    """Rows in memory, for speed, and a store on disk that is updated at every checkpoint.
 
-    The order that survives a kill at any moment: `save()`; write the checkpoint with the list that it returned;
-    `mark(round)`. A run that goes on calls `load(round, list)` with what its checkpoint says.
+    To survive a kill at any moment: call `save()`, write the checkpoint with the list that it returned, then call
+    `mark(round)`. A run that continues calls `load(round, list)` with the list in its checkpoint.
     """
 
     def __init__(self, rows: RowStore, folder: str | os.PathLike[str]) -> None:
-        """Takes the store to save and the folder for the copy, which is opened or made when it is first needed."""
+        """Save the store `rows` in a folder, which is opened or created when it is first needed."""
         self._rows, self._folder = rows, Path(folder)
 
     def save(self) -> Versions:
-        """Writes the rows that changed, beside those of the last checkpoint; returns `[client, round, digest]` of all.
+        """Write the rows that changed, keeping those of the last checkpoint; return `[client, round, digest]` of all.
 
         Rows that did not change are neither read nor written.
         """
@@ -36,21 +36,21 @@ class SavedRows:
         return self._disk.versions()
 
     def mark(self, round: int) -> None:
-        """Says that the checkpoint of this round is complete: the rows of the one before are dropped."""
+        """Record that the checkpoint of this round is complete; the rows of the previous one are dropped."""
         self._disk.snapshot(round)
 
     def load(self, round: int, expected: Versions) -> None:
-        """Copies the rows of the checkpoint of this round into memory.
+        """Copy the rows of this round's checkpoint into memory.
 
-        `expected` is what `save` returned for it. Refuses, before anything on disk changes, rows that are missing, of
-        another round or of another run; and damaged values when it reads them.
+        `expected` is what `save` returned for it. Refuses rows that are missing, of another round or of another run,
+        before anything on disk changes, and damaged values when it reads them.
         """
         _return_to(self._disk, round, expected)
         for client, committed, _ in expected:
             self._rows.commit([client], _of_client(self._disk, client), committed)
 
     def clear(self) -> None:
-        """Removes the copy, for a run that starts at its first round."""
+        """Remove the copy, for a run that starts at its first round."""
         if self._folder.is_dir() and not self._folder.is_symlink():
             shutil.rmtree(self._folder)
             self.__dict__.pop("_disk", None)
@@ -61,28 +61,28 @@ class SavedRows:
 
 
 class DirectRows:
-    """Rows that live on disk themselves: the same steps as `SavedRows`, without a copy in memory."""
+    """Rows that are kept on disk only: the same methods as `SavedRows`, without a copy in memory."""
 
     def __init__(self, rows: RowStore) -> None:
-        """Takes the store, which must be one on disk."""
+        """Use the store `rows`; refuses one that is not on disk."""
         if not isinstance(rows, DiskRows):
-            raise ResidualError(f"{type(rows).__name__} ends with the process; give RowStore.on_disk, or SavedRows")
+            raise ResidualError(f"{type(rows).__name__} ends with the process; give RowStore.on_disk, or use SavedRows")
         self._disk = rows
 
     def save(self) -> Versions:
-        """Returns `[client, round, digest]` of all rows, which are on disk already."""
+        """Return `[client, round, digest]` of all rows, which are on disk already."""
         return self._disk.versions()
 
     def mark(self, round: int) -> None:
-        """Says that the checkpoint of this round is complete: the rows of the one before are dropped."""
+        """Record that the checkpoint of this round is complete; the rows of the previous one are dropped."""
         self._disk.snapshot(round)
 
     def load(self, round: int, expected: Versions) -> None:
-        """Brings back the rows of the checkpoint of this round; refuses what `SavedRows.load` refuses."""
+        """Restore the rows of this round's checkpoint; refuses what `SavedRows.load` refuses."""
         _return_to(self._disk, round, expected)
 
     def clear(self) -> None:
-        """Empties the store, for a run that starts at its first round."""
+        """Empty the store, for a run that starts at its first round."""
         self._disk.clear()
 
 

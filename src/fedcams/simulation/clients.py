@@ -1,4 +1,4 @@
-"""Clients as people have them: lists of tensors, map-style datasets, or a mapping that loads them when asked."""
+"""Clients given as lists of tensors, map-style datasets, or a mapping that loads them on demand."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from fedcams.errors import SpecError
 
 
 class Clients(Mapping[int, Examples]):
-    """id -> (inputs, targets). A client is looked up only when it takes part and is not kept, so many cost nothing."""
+    """A mapping from client id to (inputs, targets).
+
+    A client is looked up only when it takes part, and is not kept, so many clients cost nothing.
+    """
 
     def __init__(self, source: Sequence[Any] | Mapping[int, Any], classes: int | None = None) -> None:
-        """With `classes`, targets must be integers below it."""
+        """Wrap a list, whose places are the ids, or a mapping from integer ids to data; `as_examples` says which data.
+
+        With `classes`, targets must be integers below it. Refuses an empty source, and ids that are not integers.
+        """
         if not isinstance(source, Mapping | Sequence):
             raise SpecError(f"clients is a {type(source).__name__}; give a list, or a mapping from id to data")
         if len(source) == 0:
@@ -45,15 +51,16 @@ class Clients(Mapping[int, Examples]):
 
 
 def _length(data: Any) -> int:
-    """How many examples a client has, without stacking them."""
+    """Return how many examples a client has, without stacking them."""
     pair = isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(p, Tensor | np.ndarray) for p in data)
     return len(data[0] if pair else data)
 
 
 def as_examples(data: Any, name: str, classes: int | None = None) -> Examples:
-    """A pair of tensors or arrays as it is; a map-style dataset of (input, target) stacked into one.
+    """Return data as a pair of tensors (inputs, targets); a map-style dataset of (input, target) is stacked.
 
-    With `classes`, targets must be integers below it, and become int64.
+    With `classes`, targets must be integers below it, and become int64. Refuses data without examples, with another
+    number of targets than inputs, or whose examples do not stack; errors start with `name`.
     """
     if (
         isinstance(data, tuple | list)
@@ -66,7 +73,7 @@ def as_examples(data: Any, name: str, classes: int | None = None) -> Examples:
     else:
         raise SpecError(f"{name} is a {type(data).__name__}; give a pair of tensors or a dataset with len() and []")
     if len(x) == 0 or len(x) != len(y):
-        raise SpecError(f"{name} has {len(x)} inputs and {len(y)} targets; give one or more, and a target for each")
+        raise SpecError(f"{name} has {len(x)} inputs and {len(y)} targets; give at least one, and one target per input")
     if classes is not None:
         _check_targets(y, name, classes)
         y = y.long()
@@ -74,7 +81,7 @@ def as_examples(data: Any, name: str, classes: int | None = None) -> Examples:
 
 
 def _pairs(data: Any, name: str) -> tuple[list[Any], list[Any]]:
-    """The inputs and the targets of a dataset."""
+    """Return the inputs and the targets of a dataset."""
     items = [data[i] for i in range(len(data))]
     try:
         return [item[0] for item in items], [item[1] for item in items]
@@ -93,7 +100,7 @@ def _check_targets(y: Tensor, name: str, classes: int) -> None:
 
 
 def _tensor(values: Any) -> Tensor:
-    """As torch would make it; NumPy's float64, which nobody asked for, becomes what models are made of."""
+    """Return values as a tensor; NumPy's float64, its default, becomes float32, the type of models."""
     tensor = torch.as_tensor(values)
     return tensor.float() if tensor.dtype == torch.float64 and not isinstance(values, Tensor) else tensor
 

@@ -1,4 +1,4 @@
-"""The bytes that a simulated round would have sent: equal to the lengths of its messages, without making them."""
+"""The bytes that a simulated round would have sent: the lengths of its messages, found without making them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedcams.wire import sizes
 from fedcams.wire.payload import fixed_payload_size
 
 KINDS = {"delta": "deltas", "catchup": "catchup", "dense": "dense"}
-"""How a model may travel to a client -> the ending of the record's key for its bytes."""
+"""How a model travels to a client -> the ending of the record's key for its bytes."""
 
 
 def count_bytes(server: Server, method: Method, cohort: int, outgoing: Outgoing, delivery: Delivery) -> dict[str, int]:
-    """Return the record's byte counts and paper bits of a round with a cohort of this size."""
+    """Return the byte counts and paper bits of a round with a cohort of this size, by their keys in the record."""
     up, down = _up(server, method, outgoing), _beside_the_model(server, method)
     kinds = {kind: sum(size for found, size in delivery.sent if found == kind) for kind in KINDS}
     holding = method.downlink.client_keeps_model
@@ -34,13 +34,13 @@ def count_bytes(server: Server, method: Method, cohort: int, outgoing: Outgoing,
 
 
 def _up(server: Server, method: Method, outgoing: Outgoing) -> dict[str, list[int]]:
-    """Bytes of each stream of each client that sent one."""
+    """Return the bytes of each stream, per client that sent it."""
     layouts = {name: stream.layout for name, stream in streams_up(method, server.layout, server.buffer_layout).items()}
     return {name: sizes(codec, code, layouts[name]) for name, (codec, code) in outgoing.arrival.codes.items()}
 
 
 def _beside_the_model(server: Server, method: Method) -> dict[str, int]:
-    """Bytes of what one instruction carries beside the model."""
+    """Return the bytes of what one instruction carries besides the model, by name."""
     layouts: dict[str, Layout | None] = {BUFFERS: server.buffer_layout}
     if method.control.active:
         layouts[CONTROL] = server.layout

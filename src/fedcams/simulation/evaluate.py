@@ -1,4 +1,4 @@
-"""How good a model is on the test set."""
+"""The evaluation of a model on the test set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from fedcams.engines import Engine, Examples, Problem, engine
 
 Metric = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> a score for each example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
+"""(outputs, targets) -> one score per example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
 BATCH = 1000
 
 
@@ -23,7 +23,7 @@ def evaluate(
     metric: Metric,
     by: str | Engine = "loop",
 ) -> tuple[float, float]:
-    """Mean loss and mean metric of the model `x [d]` with these buffers, computed by an engine."""
+    """Return the mean loss and mean metric of the model `x [d]` with these buffers on `test`, computed by an engine."""
     predict = engine(by).predictor(problem, x, buffers)
     loss = score = torch.zeros((), dtype=torch.float64, device=problem.device)
     for inputs, targets in zip(*(part.split(BATCH) for part in test), strict=True):
@@ -35,5 +35,5 @@ def evaluate(
 
 
 def _total(values: Tensor, examples: int) -> Tensor:
-    """The sum over so many examples, of which the values are one each, or the mean, or several each."""
+    """Return the sum over this many examples of values that are one per example, several per example, or their mean."""
     return values.sum(dtype=torch.float64) if values.dim() == 1 else values.double().mean() * examples

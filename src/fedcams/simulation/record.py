@@ -1,4 +1,4 @@
-"""What is known of a round afterwards: plain named numbers, one line of JSON; and, apart from it, where time went."""
+"""The record of a round, named numbers in one line of JSON; and, separately, where the time went."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round. Byte counts are summed over the cohort; paper bits are those of one client's link.
+    """The record of one round. Byte counts are sums over the cohort; paper bits are those of one client.
 
     Bytes count what was sent, refused or not; losses and probes cover the accepted clients. A value is None if there
-    was nothing to measure, or if an older version of fedcams wrote the record and did not know it.
+    was nothing to measure, or if the version of fedcams that wrote the record did not know it.
     """
 
     round: int
     cohort: list[int]
     train_loss: float | None = None
-    """Mean over the accepted clients of the loss while training; None without one."""
+    """The mean training loss of the accepted clients; None without them."""
     test_loss: float | None = None
-    """None in rounds without an evaluation."""
+    """The loss on the test set; None in rounds without an evaluation."""
     test_accuracy: float | None = None
-    """The metric, which is the accuracy unless another one was given."""
+    """The metric on the test set: the accuracy, unless another metric was given."""
     wire_up: int = 0
     """Bytes of the encoded replies, headers and buffers included."""
     wire_down: int = 0
@@ -38,41 +38,41 @@ class RoundRecord:
     paper_bits_up: int = 0
     paper_bits_down: int = 0
     delta_norm: float = 0.0
-    """Norm of the mean decoded update."""
+    """The norm of the mean decoded update."""
     wire_down_deltas: int | None = None
-    """The part of `wire_down` that is deltas, or compressed models; what these three leave are buffers, control
-    variates and the heads of messages."""
+    """The part of `wire_down` that is deltas or compressed models. What this and the next two leave is buffers, control
+    variates and message headers."""
     wire_down_catchup: int | None = None
-    """The part that brings clients back which missed several deltas."""
+    """The part of `wire_down` for clients that missed several deltas."""
     wire_down_dense: int | None = None
-    """The part that is dense models."""
+    """The part of `wire_down` that is dense models."""
     held_loss: float | None = None
-    """Test loss of the model that clients hold, if all hold the same one and it is not the server's."""
+    """The test loss of the model that clients hold, if all hold the same one and it is not the server's."""
     held_accuracy: float | None = None
     averaged_loss: float | None = None
-    """Test loss of the averaged model, if the method has one."""
+    """The test loss of the averaged model, if the method has one."""
     averaged_accuracy: float | None = None
     refused: Mapping[int, str] = field(default_factory=dict)
-    """Client -> why the server did not count it."""
+    """Client -> why its update was refused."""
     probes: Mapping[str, float | None] = field(default_factory=dict)
-    """What the run's probes measured, by name. In JSON they are keys like all others."""
+    """What the run's probes measured, by name. In JSON they are keys like all the others."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values by name, those of probes among them."""
+        """Return all values by name, including those of probes."""
         values = {key.name: getattr(self, key.name) for key in dataclasses.fields(self) if key.name != "probes"}
         return {**values, "refused": dict(self.refused), **self.probes}
 
     def get(self, name: str) -> Any:
-        """Return a value by its name, be it a field or measured by a probe; None if it is not there."""
+        """Return the value of a field or probe by its name; None if there is none."""
         return self.probes.get(name, vars(self).get(name))
 
     def to_json(self) -> str:
-        """Return one line; equal records give equal lines."""
+        """Return one line of JSON; equal records give equal lines."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
-        """Make a record from named values; names that are not fields are those of probes."""
+        """Return a record of these values; names that are not fields count as probes."""
         known = {key.name for key in dataclasses.fields(cls)} - {"probes"}
         own = {key: value for key, value in values.items() if key in known}
         refused = {int(client): str(reason) for client, reason in own.pop("refused", {}).items()}
@@ -80,19 +80,19 @@ class RoundRecord:
 
     @classmethod
     def from_json(cls, line: str) -> RoundRecord:
-        """Make a record from the line that `to_json` wrote, in this version or in an older one."""
+        """Return the record in a line that `to_json` wrote, in this version or an older one."""
         return cls.from_dict(json.loads(line))
 
 
 class Phases:
-    """Seconds by phase: `with phases("train"): ...` adds to its count."""
+    """Seconds per phase: `with phases("train"): ...` adds the time of its block to `seconds["train"]`."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time what happens inside."""
+        """Add the time of the `with` block to the phase of this name."""
         started = time.perf_counter()
         try:
             yield

@@ -1,4 +1,4 @@
-"""A simulated round: both sides in one process on the rows of the whole cohort, with bytes counted instead of sent."""
+"""Simulated rounds: both sides in one process, on the rows of the whole cohort; bytes are counted instead of sent."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from fedcams.simulation.record import Phases, RoundRecord
 from fedcams.transforms import Facts
 
 NOTHING_SENT = {"wire_down_deltas": 0, "wire_down_catchup": 0, "wire_down_dense": 0}
-"""What a round without a cohort records of its bytes."""
+"""The byte counts in the record of a round without a cohort."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Everything that defines a run; what `advance` does depends on it and on the state alone."""
+    """Everything that defines a run; the result of `advance` depends only on it and on the state."""
 
     problem: Problem
     server: Server
@@ -64,7 +64,11 @@ class Simulation:
         probes: tuple[Probe, ...] = (),
         rows: RowStore | None = None,
     ) -> Simulation:
-        """Put the two sides of a run together; `rows` is where clients keep theirs, in memory unless given."""
+        """Return the simulation of a method on a problem.
+
+        `test` and `metric` are for evaluation every `evaluate_every` rounds, `sampling_weights` for samplers that need
+        them, and `rows` is where clients keep theirs, in memory unless given. Refuses rows and engines that do not fit.
+        """
         layout, buffer_layout, device = problem.layout, problem.buffer_layout, problem.device
         memory = method.memory(layout, buffer_layout)
         rows = rows or (RowStore.in_memory(memory, device) if memory else None)
@@ -76,12 +80,16 @@ class Simulation:
         return cls(problem, server, client, sampler, chosen, test, metric, sampling_weights, evaluate_every, probes)
 
     def start(self) -> ServerState:
-        """Return the state before the first round, from the parameters and buffers that the model has now."""
+        """Return the state before the first round, from the model's current parameters and buffers."""
         return server_side.start(self.server, *self.problem.read())
 
-    @torch.inference_mode(False)  # training needs gradients, whatever the caller does beside it
+    @torch.inference_mode(False)  # training needs gradients, even if the caller is in inference mode
     def advance(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:
-        """Run one round. Consumes the state; `phases` collects where the time goes."""
+        """Run one round; return the new state and the round's record.
+
+        Overwrites the tensors of the old state. An empty cohort leaves the model unchanged. `phases` collects the time
+        of each phase.
+        """
         phases = phases or Phases()
         round = state.round + 1
         cohort = self.sampler.sample(self._population, round, self.server.seed, self.sampling_weights)
@@ -96,7 +104,7 @@ class Simulation:
     def _exchange(
         self, state: ServerState, cohort: Sequence[int], phases: Phases
     ) -> tuple[ServerState, dict[str, Any]]:
-        """Everything between the choice of the cohort and the evaluation; returns what to record of it."""
+        """Run everything between sampling and evaluation; return the new state and what to record."""
         round = state.round + 1
         method = self.server.method.in_round(round, self.server.rounds)
         with phases("broadcast"):
@@ -142,7 +150,7 @@ class Simulation:
     def _measure(
         self, method: Method, cohort: Sequence[int], outgoing: Outgoing, delta: Tensor | None, concluded: Concluded
     ) -> Mapping[str, float | None]:
-        """What the probes find in this round, before rows are committed; nothing if no update was accepted."""
+        """Return what the probes measure, before rows are committed; nothing if no update was accepted."""
         if concluded.mean is None or not self.probes:
             return {}
         ids, facts, layout = outgoing.arrival.facts.ids, concluded.facts, self.server.layout
@@ -180,7 +188,7 @@ class Simulation:
     # -- the record --------------------------------------------------------------------------------------------------
 
     def _evaluate(self, state: ServerState) -> dict[str, float | None]:
-        """Loss and metric of the server's model, of the one that clients hold, and of the average."""
+        """Return loss and metric of the server's model, of the one that clients hold, and of the average."""
         if self.test is None or state.round % self.evaluate_every:
             return {}
         common = self.server.method.downlink.common(state.downlink)

@@ -1,4 +1,4 @@
-"""Transforms of updates and means, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Transforms, one file each: every module in this folder is imported, which registers what it defines."""
 
 from fedcams.registry import import_folder
 from fedcams.transforms.base import Facts, Transform

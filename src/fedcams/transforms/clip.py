@@ -1,4 +1,4 @@
-"""Clipping of updates: no client moves the model further than a given distance."""
+"""Clipping: limits how far one client's update can move the model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedcams.transforms.base import Facts, Transform
 @register("clip")
 @dataclass(frozen=True)
 class Clip(Transform):
-    """Scales a client's update down to L2 norm `norm` where it is longer: Δ min(1, norm/‖Δ‖).
+    """Scales a client's update down to the L2 norm `norm` if it is longer: Δ min(1, norm/‖Δ‖).
 
-    Shorter updates stay as they are, bit for bit; one that is not finite stays so, for the server to refuse.
+    Shorter updates do not change, bit for bit. An update that is not finite stays so, and the server refuses it.
     """
 
     norm: Number = number(low=0, open="low", doc="largest L2 norm of an update")

@@ -1,4 +1,4 @@
-"""FedNova: the mean of the clients' updates a step, so that those who take more steps do not pull harder."""
+"""FedNova: averages updates per local step, so that clients with more steps do not count more."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedcams.transforms.base import Facts, Transform
 @register("fednova")
 @dataclass(frozen=True)
 class FedNova(Transform):
-    """A client with τ_i steps sends Δ_i/τ_i; the server multiplies the mean by τ_eff = Σ p_i τ_i.
+    """Divides the update of a client with τ_i steps by τ_i, and multiplies the mean by τ_eff = Σ p_i τ_i.
 
-    p_i are the weights of the accepted clients, normalised. Needs local steps that are plain rates.
+    p_i are the normalised weights of the accepted clients. Needs local steps of rate times gradient.
     """
 
     reference = "Wang et al.: Tackling the Objective Inconsistency Problem, NeurIPS 2020"
@@ -42,12 +42,12 @@ class FedNova(Transform):
     def check(self, method: Parts) -> None:
         if not method.local.steps_are_rates:
             raise SpecError(
-                f"fednova divides an update by its number of steps, and those of {method.local} are not plain rates; "
+                f"fednova divides an update by its steps, but those of {method.local} are not rate times gradient; "
                 "choose sgd without momentum, or leave fednova out"
             )
 
 
 def _without_steps(facts: Facts) -> str:
-    """Which client took no step, or an empty text."""
+    """Return which client took no step, or an empty string."""
     idle = [client for client, steps in zip(facts.ids, facts.steps, strict=True) if steps < 1]
     return f"client {idle[0]} took 0 steps; fednova needs at least one" if idle else ""

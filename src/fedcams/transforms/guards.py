@@ -1,4 +1,4 @@
-"""Guards: what the server refuses of a client."""
+"""Guards: what the server refuses from clients."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedcams.transforms.base import Facts, Transform
 @register("max_norm")
 @dataclass(frozen=True)
 class MaxNorm(Transform):
-    """Refuses an update whose norm, as it was decoded, is above `bound`; the client keeps its residual."""
+    """Refuses an update whose decoded norm is above `bound`; the client keeps its residual."""
 
-    bound: Number = number(low=0, open="low", doc="largest L2 norm of an update that is taken")
+    bound: Number = number(low=0, open="low", doc="largest L2 norm of an accepted update")
 
     reads_norm = True
     examples = ("max_norm(bound=10)",)

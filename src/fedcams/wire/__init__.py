@@ -1,4 +1,4 @@
-"""The wire: codes as bytes and back, checked at every step."""
+"""The wire format: codes to bytes and back, with every byte checked."""
 
 from fedcams.wire.payload import DEFAULT_MAX_D, Payload, decode, encode, pack, payload_size, size, sizes, unpack
 

@@ -1,4 +1,4 @@
-"""What payloads cost before anything is encoded, from the spec and the number of coordinates alone."""
+"""The sizes of payloads, estimated from the codec's spec and the number of coordinates alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fedcams.wire.fields import fixed_size
 from fedcams.wire.payload import CHECKSUM, HEADER
 
 RICE_EXCESS = 1.015
-"""Entropy-coded positions against the least that uniform ones take (docs/wire-format.md)."""
+"""The size of entropy-coded positions, relative to the entropy of uniform ones (docs/wire-format.md)."""
 
 
 def payload_bytes(codec: Compressor, layout: Layout) -> int:
-    """Return the length of a payload that `codec` writes for this layout.
+    """Return the length of a payload that `codec` writes for this layout, in bytes.
 
-    It is exact for every field but positions: their length depends on where they are, and they are taken as uniform.
+    It is exact except for positions, whose length depends on their values; they are assumed to be uniform.
     """
     fields = codec.fields(layout).values()
     return HEADER.size + len(str(codec)) + CHECKSUM.size + sum(_field(field, layout.d) for field in fields)
@@ -30,11 +30,11 @@ def _field(field: Field, d: int) -> int:
 
 
 def _log2_choices(d: int, k: int) -> float:
-    """log2 of the number of ways to choose k of d."""
+    """Return log2 of the number of ways to choose k of d."""
     return (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
 
 
 def coordinates_changed(codec: Compressor, layout: Layout) -> int | None:
-    """Return how many coordinates a payload changes; None where it may be all of them."""
+    """Return how many coordinates a payload of `codec` changes; None if it may change all of them."""
     counts = [field.count for field in codec.fields(layout).values()]
     return None if max(counts) >= layout.d else max(counts)

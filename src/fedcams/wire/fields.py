@@ -1,4 +1,4 @@
-"""Fields as bytes: how each kind of field lies in a payload's body, little-endian, each starting at a whole byte."""
+"""Fields as bytes: how each kind of field is stored in a payload, little-endian, starting at a whole byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Bytes = NDArray[np.uint8]
 
 
 def pack_field(field: Field, row: Tensor, d: int) -> memoryview:
-    """One row `[columns]` of a field as bytes."""
+    """Return one row `[columns]` of a field as bytes; `d` is the number of coordinates of the vector."""
     row = row.detach().cpu().contiguous()
     if field.kind == "index":
         return rice_encode(row.numpy(), d).data
@@ -33,14 +33,14 @@ def pack_field(field: Field, row: Tensor, d: int) -> memoryview:
 
 
 def field_size(field: Field, row: Tensor, d: int) -> int:
-    """The exact length in bytes of `pack_field`, without packing."""
+    """Return the exact length of `pack_field` with these arguments, without packing."""
     if field.kind == "index":
         return rice_size(row.detach().cpu().contiguous().numpy(), d)
     return fixed_size(field)
 
 
 def index_sizes(rows: Tensor, d: int) -> list[int]:
-    """The exact length of each row `[C, k]` of positions, counted side by side."""
+    """Return the exact packed length of each row `[C, k]` of positions below d, computed on several threads."""
     host = rows.detach().to("cpu", non_blocking=True)  # from a GPU: into pinned memory
     if rows.is_cuda:
         torch.cuda.current_stream(rows.device).synchronize()
@@ -48,16 +48,19 @@ def index_sizes(rows: Tensor, d: int) -> list[int]:
 
 
 def fixed_size(field: Field) -> int:
-    """Bytes of a field whose length does not depend on its contents; for positions the least, a bit each."""
+    """Return the bytes of a field whose length does not depend on its contents; for positions, the minimum."""
     bits = {"f32": 32, "bf16": 16, "uint": field.bits, "packed": field.bits, "sign": 1, "index": 1}[field.kind]
     return packed_size(field.count * bits)
 
 
 def unpack_field(name: str, field: Field, data: Bytes, d: int) -> tuple[Tensor, int]:
-    """Reads a field from the start of `data`: a tensor `[columns]` and how many bytes it took."""
+    """Read a field from the start of `data`; return a tensor `[columns]` and the number of bytes read.
+
+    Raises a WireError for data that is too short, not finite or not canonical; it names the field.
+    """
     size = fixed_size(field)
     if size > data.size:  # before anything is allocated
-        raise Truncated(f"field {name!r} needs {size} bytes or more, {data.size} are left")
+        raise Truncated(f"field {name!r} needs at least {size} bytes, {data.size} are left")
     if field.kind == "index":
         positions, size = rice_decode(data, field.count, d)
         return torch.from_numpy(positions), size
@@ -83,7 +86,7 @@ def _check_padding(name: str, field: Field, body: Tensor) -> None:
 
 
 def _finite(name: str, values: Tensor, total: float) -> Tensor:
-    """The values, whose absolute sum tells whether there is something among them that is no number."""
+    """Return the values; refuse them if their absolute sum `total` is not finite."""
     if not math.isfinite(total):
         bad = int((~torch.isfinite(values)).sum())
         raise NonFinite(f"field {name!r}: {bad} of {values.numel()} numbers are NaN or infinite")

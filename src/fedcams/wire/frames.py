@@ -1,4 +1,4 @@
-"""Frames: a fixed head and a few byte strings (blobs) as one checked message."""
+"""Frames: a fixed head and a few byte strings (blobs) in one message with a checksum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Head = tuple[Any, ...]
 
 
 class Start(NamedTuple):
-    """What stands before the blobs: the values of the head, names and lengths of the blobs, and its own size."""
+    """What precedes the blobs: the values of the head, the names and lengths of the blobs, and its own size."""
 
     head: Head
     names: tuple[str, ...]
@@ -27,7 +27,10 @@ class Start(NamedTuple):
 
 
 class Frame:
-    """One kind of message: magic (4), version (1), the head, the length (8) of each blob, the blobs, crc32 (4)."""
+    """One kind of message: magic (4 bytes), version (1), head, the length (8) of each blob, the blobs, crc32 (4).
+
+    `head` is a `struct` format without byte order, `blobs` the number of blobs.
+    """
 
     def __init__(self, magic: bytes, head: str, blobs: int) -> None:
         self.magic = magic
@@ -36,34 +39,34 @@ class Frame:
 
     @property
     def overhead(self) -> int:
-        """Bytes of a message beside its blobs."""
+        """The bytes of a message without its blobs."""
         return self.head.size + CHECKSUM.size
 
     def pack(self, head: Head, *blobs: bytes | Sequence[bytes]) -> bytes:
-        """Return the message as bytes; a blob may be given in pieces, which saves a copy of it."""
+        """Return the message as bytes; a blob may be given in pieces, which saves a copy."""
         whole = [[blob] if isinstance(blob, bytes) else blob for blob in blobs]
         start = self.head.pack(self.magic, VERSION, *head, *(sum(map(len, blob)) for blob in whole))
         pieces = [start, *itertools.chain.from_iterable(whole)]
         return b"".join([*pieces, CHECKSUM.pack(crc32_of(pieces))])
 
     def parts(self, head: Head, *blobs: bytes, known: Mapping[int, int] | None = None) -> list[bytes]:
-        """Return the message as head, blobs and checksum: joined they are `pack`, and no blob is copied.
+        """Return the message as a list of head, blobs and checksum; joined, they equal `pack`. No blob is copied.
 
-        `known` gives the checksums of blobs by their index, where known: those blobs are not read.
+        `known` maps the index of a blob to its checksum; those blobs are not read.
         """
         start = self.head.pack(self.magic, VERSION, *head, *map(len, blobs))
         return with_checksum(start, blobs, known or {})
 
     def unpack(self, data: bytes) -> tuple[Head, list[bytes]]:
-        """Return head and blobs; raises the WireError that says what is wrong."""
+        """Return the head and the blobs of a message; a WireError says what is wrong with it."""
         start = self._start(data)
         return start.head, cut(data, start)
 
     def unpack_parts(self, parts: Sequence[bytes]) -> tuple[Head, list[bytes], list[int] | None]:
-        """Return head, blobs and the checksums of the blobs, given a message in parts.
+        """Return the head, the blobs and their checksums of a message in parts; a WireError says what is wrong with it.
 
-        Blobs of a message that is cut as `parts` cuts it are not copied. A message cut elsewhere is joined first, and
-        the checksums are None.
+        If the message is cut as `parts` cuts it, no blob is copied. Otherwise it is joined first, and the checksums are
+        None.
         """
         if (start := packed_start(self._start, parts)) is None:
             return *self.unpack(b"".join(parts)), None  # which says what is wrong with it, if anything is
@@ -76,9 +79,9 @@ class Frame:
 
 
 def read_head(data: bytes, magic: bytes, head: struct.Struct) -> Head:
-    """The values of the head after magic and version."""
+    """Return the values of the head after magic and version; refuses another magic or version, and short data."""
     if data[:4] != magic[: len(data)]:
-        raise BadMagic(f"this message starts with {magic!r}, these data with {data[:4]!r}")
+        raise BadMagic(f"this message starts with {magic!r}, this data with {data[:4]!r}")
     if len(data) < head.size:
         raise Truncated(f"{len(data)} bytes; this message has at least {head.size + CHECKSUM.size}")
     if data[4] != VERSION:
@@ -87,7 +90,7 @@ def read_head(data: bytes, magic: bytes, head: struct.Struct) -> Head:
 
 
 def with_checksum(start: bytes, blobs: Sequence[bytes], known: Mapping[int, int]) -> list[bytes]:
-    """Start, blobs and checksum."""
+    """Return start, blobs and their checksum as parts; `known` maps the index of a blob to its checksum."""
     checksum = crc32(start)
     for i, blob in enumerate(blobs):
         checksum = joined(checksum, known[i], len(blob)) if i in known else crc32(blob, checksum)
@@ -95,11 +98,11 @@ def with_checksum(start: bytes, blobs: Sequence[bytes], known: Mapping[int, int]
 
 
 def cut(data: bytes, start: Start) -> list[bytes]:
-    """The blobs of a whole message, once its length and checksum are right."""
+    """Return the blobs of a whole message; refuses a wrong length or checksum."""
     expected = start.size + sum(start.lengths) + CHECKSUM.size
     if len(data) != expected:
         wrong = Truncated if len(data) < expected else TrailingBytes
-        raise wrong(f"{len(data)} bytes; the head announces {expected}")
+        raise wrong(f"{len(data)} bytes; the header says {expected}")
     if crc32(memoryview(data)[: -CHECKSUM.size]) != CHECKSUM.unpack(data[-CHECKSUM.size :])[0]:
         raise ChecksumMismatch("the checksum does not match: the bytes were changed on the way")
     ends = list(itertools.accumulate(start.lengths, initial=start.size))
@@ -107,12 +110,12 @@ def cut(data: bytes, start: Start) -> list[bytes]:
 
 
 def magic_of(parts: Sequence[bytes]) -> bytes:
-    """The first four bytes of a message in parts, however it is cut."""
+    """Return the first four bytes of a message in parts, wherever it is cut."""
     return b"".join(part[:4] for part in parts)[:4]
 
 
 def packed_start(read: Callable[[bytes], Start], parts: Sequence[bytes]) -> Start | None:
-    """What the first part says, if the message is cut into start, blobs and checksum."""
+    """Return what `read` finds in the first part if the message is cut into start, blobs and checksum; else None."""
     if parts:
         with contextlib.suppress(WireError):
             start = read(parts[0])
@@ -122,7 +125,7 @@ def packed_start(read: Callable[[bytes], Start], parts: Sequence[bytes]) -> Star
 
 
 def check_parts(parts: Sequence[bytes]) -> list[int]:
-    """The checksums of the blobs, once that of the message is right."""
+    """Return the checksums of the blobs of a message in parts; refuses a wrong checksum of the message."""
     start, *blobs, end = parts
     checksum, found = crc32(start), [crc32(blob) for blob in blobs]
     for blob, one in zip(blobs, found, strict=True):

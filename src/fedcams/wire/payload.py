@@ -1,4 +1,4 @@
-"""Payload, format version 1 (docs/wire-format.md): header, codec spec, body, checksum. One encoding for each code."""
+"""Payloads, format version 1 (docs/wire-format.md): header, codec spec, body, checksum. Every code has one encoding."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ HEADER = struct.Struct("<4sBBQ8s")  # magic, version, length of the spec, d, lay
 CHECKSUM = struct.Struct("<I")
 MAX_SPEC = 255
 DEFAULT_MAX_D = 2**26
-"""Coordinates that a reader without a layout accepts: 256 MiB once decoded."""
+"""The most coordinates that a reader without a layout accepts: 256 MiB when decoded."""
 
 
 @dataclass(frozen=True)
 class Payload:
-    """A payload that was read and checked: everything needed to decode it or to write the same bytes again."""
+    """A payload that was read and checked, with everything needed to decode it or to write the same bytes again."""
 
     compressor: Compressor
     layout: Layout
@@ -45,11 +45,11 @@ class Payload:
     code: Code
 
     def decode(self) -> Tensor:
-        """The vector `[d]`."""
+        """Return the vector `[d]`."""
         return self.compressor.decode(self.code, self.layout)
 
     def pack(self) -> bytes:
-        """The bytes it was read from."""
+        """Return the bytes that it was read from."""
         return pack(self.compressor, self.code, self.layout, self.layout_id)
 
 
@@ -57,7 +57,10 @@ class Payload:
 
 
 def pack(compressor: Compressor, code: Code, layout: Layout, layout_id: bytes | None = None) -> bytes:
-    """The bytes of one row of a code (tensors `[columns]`)."""
+    """Return the payload of one row of a code, tensors `[columns]`.
+
+    `layout_id` is written in place of the layout's own. Refuses a compressor whose spec does not fit a payload.
+    """
     spec = _spec_bytes(compressor)
     parts: list[bytes | memoryview] = [HEADER.pack(MAGIC, VERSION, len(spec), layout.d, layout_id or layout.id), spec]
     parts += [pack_field(field, code[name], layout.d) for name, field in compressor.fields(layout).items()]
@@ -65,19 +68,19 @@ def pack(compressor: Compressor, code: Code, layout: Layout, layout_id: bytes | 
 
 
 def size(compressor: Compressor, code: Code, layout: Layout) -> int:
-    """`len(pack(...))` of one row, without packing."""
+    """Return the length of `pack(...)` of one row of a code, tensors `[columns]`, without packing."""
     fixed = HEADER.size + len(_spec_bytes(compressor)) + CHECKSUM.size
     return fixed + sum(field_size(f, code[name], layout.d) for name, f in compressor.fields(layout).items())
 
 
 def fixed_payload_size(compressor: Compressor, layout: Layout) -> int:
-    """Return the bytes of a payload but for positions, whose length depends on what they are."""
+    """Return the bytes of a payload without its positions, whose length depends on their values."""
     fields = [field for field in compressor.fields(layout).values() if field.kind != "index"]
     return HEADER.size + len(_spec_bytes(compressor)) + CHECKSUM.size + sum(map(fixed_size, fields))
 
 
 def sizes(compressor: Compressor, code: Code, layout: Layout) -> list[int]:
-    """`size` of each row of a cohort's code (tensors `[C, columns]`)."""
+    """Return the payload's length for each row of a cohort's code, tensors `[C, columns]`, without packing."""
     total = [fixed_payload_size(compressor, layout)] * len(next(iter(code.values())))
     for name, field in compressor.fields(layout).items():
         if field.kind == "index":  # the others are as long whatever they hold
@@ -88,7 +91,7 @@ def sizes(compressor: Compressor, code: Code, layout: Layout) -> list[int]:
 def _spec_bytes(compressor: Compressor) -> bytes:
     spec = str(compressor).encode("ascii")
     if len(spec) > MAX_SPEC:
-        raise SpecError(f"{compressor}: a spec of {len(spec)} bytes does not fit a payload; at most {MAX_SPEC}")
+        raise SpecError(f"{compressor}: a spec of {len(spec)} bytes does not fit a payload; allowed: {MAX_SPEC}")
     return spec
 
 
@@ -101,9 +104,10 @@ def unpack(
     max_d: int = DEFAULT_MAX_D,
     crc_checked: bool = False,
 ) -> Payload:
-    """Reads and checks a whole payload, or raises the WireError that says what is wrong with it.
+    """Read and check a payload; a WireError says what is wrong with it.
 
-    `crc_checked` says that the caller has checked the checksum.
+    With `layout`, refuses payloads of another one. Without it, d may be at most `max_d`, because a tiny payload can
+    claim a huge d. `crc_checked` means that the caller has verified the checksum already.
     """
     view = memoryview(data).cast("B")
     spec_length, d, layout_id = _read_header(view, crc_checked)
@@ -115,21 +119,21 @@ def unpack(
         code[name], used = unpack_field(name, field, body, d)
         body = body[used:]
     if body.size:
-        raise TrailingBytes(f"{body.size} bytes follow after the last field of {codec}")
+        raise TrailingBytes(f"{body.size} bytes follow the last field of {codec}")
     return Payload(codec, layout, layout_id, code)
 
 
 def _read_header(view: memoryview, crc_checked: bool) -> tuple[int, int, bytes]:
     least = HEADER.size + 1 + CHECKSUM.size
     if view[: len(MAGIC)] != MAGIC[: len(view)]:
-        raise BadMagic(f"a payload starts with {MAGIC!r}, these data with {bytes(view[:4])!r}")
+        raise BadMagic(f"a payload starts with {MAGIC!r}, this data with {bytes(view[:4])!r}")
     if len(view) < least:
         raise Truncated(f"{len(view)} bytes; a payload has at least {least}")
     _, version, spec_length, d, layout_id = HEADER.unpack_from(view)
     if version != VERSION:
         raise UnknownVersion(f"version {version}; this reader knows version {VERSION}, update fedcams")
     if len(view) < least - 1 + spec_length:
-        raise Truncated(f"{len(view)} bytes; the header announces a codec spec of {spec_length}")
+        raise Truncated(f"{len(view)} bytes; the header says a codec spec of {spec_length}")
     (checksum,) = CHECKSUM.unpack(view[-CHECKSUM.size :])
     if not crc_checked and crc32(view[: -CHECKSUM.size]) != checksum:
         raise ChecksumMismatch("the checksum does not match: the bytes were changed or cut on the way")
@@ -150,11 +154,11 @@ def _read_codec(spec: bytes) -> Compressor:
 
 
 def _settle_layout(codec: Compressor, layout: Layout | None, layout_id: bytes, d: int, max_d: int) -> Layout:
-    """The layout to read with, once d is known to be one that the reader can hold."""
+    """Return the layout to read with; refuses another layout than the reader's, and a d that the reader cannot hold."""
     if layout is not None:
         if (layout_id, d) != (layout.id, layout.d):
             theirs, ours = f"{layout_id.hex()} with d={d}", f"{layout.id.hex()} with d={layout.d}"
-            raise LayoutMismatch(f"the payload is of layout {theirs}, the reader's is {ours}: another model")
+            raise LayoutMismatch(f"the payload has layout {theirs}, the reader has {ours}; use the same model")
         return layout
     if not 1 <= d <= min(max_d, MAX_D):
         raise TooLarge(f"the payload claims d={d}; allowed: 1 to {max_d}, pass layout= or a larger max_d")
@@ -168,19 +172,26 @@ def _settle_layout(codec: Compressor, layout: Layout | None, layout_id: bytes, d
 
 
 def encode(codec: Compressor | str, x: Tensor, layout: Layout | None = None, key: int = 0) -> bytes:
-    """One vector `x [d]` compressed and packed."""
+    """Return the payload of one vector `x [d]`, compressed by `codec`.
+
+    The layout is that of a bare vector by default; `key` seeds compressors that draw at random. Refuses other shapes
+    and values that are not finite.
+    """
     codec, layout, code = _one_row(codec, x, layout, key)
     return pack(codec, code, layout)
 
 
 def payload_size(codec: Compressor | str, x: Tensor, layout: Layout | None = None, key: int = 0) -> int:
-    """`len(encode(...))`, without packing."""
+    """Return the length of `encode(...)` with the same arguments, without packing."""
     codec, layout, code = _one_row(codec, x, layout, key)
     return size(codec, code, layout)
 
 
 def decode(data: bytes | bytearray | memoryview, layout: Layout | None = None, max_d: int = DEFAULT_MAX_D) -> Tensor:
-    """The vector `[d]` of a payload. Without a layout d may be at most `max_d`: tiny payloads can claim a huge one."""
+    """Return the vector `[d]` of a payload; refuses what `unpack` refuses.
+
+    Without a layout, d may be at most `max_d`, because a tiny payload can claim a huge d.
+    """
     return unpack(data, layout, max_d).decode()
 
 
@@ -188,5 +199,5 @@ def _one_row(codec: Compressor | str, x: Tensor, layout: Layout | None, key: int
     codec = compressor(codec)
     layout = layout or Layout.flat(x.numel())
     if x.dim() != 1:
-        raise WireError(f"x has shape {tuple(x.shape)}; a payload holds one vector [d], encode each row by itself")
+        raise WireError(f"x has shape {tuple(x.shape)}; a payload holds one vector [d], encode each row separately")
     return codec, layout, codec.encode(x, layout, key)

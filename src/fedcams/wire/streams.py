@@ -1,4 +1,4 @@
-"""Messages that carry named streams: the usual sets of two in a fixed frame, any other set after a table of names."""
+"""Messages that carry named streams: the usual pair in a fixed frame, any other set after a table of names."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ NAME = re.compile(rf"[a-z0-9_-]{{1,{MAX_NAME}}}")
 
 
 class StreamFrame:
-    """Messages of one kind that carry named streams.
+    """One kind of message that carries named streams.
 
-    The sets {main} and {main, extra} travel in a `Frame` of two blobs under the magic `short`, where an empty second
-    blob means that there is no `extra`. Every other set travels under the magic `long`: version (1), the head, the
+    The sets {main} and {main, extra} travel in a `Frame` of two blobs with the magic `short`; an empty second blob
+    means that there is no `extra`. Every other set travels with the magic `long`, followed by: version (1 byte), head,
     number of streams (1); for each stream, in ascending order of names, the length of its name (1), the name and the
     length of its payload (8); the payloads in the same order; crc32 (4).
     """
@@ -43,11 +43,11 @@ class StreamFrame:
 
     @property
     def magics(self) -> tuple[bytes, bytes]:
-        """How messages of this kind start."""
+        """The two magics with which messages of this kind start."""
         return self.short.magic, self.magic
 
     def size(self, sizes: Mapping[str, int]) -> int:
-        """Return the length of a message with payloads of these lengths; refuses what `check_streams` refuses."""
+        """Return the length of a message with payloads of these lengths, by name; refuses like `check_streams`."""
         check_streams(sizes, self.main)
         if self._is_short(sizes):
             return self.short.overhead + sum(sizes.values())
@@ -55,9 +55,10 @@ class StreamFrame:
         return self.head.size + table + sum(sizes.values()) + CHECKSUM.size
 
     def parts(self, head: Head, streams: Mapping[str, bytes], known: Mapping[str, int]) -> list[bytes]:
-        """Return the message in parts, no payload copied; `known` gives checksums of payloads, which are not read then.
+        """Return the message in parts; no payload is copied.
 
-        `streams` must be in order, as `in_order` returns them.
+        `streams` must be in order, as `in_order` returns them. `known` maps names to checksums; those payloads are not
+        read.
         """
         if self._is_short(streams):
             names = self.main, self.extra
@@ -69,7 +70,7 @@ class StreamFrame:
         return with_checksum(b"".join([start, *table]), list(streams.values()), known_at)
 
     def unpack(self, data: bytes) -> tuple[Head, dict[str, bytes]]:
-        """Return head and streams; raises the WireError that says what is wrong."""
+        """Return the head and the streams of a message; a WireError says what is wrong with it."""
         if not self._is_long(data[:4]):
             head, blobs = self.short.unpack(data)
             return head, self._named(blobs)
@@ -79,7 +80,10 @@ class StreamFrame:
         return start.head, dict(zip(start.names, blobs, strict=True))
 
     def unpack_parts(self, parts: Sequence[bytes]) -> tuple[Head, dict[str, bytes], dict[str, int]]:
-        """Return head, streams and the checksums found on the way; none for a message that had to be joined first."""
+        """Return the head, the streams and the payloads' checksums of a message in parts.
+
+        There are no checksums if the message had to be joined first. A WireError says what is wrong with it.
+        """
         if not self._is_long(magic_of(parts)):
             head, blobs, checksums = self.short.unpack_parts(parts)
             return head, self._named(blobs), dict(zip((self.main, self.extra), checksums or (), strict=False))
@@ -91,7 +95,7 @@ class StreamFrame:
         return start.head, streams, dict(zip(start.names, found, strict=True))
 
     def _is_long(self, magic: bytes) -> bool:
-        """Whether data that start so have a table; what could be either is read as the short form, and refused."""
+        """Return whether data that starts like this has a table; data that could be either is read as short."""
         return self.magic.startswith(magic) and not self.short.magic.startswith(magic)
 
     def _is_short(self, names: Collection[str]) -> bool:
@@ -112,14 +116,14 @@ class StreamFrame:
         return Start(tuple(head), tuple(names), lengths, at)
 
     def _check(self, start: Start) -> None:
-        """Refuses names out of order, and whatever else has another encoding or none."""
+        """Refuse names out of order, and sets of streams that must be encoded in the short form or not at all."""
         for before, name in itertools.pairwise(start.names):
             if name <= before:
                 raise UnorderedStreams(f"the stream {name!r} follows {before!r}; names must ascend, each once")
         check_streams(dict(zip(start.names, start.lengths, strict=True)), self.main)
         if self._is_short(start.names):
             found, short = ", ".join(start.names), self.short.magic.decode()
-            raise NonCanonical(f"the streams {found} under {self.magic.decode()}; this set travels under {short}")
+            raise NonCanonical(f"the streams {found} under {self.magic.decode()}; this set needs the magic {short}")
 
 
 def in_order(streams: Mapping[str, bytes], main: str) -> dict[str, bytes]:
@@ -129,9 +133,9 @@ def in_order(streams: Mapping[str, bytes], main: str) -> dict[str, bytes]:
 
 
 def check_streams(sizes: Mapping[str, int], main: str) -> None:
-    """Refuses a set of streams (name -> bytes) that no message can carry: too many, a bad name, one with nothing in it.
+    """Refuse a set of streams, name -> bytes, that no message can carry: too many, an invalid name, an empty payload.
 
-    Only `main` may be empty, as it may in the short form.
+    Only the payload of `main` may be empty.
     """
     _check_count(len(sizes))
     for name, size in sizes.items():
@@ -147,9 +151,9 @@ def _check_count(count: int) -> None:
 
 
 def _read_entry(data: bytes, at: int) -> tuple[str, int, int]:
-    """One line of the table of streams: name, length of the payload, and where the next line starts."""
+    """Return one entry of the table of streams: name, length of the payload, and where the next entry starts."""
     if at >= len(data):
-        raise Truncated(f"{len(data)} bytes; the table of streams goes on")
+        raise Truncated(f"{len(data)} bytes; the table of streams is cut off")
     if not 1 <= (size := data[at]) <= MAX_NAME:
         raise BadStreamName(f"the name of a stream has {size} bytes; allowed: 1 to {MAX_NAME}")
     end = at + 1 + size
