@@ -95,7 +95,16 @@ def _corrections(t: int, beta1: float, beta2: float, bias_correction: bool) -> t
 # -- local rules: a step from w along the gradient g; moments start at zero in every round ----------------------------
 
 
-def adamw(s, w, g, lr=0.001, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01):
+def adamw(
+    s: Memory,
+    w: Vector,
+    g: Vector,
+    lr: float = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> Vector:
     s.t += 1
     s.m = beta1 * s.m + (1 - beta1) * g
     s.v = beta2 * s.v + (1 - beta2) * g**2

@@ -15,8 +15,8 @@ from fedcams.errors import SpecError
 from fedcams.experiment import Experiment, build
 from fedcams.experiment.preset import folder_name, load_preset, overridden, presets
 from fedcams.experiment.sweep import load_sweep
-from fedcams.registry import exact, resolve
 from fedcams.own import History
+from fedcams.registry import exact, resolve
 
 SMALL = {"resnet18": "resnet18(width=1)", "convmixer": "convmixer(dim=4, depth=1)", "mlp": "mlp(hidden=8)"}
 PAPER = [name for name in presets() if name != "demo" and not name.endswith("digits")]

@@ -85,7 +85,7 @@ def write_run(
             1.0,
             *(parts or ()),
             probes={"q": q, "gamma": gamma},
-        )  # fmt: skip
+        )
         for t, a in enumerate(accuracy, 1)
     ]
     (folder / "rounds.jsonl").write_text("".join(f"{record.to_json()}\n" for record in records))
