@@ -182,11 +182,12 @@ def descent(grad: Gradient, steps: int, lr: float) -> Callable[[int, int, Vector
 
 def local_adamw(grad: Gradient, steps: int, **hyperparameters: float) -> Callable[[int, int, Vector], Vector]:
     """Local AdamW, as `fedcams` takes it; its moments start again in every round."""
+    step: Callable[..., Vector] = adamw
 
     def update(t: int, i: int, x: Vector) -> Vector:
         w, memory = x, Memory()
         for _ in range(steps):
-            w = adamw(memory, w, grad(i, w), **hyperparameters)
+            w = step(memory, w, grad(i, w), **hyperparameters)
         return w - x
 
     return update

@@ -27,7 +27,7 @@ def examples_of(kind: str) -> list[str]:
 def small(spec: str) -> str:
     """The local rule with few short batches, none of a single example, which batch-norm cannot train on."""
     rule = local(spec)
-    return str(dataclasses.replace(rule, batch=min(rule.batch, 8), drop_last=True))  # type: ignore[call-arg]
+    return str(dataclasses.replace(rule, batch=min(rule.batch, 8), drop_last=True))
 
 
 CONTRACTIVE = [
@@ -53,7 +53,7 @@ AXES = {axis: list(dict.fromkeys(reversed(values)))[::-1] for axis, values in AX
 def method(**options: str) -> Method:
     buffers = options.pop("buffers", NO_BUFFERS)
     feedback = options.pop("feedback", "false") == "true"
-    return Method(**options, feedback=feedback, buffers="identity" if buffers == NO_BUFFERS else buffers)  # type: ignore[arg-type]
+    return Method(**options, feedback=feedback, buffers="identity" if buffers == NO_BUFFERS else buffers)
 
 
 @cache
