@@ -163,7 +163,7 @@ def frozen_differently() -> nn.Module:
 
 def counted_differently() -> nn.Module:
     model = net()
-    model[1].num_batches_tracked += 1
+    dict(model.named_buffers())["1.num_batches_tracked"] += 1
     return model
 
 
