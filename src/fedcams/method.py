@@ -111,7 +111,7 @@ class Method(Spec):
             rows[CONTROL] = layout
         return rows
 
-    # -- as plain values ---------------------------------------------------------------------------------------------
+    # -- as TOML values ----------------------------------------------------------------------------------------------
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -124,10 +124,10 @@ class Method(Spec):
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Return every field with its value as TOML and JSON store it: a spec string, number or boolean."""
-        return {key: as_plain(getattr(self, key)) for key in params(type(self))}
+        return {key: toml_value(getattr(self, key)) for key in params(type(self))}
 
 
-def as_plain(value: Any) -> str | int | bool:
+def toml_value(value: Any) -> str | int | bool:
     """Return a field's value as TOML stores it: a spec string, number or boolean."""
     if isinstance(value, Fraction):
         return format_number(value)

@@ -37,6 +37,7 @@ class History:
         folder: RunFolder | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
+        """Begin a history of `rounds` rounds, or continue the one in `folder`; `fedcams.simulate` calls it."""
         self.simulation, self.rounds, self.callbacks = simulation, rounds, tuple(callbacks)
         self.folder, self.trackers = folder, tuple(trackers)
         self.state = simulation.start()
@@ -79,7 +80,7 @@ class History:
             return False
         self.state, record = self._step()
         self.records.append(record)
-        answers = [callback(record) for callback in self.callbacks]  # all of them, whatever one says
+        answers = [callback(record) for callback in self.callbacks]  # call all of them, even if one returns True
         self.stopped = any(answers)
         if self.stopped and self.folder is not None and len(self.records) < self.rounds:
             self.folder.stop(len(self.records))
