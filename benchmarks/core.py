@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedcams import Aggregator, ErrorFeedback, Layout, ResidualStore, encode, server
+from fedcams import Aggregator, ErrorFeedback, Layout, RowStore, encode, server
 from fedcams.bench.timing import REPEATS, Setup, best_of
 from fedcams.registry import registered
 from fedcams.wire import pack
@@ -124,9 +124,9 @@ def composed_blocks(delta: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Te
 def encode_setup(spec: str, delta: Tensor, residual: Tensor) -> Setup:
     """From delta and the stored residual to the payload's bytes and the new residual."""
     layout = Layout.flat(D)
-    store = ResidualStore.in_memory(layout)
-    store.commit([0], residual[None], 1)
-    uplink = ErrorFeedback(spec, store)
+    rows = RowStore.in_memory({"residual": layout})
+    rows.commit([0], {"residual": residual[None]}, 1)
+    uplink = ErrorFeedback(spec, rows)
     update = torch.empty(1, D)
 
     def run() -> bytes:

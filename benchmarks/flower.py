@@ -28,7 +28,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from fedcams import Method, encode
+from fedcams import Method, compressor, encode
 from fedcams.bench.timing import Grid
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
@@ -99,7 +99,7 @@ def client(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, roun
     """One train message through the mod, settling the one before, disk and all."""
     mod, context = uplink(spec, state_dir=folder / "sites"), Context(1, 1, {"site-id": 0}, RecordDict(), {})
     name = f"bench{SPECS.index(spec)}"
-    told = instruction_about(name, Method(uplink=spec), names)
+    told = instruction_about(name, Method(uplink=compressor(spec)), names)
     x, buffers = names.vectors(ArrayRecord(dict(arrays)))
     assert buffers is not None
     model, apart = encode("identity", x, names.layout), encode("identity", buffers, names.buffer_layout)

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedcams import ErrorFeedback, Layout, ResidualStore, encode, server
-from fedcams.rounds import Client, Instruction, Reply, Server, Update, client
-from fedcams.rounds import server as server_half
+from fedcams import Layout, Method, encode
+from fedcams.rounds import Client, ClientUpdate, Instruction, Received, Server, answer_from_bytes
+from fedcams.rounds import client as client_side
+from fedcams.rounds import server as server_side
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import oracle
@@ -64,40 +65,41 @@ def main() -> None:
 
 
 def optimum() -> np.ndarray:
-    """Where the mean of the clients' gradients is zero; each gradient is linear in every coordinate by itself."""
+    """Return the point where the mean of the clients' gradients is zero; they are linear in every coordinate."""
     zero, one = (np.mean([GRADIENT(i, np.full(D, at)) for i in range(CLIENTS)], axis=0) for at in (0.0, 1.0))
     return np.asarray(-zero / (one - zero))
 
 
 def federate(uplink: str, cohorts: list[list[int]]) -> tuple[list[np.ndarray], int]:
-    """The model after each round and the bytes of all replies; both halves meet only in bytes."""
-    layout = Layout.flat(D)
-    config = Server(layout, server(f"fedams(lr={LR})"))
-    state = server_half.start(config, torch.from_numpy(START).float())
-    me = Client(ErrorFeedback(uplink, ResidualStore.in_memory(layout)))
+    """Return the model after each round and the bytes of all replies; the two sides meet only in bytes."""
+    layout, method = Layout.flat(D), Method(server=f"fedams(lr={LR})", uplink=uplink)
+    server, me = Server(method, layout), Client(method, layout)
+    state = server_side.start(server, torch.from_numpy(START).float())
     xs, sent = [], 0
     for cohort in cohorts:
-        instructions, state = server_half.open(config, state, cohort)
-        answers = [client.reply(me, Instruction.from_bytes(i.to_bytes()), train) for i in instructions.values()]
-        messages = [reply.to_bytes() for reply, _ in answers]
-        state, closed = server_half.close(config, state, cohort, map(Reply.from_bytes, messages))
-        for reply, pending in answers:
-            (client.commit if reply.client in closed.accepted else client.discard)(me, pending)
+        instructions, state = server_side.instruct(server, state, cohort)
+        answers = [client_side.answer(me, Instruction.from_bytes(i.to_bytes()), train) for i in instructions.values()]
+        messages = [message.to_bytes() for message, _ in answers]
+        intake = server_side.take_answers(server, state, cohort, map(answer_from_bytes, messages))
+        state, concluded = server_side.conclude(server, state, intake)
+        for _, outgoing in answers:
+            if outgoing is not None:
+                client_side.commit(me, outgoing, concluded.accepted)
         sent += sum(map(len, messages))
         xs.append(state.x.double().numpy().copy())
     return xs, sent
 
 
-def train(x: Tensor, buffers: Tensor | None, instruction: Instruction) -> Update:
-    """Some steps of gradient descent on the client's own quadratic."""
-    w = start = x.double().numpy()
+def train(received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
+    """Take some steps of gradient descent on the client's own quadratic."""
+    w = start = received.start.double().numpy()
     for _ in range(LOCAL_STEPS):
         w = w - LOCAL_LR * GRADIENT(instruction.client, w)
-    return Update(torch.from_numpy(w - start).float(), buffers, examples=1, steps=LOCAL_STEPS, loss=0.0)
+    return ClientUpdate(torch.from_numpy(w - start).float(), None, examples=1, steps=LOCAL_STEPS, loss=0.0)
 
 
 def curve_of(values: np.ndarray, low: float, high: float, width: int = 56) -> str:
-    """A line of bars between low and high, logarithmic."""
+    """Return a line of bars between low and high, logarithmic."""
     picked = values[np.linspace(0, len(values) - 1, width).astype(int)]
     heights = np.clip(np.log(picked / low) / np.log(high / low), 0, 1) * (len(BARS) - 1)
     return "".join(BARS[round(height)] for height in heights)

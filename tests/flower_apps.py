@@ -32,7 +32,12 @@ Log = dict[tuple[int, int], Tensor]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pauses between two looks at the grid: nothing is under way there."""
+    """No pauses between two looks at the grid, where nothing is under way, and no waiting for the disk.
+
+    To sync files matters when the machine fails, which no test here pretends; a kill leaves what was written.
+    """
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
     monkeypatch.setattr("fedcams.flower.roster.PAUSE", 0.01)
     monkeypatch.setattr("fedcams.flower.grid_round.PAUSE", 0.01)
 

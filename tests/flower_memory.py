@@ -1,6 +1,7 @@
-"""The most memory that one side of a round takes, in a process of its own: `flower_memory.py client|server d [spec]`.
+"""The most memory that a side of a round takes, in a process of its own: `flower_memory.py client|server|both d spec`.
 
-Prints JSON: `peak`, the most bytes beyond what the side starts with, and `model`, the bytes of the model.
+Prints a line of JSON for each side: `side`, `peak`, the most bytes beyond what the side starts with, and `model`, the
+bytes of the model.
 """
 
 from __future__ import annotations
@@ -96,10 +97,11 @@ def server(d: int, spec: str, folder: Path, cohort: int = 8) -> int:
 def main() -> None:
     side, d, spec = sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "sign"
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        small = {"client": client, "server": server}[side]
-        small(TENSORS * 1000, spec, Path(folder) / "warm")  # imports and compiles
-        print(json.dumps({"peak": small(d, spec, Path(folder)), "model": 4 * d}))
+    for name, measure in {"client": client, "server": server}.items():
+        if side in (name, "both"):
+            with tempfile.TemporaryDirectory() as folder:
+                measure(TENSORS * 1000, spec, Path(folder) / "warm")  # imports and compiles
+                print(json.dumps({"side": name, "peak": measure(d, spec, Path(folder)), "model": 4 * d}))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,16 @@ def _corrections(t: int, beta1: float, beta2: float, bias_correction: bool) -> t
 # -- local rules: a step from w along the gradient g; moments start at zero in every round ----------------------------
 
 
-def adamw(s, w, g, lr=0.001, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01):
+def adamw(
+    s: Memory,
+    w: Vector,
+    g: Vector,
+    lr: float = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> Vector:
     s.t += 1
     s.m = beta1 * s.m + (1 - beta1) * g
     s.v = beta2 * s.v + (1 - beta2) * g**2
@@ -132,11 +141,14 @@ def fedcams(
     cohorts: Iterable[Sequence[int]],
     server_step: ServerStep = fedams,
     compress: Compress | None = None,
+    combine: Callable[[NDArray[np.float64]], Vector] = lambda rows: np.mean(rows, axis=0),
+    seen: list[tuple[NDArray[np.float64], Vector]] | None = None,
 ) -> list[Vector]:
     """The model after each round; without a compressor it is FedAMS.
 
     `update(t, i, x)` is client i's local update in round t = 1, 2, ... from the model x. `cohorts` lists, round by
-    round, the clients whose updates the server accepts; the others' errors e_i stay as they are.
+    round, the clients whose updates the server accepts; the others' errors e_i stay as they are. `seen` collects what
+    the server received in each round and what it combined that to.
     """
     x, memory = np.array(x0, dtype=np.float64), Memory()
     errors: dict[int, Vector] = {}
@@ -148,9 +160,36 @@ def fedcams(
             sent = h if compress is None else compress(h)
             errors[i] = h - sent
             received.append(sent)
-        x = server_step(memory, x, np.mean(received, axis=0))
+        mean = combine(np.array(received))
+        x = server_step(memory, x, mean)
         xs.append(x)
+        if seen is not None:
+            seen.append((np.array(received), mean))
     return xs
+
+
+def descent(grad: Gradient, steps: int, lr: float) -> Callable[[int, int, Vector], Vector]:
+    """Local gradient descent, as `fedcams` takes it: `grad(i, x)` is the gradient of client i's loss."""
+
+    def update(t: int, i: int, x: Vector) -> Vector:
+        w = x
+        for _ in range(steps):
+            w = w - lr * grad(i, w)
+        return w - x
+
+    return update
+
+
+def local_adamw(grad: Gradient, steps: int, **hyperparameters: float) -> Callable[[int, int, Vector], Vector]:
+    """Local AdamW, as `fedcams` takes it; its moments start again in every round."""
+
+    def update(t: int, i: int, x: Vector) -> Vector:
+        w, memory = x, Memory()
+        for _ in range(steps):
+            w = adamw(memory, w, grad(i, w), **hyperparameters)
+        return w - x
+
+    return update
 
 
 def run(
@@ -163,14 +202,7 @@ def run(
     compress: Compress | None = None,
 ) -> list[Vector]:
     """FedCAMS with local gradient descent: `grad(i, x)` is the gradient of client i's loss."""
-
-    def update(t: int, i: int, x: Vector) -> Vector:
-        w = x
-        for _ in range(local_steps):
-            w = w - local_lr * grad(i, w)
-        return w - x
-
-    return fedcams(x0, update, cohorts, server_step, compress)
+    return fedcams(x0, descent(grad, local_steps, local_lr), cohorts, server_step, compress)
 
 
 # -- transforms --------------------------------------------------------------------------------------------------------

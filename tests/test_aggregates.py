@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import oracle
-from fedcams.aggregate import mean_of_rows
+from fedcams.aggregate import Aggregator
 from fedcams.aggregates import Aggregate
 from fedcams.aggregates.trimmed import PIECE
 from fedcams.averages import Average
@@ -55,8 +55,10 @@ def test_what_every_aggregate_keeps(aggregate: Aggregate) -> None:
 @pytest.mark.parametrize("d", [10, 100_003])
 def test_the_mean_has_the_bits_of_the_streaming_one(weights: list[float], d: int) -> None:
     rows = draw(6, d)
-    streamed = mean_of_rows(IDENTITY, {"values": rows}, Layout.flat(d), weights)
-    assert torch.equal(Aggregate.parse("mean").combine(rows, weights), streamed)
+    for in_order in (False, True):
+        sums = Aggregator(Layout.flat(d), in_order=in_order)
+        sums.add_rows(range(6), IDENTITY, {"values": rows}, weights)
+        assert torch.equal(Aggregate.parse("mean").combine(rows, weights), sums.mean())
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9, 10, 11, 20])

@@ -25,7 +25,9 @@ from fedcams.experiment.preset import presets
 from fedcams.registry import kinds, params, registered
 from fedcams.runs import read_run
 from fedcams.simulation import RoundRecord
+from own_pieces import forgotten
 from test_presets import write_cifar
+from test_runs import _quick_sync  # noqa: F401  (a fixture)
 
 FILE = """
 task = "logistic(size=40)"
@@ -86,26 +88,23 @@ class Mirror(Identity):
 """
 
 
-def test_pieces_of_ones_own_are_loaded_by_name(folder: Path) -> None:
-    """In processes of their own, so that the piece stays out of this one's registry."""
-
-    def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, **more}
-        command = [sys.executable, "-m", "fedcams", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-
+def test_pieces_of_ones_own_are_loaded_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_extension` does so in processes of their own; here the piece is forgotten after every command."""
     (folder / "mine.py").write_text(OWN)
     preset = ("run", "mini.toml", "-s", "uplink=mirror", "-s", "rounds=1", "--only", "FedAvg", "--no-report")
-    assert "no compressor is named 'mirror'" in run(*preset).stderr
-    assert run("--import", "mine", *preset).returncode == 0
+    assert "no compressor is named 'mirror'" in refused(*preset)
+    with forgotten("mine"):
+        say("--import", "mine", *preset)
     report = ("report", "runs/mini", "--out", "both")
-    assert "no compressor is named 'mirror'" in (said := run(*report).stderr)
+    said = refused(*report)
+    assert "no compressor is named 'mirror'" in said
     assert "load it with fedcams --import MODULE" in said
     assert "delete" not in said, "the run is sound"
-    done = run(*report, FEDCAMS_IMPORT="mine")
-    assert done.returncode == 0, done.stderr
+    with forgotten("mine"), monkeypatch.context() as patch:
+        patch.setenv("FEDCAMS_IMPORT", "mine")
+        say(*report)
     assert "mirror" in (folder / "both" / "summary.md").read_text()
-    assert "error: --import mime: No module named 'mime'" in run("--import", "mime", "list").stderr
+    assert "error: --import mime: No module named 'mime'" in refused("--import", "mime", "list")
 
 
 # -- run -------------------------------------------------------------------------------------------------------------
@@ -197,7 +196,10 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         (["run", "mini.toml", "--device", "abacus"], "--device abacus: "),
         (["run", "mini.toml", "--device", "meta"], "--device meta: "),
         (["run", "fig1-resnet18", "--data", "here"], "unpack the Python version from https://www.cs.toronto.edu"),
-        (["run", "mini.toml", "-s", "uplink=randk(k=1, scaled=true)"], "has no bound"),
+        (
+            ["run", "mini.toml", "-s", "uplink=randk(k=1, scaled=true)"],
+            "uplink=randk(k=1, scaled=true) has no bound on its error",
+        ),
         (["run", "mini.toml", "-s", "sampler=uniform(n=5)"], "uniform: n=5 of only 4 clients; give n=4 or less"),
         (["run", "DEMO"], "(did you mean 'demo'?)"),
         (
@@ -211,7 +213,7 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         (["run", "grid.toml"], "no key 'grid' (a file with grids is for `fedcams sweep`)"),
         (
             ["list", "servers"],
-            "no kind is named 'servers' (did you mean 'server'?); known: presets, experiment, comp",
+            "no kind is named 'servers' (did you mean 'server'?); known: presets, experiment, aggr",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedcams import Aggregator, ErrorFeedback, Layout, LayoutError, ResidualStore, SpecError, compressor
+from fedcams import Aggregator, ErrorFeedback, Layout, LayoutError, Method, RowStore, SpecError, compressor
 from fedcams.compress import Compressor
 from fedcams.errors import UpdateError
 from fedcams.registry import registered
@@ -187,43 +187,44 @@ def test_accepted_plus_residual_is_the_sum_of_accepted_rounds(codec: Compressor)
     """Fifty rounds, some clients sampled, some of their updates refused: nothing is lost, nothing counts twice."""
     clients, layout = 5, tensors_layout(200)
     draw = torch.Generator().manual_seed(1)
-    uplink = ErrorFeedback(codec, ResidualStore.in_memory(layout))
-    residuals = ResidualStore.in_memory(layout) if uplink.store is None else uplink.store
+    residuals = RowStore.in_memory({"residual": layout})
+    uplink = ErrorFeedback(codec, residuals)
     own, received = torch.zeros(clients, layout.d).double(), torch.zeros(clients, layout.d).double()
     for round in range(1, 51):
         cohort = torch.randperm(clients, generator=draw)[:3].sort().values.tolist()
         delta = torch.randn(3, layout.d, generator=draw)
         update = delta.clone()
-        before = residuals.gather(range(clients))
+        before = residuals.gather("residual", range(clients))
         pending = uplink.prepare_(cohort, delta, round, key=[round * 10 + i for i in cohort])
-        assert torch.equal(residuals.gather(range(clients)), before), "preparing changes no stored row"
+        assert torch.equal(residuals.gather("residual", range(clients)), before), "preparing changes no stored row"
         if float(torch.rand(1, generator=draw)) < 0.3:
-            uplink.discard(pending)
-            assert torch.equal(residuals.gather(range(clients)), before)
             continue
         uplink.commit(pending)
         own[cohort] += update.double()
         received[cohort] += codec.decode(pending.code, layout).double()
-        left = residuals.gather(range(clients)).double()
+        left = residuals.gather("residual", range(clients)).double()
         assert float((received + left - own).norm()) <= 1e-6 * round * float(own.norm())
 
 
 @everyone
-def test_feedback_refuses_what_has_no_contraction(codec: Compressor) -> None:
-    layout = Layout.flat(100)
-    if codec.squared_error_bound(layout) is None:
-        with pytest.raises(SpecError, match="has no bound"):
-            ErrorFeedback(codec, ResidualStore.in_memory(layout))
+def test_feedback_refuses_what_has_no_bound(codec: Compressor) -> None:
+    rows = RowStore.in_memory({"residual": Layout.flat(100)})
+    if codec.squared_error_bound(Layout.flat(100)) is None:
+        with pytest.raises(SpecError, match="has no bound on its error"):
+            ErrorFeedback(codec, rows)
+        with pytest.raises(SpecError, match=r"uplink=.* has no bound on its error.* under feedback=true"):
+            Method(uplink=codec)
     else:
-        ErrorFeedback(codec, ResidualStore.in_memory(layout))
-    plain = ErrorFeedback(codec, None, layout)
-    assert plain.prepare_([3], torch.randn(1, 100), 1).residual is None
+        assert ErrorFeedback(codec, rows).layout == Layout.flat(100)
+        assert Method(uplink=codec).uplink == codec
+    assert Method(uplink=codec, feedback=False).memory(Layout.flat(100), None) == {}
 
 
 def test_feedback_refuses_what_it_cannot_use() -> None:
     layout = Layout.flat(10)
-    uplink = ErrorFeedback(COMPRESSORS[0], None, layout)
-    with pytest.raises(UpdateError, match="a client stands twice"):
+    rows = RowStore.in_memory({"residual": layout, "other": layout})
+    uplink = ErrorFeedback(COMPRESSORS[0], rows, row="other")
+    with pytest.raises(UpdateError, match="a client appears twice"):
         uplink.prepare_([3, 3], torch.ones(2, 10), 1)
     with pytest.raises(LayoutError, match=r"delta has shape \(10,\) for 1 clients; give \[1, d\]"):
         uplink.prepare_([3], torch.ones(10), 1)
@@ -233,10 +234,8 @@ def test_feedback_refuses_what_it_cannot_use() -> None:
     with pytest.raises(LayoutError, match=r"give out\.detach\(\)\.contiguous\(\)"):
         COMPRESSORS[0].add_to_(torch.ones(10, 2).T, code, layout)
     assert uplink.prepare_([1], torch.ones(1, 10, requires_grad=True), 1).ids == (1,)
-    with pytest.raises(SpecError, match="give a ResidualStore, or a layout"):
-        ErrorFeedback(COMPRESSORS[0], None)
-    with pytest.raises(LayoutError, match=r"the store holds residuals of layout .* with d=10, the model's is"):
-        ErrorFeedback(COMPRESSORS[0], ResidualStore.in_memory(layout), tensors_layout(10))
+    with pytest.raises(SpecError, match="row='mine': the store holds other, residual; name one of these"):
+        ErrorFeedback(COMPRESSORS[0], rows, row="mine")
     with pytest.raises(SpecError, match="2 keys for 3 rows"):
         COMPRESSORS[0].encode(torch.ones(3, 10), layout, key=[1, 2])
 

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fedcams import ErrorFeedback, Layout, ResidualStore, decode, encode
+from fedcams import ErrorFeedback, Layout, RowStore, decode, encode
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -57,13 +57,13 @@ def test_error_feedback_is_what_the_guide_says() -> None:
     table = (DOCS / "guide.md").read_text("utf-8").split("## The idea")[1].split("\n## ")[0]
     turns = [re.findall(r"\(([^)]*)\)", line) for line in table.splitlines() if re.match(r"\| \d", line)]
     assert len(turns) == 2
-    store = ResidualStore.in_memory(Layout.flat(3))
+    store = RowStore.in_memory({"residual": Layout.flat(3)})
     uplink = ErrorFeedback("topk(k=1)", store)
     for turn, columns in enumerate(turns, 1):
         update, whole, sent, kept = (torch.tensor([[float(x) for x in column.split(",")]]) for column in columns)
-        torch.testing.assert_close(update + store.gather([0]), whole)
+        torch.testing.assert_close(update + store.gather("residual", [0]), whole)
         uplink.commit(uplink.prepare_([0], update, round=turn))
-        torch.testing.assert_close(store.gather([0]), kept)
+        torch.testing.assert_close(store.gather("residual", [0]), kept)
         torch.testing.assert_close(sent + kept, whole)
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from fedcams.flower.book import read_ledger
 from torch import Tensor
 
 from fedcams.experiment import build
+from fedcams.flower.checkpoint import read_ledger
 from fedcams_app.settings import experiment
-from federation import Federation, federation
+from federation import Federation, descendants, federation
 
 CONFIG: dict[str, Any] = {
     "task": "quadratic",
@@ -22,17 +24,20 @@ CONFIG: dict[str, Any] = {
     "clients": 2,
     "sampler": "full",
     "local": "sgd(lr=0.05, epochs=2, batch=8)",
-    "server": "fedams(lr=0.1, eps=1e-3)",
+    "server": "fedams(lr=cosine(0.2, 0.05), eps=1e-3)",
     "uplink": "topk(ratio=1/8)",
     "downlink": "replica(blockq(bits=2))",
-    "rounds": 3,
+    "control": "scaffold",
+    "transforms": "clip(norm=0.5)",
+    "average": "ema(0.5)",
+    "rounds": 2,
     "seed": 3,
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def simulated(config: dict[str, Any]) -> dict[str, Tensor]:
-    """The model after the last round in our simulator, with as many threads as the app has."""
+    """The models and control variate after the last round in our simulator, with as many threads as the app has."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -40,14 +45,20 @@ def simulated(config: dict[str, Any]) -> dict[str, Tensor]:
         state = built.state
         for _ in range(config["rounds"]):
             state, _record = built.simulation.advance(state)
-        return built.simulation.server.layout.split(state.x)
+        assert state.average is not None
+        assert state.control is not None
+        models = {"model": state.x, "averaged": state.average.x}
+        layout = built.simulation.server.layout
+        parts = {f"{name}.{key}": part for name, x in models.items() for key, part in layout.split(x).items()}
+        return {**parts, "control": state.control}
     finally:
         torch.set_num_threads(threads)
 
 
 def deployed(checkpoint: Path, rounds: int) -> dict[str, Tensor]:
+    """The same from the server's checkpoint."""
     tensors = safetensors.torch.load_file(checkpoint / f"{rounds}.safetensors")
-    return {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    return {name: value for name, value in tensors.items() if name.startswith(("model.", "averaged.", "control"))}
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -56,17 +67,30 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], value), name
 
 
-def test_tls_authentication_and_the_simulators_model(tmp_path: Path) -> None:
+def test_tls_authentication_a_killed_server_and_the_simulators_model(tmp_path: Path) -> None:
+    """The server is killed with -9 after a round; a new run goes on with moments, schedule, average and control."""
     with federation(tmp_path, secure=True, env=ONE_THREAD) as fed:
         for site in (0, 1):
             fed.start_node(site)
         fed.start_node(7, register=False, name="stranger")
-        run = fed.submit(**CONFIG, min_available=2, min_replies=2, deadline=120.0)
-        fed.wait(run, rounds=3, seconds=240)
+        settings = {**CONFIG, "min_available": 2, "min_replies": 2, "deadline": 120.0}
+        fed.wait(fed.submit(**settings), rounds=1, seconds=240)
+        kill_server_app(fed)
+        fed.wait(fed.submit(**settings), rounds=2, seconds=240)
         assert refused(fed, "stranger")
     ledger = read_ledger(tmp_path / "server")
-    assert [sorted(line["accepted"]) for line in ledger] == [["0", "1"]] * 3
-    assert_equal(deployed(tmp_path / "server", 3), simulated(CONFIG))
+    assert [sorted(line["accepted"]) for line in ledger] == [["0", "1"]] * 2
+    assert_equal(deployed(tmp_path / "server", 2), simulated(CONFIG))
+
+
+def kill_server_app(fed: Federation) -> None:
+    """Ends the process in which the strategy runs, by its id."""
+    family = descendants(fed.processes["superlink"].pid)
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family if Path(f"/proc/{pid}").exists()}
+    apps = [pid for pid, line in lines.items() if b"serverapp" in line and b"superexec" not in line]
+    assert apps, lines
+    for pid in apps:
+        os.kill(pid, signal.SIGKILL)
 
 
 def refused(fed: Federation, name: str) -> bool:

@@ -20,8 +20,21 @@ from fedcams.flower.checkpoint import read_ledger
 from fedcams.flower.records import ABOUT, INSTRUCTION, about
 from fedcams.rounds.server import ServerState
 from fedcams.runs import RunError
+from fedcams.runs.files import write_file
 from fedcams.simulation import RoundRecord
-from flower_apps import Federated, experiment, federation, quick, run, run_method, simulation, vector, vectors
+from flower_apps import (
+    Federated,
+    Stopped,
+    experiment,
+    federation,
+    quick,
+    run,
+    run_method,
+    simulation,
+    started,
+    vector,
+    vectors,
+)
 from flower_grid import LocalGrid, identify
 from test_flower import adding_app, plain_app, two_by_three
 from test_flower_downlink import Kinds
@@ -71,6 +84,28 @@ def test_a_method_is_bit_for_bit_the_simulators_also_after_a_restart(tmp_path: P
         assert 0 < sum(len(record.refused) for record in expected[1]) < sum(len(r.cohort) for r in expected[1])
     if name == "fednova":  # clients take different numbers of steps
         assert len(set(map(len, build(experiment(**METHODS[name])).simulation.problem.clients.parts))) > 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("moment", ["before", "between"])
+def test_a_server_killed_while_it_saves_goes_on_with_control_average_and_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The kill falls before the checkpoint replaces the old one, or before its rows are marked."""
+    what = experiment(**METHODS["server rate"], **METHODS["compressed"])
+    saves = iter(range(10))
+
+    def dying(path: Path, data: bytes) -> None:
+        last = next(saves) == 2
+        if moment == "between" or not last:
+            write_file(path, data)
+        if last:
+            raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedcams.runs.checkpoint.write_file", dying)
+        with pytest.raises(Stopped):
+            started(what, federation(tmp_path, what), None)
+    assert_simulated(run_method(tmp_path, **METHODS["server rate"], **METHODS["compressed"]), simulation(what))
 
 
 def test_a_method_with_schedules_that_span_the_run_goes_on_only_with_as_many_rounds(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from flwr.clientapp import ClientApp
 from fedcams.errors import UpdateError
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.checkpoint import read_ledger
-from fedcams.flower.records import from_array
+from fedcams.flower.records import REPLY, from_array, message_record
+from fedcams.rounds import answer_from_parts
 from flower_apps import quick
 from flower_grid import LocalGrid
 from test_flower import adding_app, two_by_three
@@ -113,6 +114,72 @@ BOMB += b"{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000,), }".
 def test_an_array_that_claims_more_than_came_is_refused_before_memory_is_asked_for(array: Array) -> None:
     with pytest.raises(UpdateError, match=r"an array (that cannot be read|of the kind)"):
         from_array(array)
+
+
+HEADS = {
+    "TokenError": "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3",
+    "OverflowError": f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}",
+    "IndexError": "{'descr': (), 'fortran_order': False, 'shape': (2, 3), }",
+    "RecursionError": "-" * 5000 + "1",
+    "ValueError": "{'descr': '|O', 'fortran_order': False, 'shape': (2, 3), }",
+}
+"""What NumPy raises -> the head of an array that makes it do so."""
+
+
+def with_head(head: str) -> Array:
+    """An array whose head says this."""
+    data = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + bytes(24)
+    return Array("float32", (2, 3), "numpy.ndarray", data)
+
+
+def sending(array: Array) -> Callable[..., Message]:
+    """Training that returns this array for every one of the model."""
+
+    def train(message: Message, context: Context) -> Message:
+        assert message.content.array_records["arrays"], "nothing to train"
+        arrays = ArrayRecord(dict.fromkeys(message.content.array_records["arrays"], array))
+        return Message(RecordDict({"arrays": arrays, "m": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    return train
+
+
+@pytest.mark.parametrize("error", HEADS)
+def test_a_head_that_numpy_chokes_on_is_refused_and_the_round_goes_on(tmp_path: Path, error: str) -> None:
+    """With the mod, where it is the site that reads it, and without, where it is the server."""
+    apps = {5: adding_app(tmp_path, 1.0)}
+    for node, mods in {6: [uplink(state_dir=tmp_path)], 7: []}.items():
+        apps[node] = ClientApp(mods=mods)
+        apps[node].train()(sending(with_head(HEADS[error])))
+    grid = LocalGrid(apps, {node: {"site-id": node} for node in apps})
+    FedCAMS(server="fedavg", checkpoint=tmp_path / "server", min_available=3).start(grid, two_by_three(), 2, 5.0)
+    for line in read_ledger(tmp_path / "server"):
+        assert list(line["accepted"]) == ["5"]
+        assert sorted(line["refused"]) == ["6", "7"]
+        assert all(f"an array that cannot be read ({error}" in reason for reason in line["refused"].values())
+
+
+@pytest.mark.parametrize("error", [MemoryError, OverflowError, KeyError])
+def test_whatever_reading_a_reply_raises_the_round_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def failing(parts: list[bytes]) -> Any:
+        if b"evil" in b"".join(parts):
+            raise error("no")
+        return answer_from_parts(parts)
+
+    def fault(node: int, message: Message, reply: Message | None) -> Message | None:
+        if node == 6 and reply is not None and REPLY in reply.content.array_records:
+            reply.content.array_records[REPLY] = message_record([b"evil"])
+        return reply
+
+    monkeypatch.setattr("fedcams.flower.inbox.answer_from_parts", failing)
+    apps = {5: adding_app(tmp_path, 1.0), 6: adding_app(tmp_path, 1.0)}
+    grid = LocalGrid(apps, {5: {"site-id": 0}, 6: {"site-id": 1}}, fault)
+    FedCAMS(server="fedavg", checkpoint=tmp_path / "server", min_available=2).start(grid, two_by_three(), 1, 5.0)
+    (line,) = read_ledger(tmp_path / "server")
+    assert list(line["accepted"]) == ["0"]
+    assert line["refused"]["1"].startswith(error.__name__)
+    assert line["wire_up"] > 4  # what was refused was sent all the same
 
 
 def test_arrays_in_columns_are_read_too() -> None:

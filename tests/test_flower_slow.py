@@ -51,13 +51,13 @@ def test_the_bytes_on_the_socket(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_flowers_simulation_gives_the_simulators_model(tmp_path: Path) -> None:
-    config: dict[str, Any] = {**CONFIG, "rounds": 3, "data": "", "name": "ray", "deadline": 300.0}
-    config |= {"min-available": 2, "min-replies": 2, "max-norm": 0.0}
+    config: dict[str, Any] = {**CONFIG, "data": "", "name": "ray", "deadline": 300.0}
+    config |= {"min-available": 2, "min-replies": 2}
     script, state = str(TESTS / "flower_simulation.py"), str(tmp_path / "sites")
     python(
         script, str(tmp_path / "server"), json.dumps(config), timeout=900, FEDCAMS_STATE=state, FLWR_HOME=str(tmp_path)
     )
-    assert_equal(deployed(tmp_path / "server", 3), simulated(config))
+    assert_equal(deployed(tmp_path / "server", CONFIG["rounds"]), simulated(config))
 
 
 @pytest.mark.parametrize("spec", ["sign", "topk(ratio=1/64, values=bf16)"])

@@ -13,9 +13,10 @@ import torch
 
 from fedcams import Layout, WireError, compressor
 from fedcams.compress import Compressor
+from fedcams.downlink import Held
 from fedcams.downlink.message import Message
 from fedcams.registry import registered
-from fedcams.rounds import Accepted, Held, Instruction, Refusal, Reply
+from fedcams.rounds import Accepted, Instruction, Refusal, Reply
 from fedcams.wire import pack, unpack
 
 CASES = 200_000

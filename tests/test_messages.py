@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcams import encode
+from fedcams.downlink import Held
 from fedcams.errors import (
     BadMagic,
     BadStreamCount,
@@ -30,7 +31,7 @@ from fedcams.errors import (
     WireError,
     WrongStreams,
 )
-from fedcams.rounds import Accepted, Held, Instruction, Refusal, Reply, answer_from_bytes, answer_from_parts
+from fedcams.rounds import Accepted, Instruction, Refusal, Reply, answer_from_bytes, answer_from_parts
 from fedcams.rounds.messages import PROTOCOL, check_protocol, expect_streams, instruction_size, reply_size
 
 Message = Instruction | Reply

@@ -15,8 +15,8 @@ from fedcams.errors import SpecError
 from fedcams.experiment import Experiment, build
 from fedcams.experiment.preset import folder_name, load_preset, overridden, presets
 from fedcams.experiment.sweep import load_sweep
+from fedcams.own import History
 from fedcams.registry import exact, resolve
-from fedcams.simulation import History
 
 SMALL = {"resnet18": "resnet18(width=1)", "convmixer": "convmixer(dim=4, depth=1)", "mlp": "mlp(hidden=8)"}
 PAPER = [name for name in presets() if name != "demo" and not name.endswith("digits")]
@@ -66,10 +66,10 @@ def test_its_experiments_run_in_miniature(name: str, data: Path) -> None:
     tiny = {"clients": "20", "rounds": "2", "local": "sgd(steps=1, batch=2)", "model": SMALL[model], "seed": "1"}
     for experiment in overridden(load_preset(name), tiny).experiments:
         built = build(experiment, data)
-        records = History(built.simulation, built.state, experiment.rounds).run().records
+        records = History(built.simulation, experiment.rounds).run().records
         assert [record.round for record in records] == [1, 2]
         assert len(records[0].cohort) == getattr(experiment.sampler, "n", experiment.clients)
-        assert (records[0].gamma is not None) == experiment.measure_gamma
+        assert records[0].probes.keys() == {probe.name for probe in experiment.probes}
 
 
 @pytest.mark.parametrize("name", PAPER)

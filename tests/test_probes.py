@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import oracle
-from fedcams.aggregate import mean_of_rows
+from fedcams import Aggregator
 from fedcams.compress import Compressor, compressor
 from fedcams.keys import derive
 from fedcams.probes import Leftovers, Probe, mean_before
@@ -41,11 +41,13 @@ def round_of(codec: Compressor, delta: Tensor, residual: Tensor | None) -> Lefto
     code = codec.encode(h, LAYOUT, [facts.key("uplink", i) for i in ids])
     decoded = codec.decode(code, LAYOUT)
     mean_h, norm = mean_before(delta, residual, WEIGHTS)
+    sums = Aggregator(LAYOUT)
+    sums.add_rows(ids, codec, code, WEIGHTS)
     return Leftovers(
         Parts(uplink=codec),
         LAYOUT,
         facts,
-        mean=mean_of_rows(codec, code, LAYOUT, WEIGHTS),
+        mean=sums.mean(),
         decoded=lambda: decoded,
         seed=9,
         round=5,

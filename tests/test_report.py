@@ -71,9 +71,21 @@ def write_run(
     (folder / "experiment.toml").write_text(experiment.to_toml(), "utf-8")
     records = [
         RoundRecord(
-            t, [0, 1], 1 / t, None if a is None else 2 - a, a, up, down, 0, 0, 80, 320, 1.0, *(parts or ()),
+            t,
+            [0, 1],
+            1 / t,
+            None if a is None else 2 - a,
+            a,
+            up,
+            down,
+            0,
+            0,
+            80,
+            320,
+            1.0,
+            *(parts or ()),
             probes={"q": q, "gamma": gamma},
-        )  # fmt: skip
+        )
         for t, a in enumerate(accuracy, 1)
     ]
     (folder / "rounds.jsonl").write_text("".join(f"{record.to_json()}\n" for record in records))

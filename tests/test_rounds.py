@@ -160,7 +160,7 @@ def test_weighting_by_examples() -> None:
     state, concluded = conclude(server, state, [0, 1, 2], [*replies, none])
     assert torch.equal(state.x, torch.full((D,), 2.0))
     assert "weight=0.0" in concluded.refused[2]
-    with pytest.raises(SpecError, match="method: weighting=median: .*allowed: uniform or examples or sampler"):
+    with pytest.raises(SpecError, match=r"method: weighting=median: .*allowed: uniform or examples or sampler"):
         Method(weighting="median")
     with pytest.raises(SpecError, match="seed=9223372036854775808; allowed: what fits"):
         Server(Method(), LAYOUT, seed=2**63)

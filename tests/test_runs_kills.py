@@ -19,7 +19,18 @@ import torch
 
 from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, is_run, read_run, resume, run
-from test_runs import Stop, _digits_once, everything, lasting, small, stop_at, stopped  # noqa: F401  (a fixture)
+from fedcams.runs.checkpoint import sealed
+from test_runs import (
+    EVERYTHING,
+    Stop,
+    _digits_once,  # noqa: F401  (a fixture)
+    _quick_sync,  # noqa: F401  (a fixture)
+    everything,
+    lasting,
+    small,
+    stop_at,
+    stopped,
+)
 
 
 @pytest.fixture
@@ -71,10 +82,13 @@ def dies(experiment: Experiment, folder: Path, moment: int) -> bool:
     return has_died()
 
 
-def test_death_at_every_step_and_again_while_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [{}, {**EVERYTHING, "downlink": "replica(blockq)"}], ids=["FedCAMS", "everything"])
+def test_death_at_every_step_and_again_while_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+) -> None:
     for name in SYNCS:
         monkeypatch.setattr(os, name, lambda descriptor: None)  # it is the process that dies here, not the machine
-    experiment = small(rounds=5, clients=3)
+    experiment = small(rounds=5, clients=3, **kind)
     run(experiment, tmp_path / "whole")
     folder, whole, moment = tmp_path / "run", lasting(tmp_path / "whole"), 0
     while dies(experiment, folder, moment):
@@ -82,7 +96,7 @@ def test_death_at_every_step_and_again_while_resuming(tmp_path: Path, monkeypatc
         go_on(experiment, folder)
         assert lasting(folder) == whole, f"died at moment {moment}"
         shutil.rmtree(folder)
-        moment += 1
+        moment += 3 if kind else 1  # the more there is to save, the more moments there are
     assert moment > 100  # the run makes about this many changes to the disk
 
 
@@ -93,24 +107,41 @@ def test_death_at_every_step_and_again_while_resuming(tmp_path: Path, monkeypatc
 RUNNERS = """
 import os, sys, torch
 from pathlib import Path
-from fedcams.experiment import Experiment
-from fedcams.runs import is_run, resume, run
 
 torch.set_num_threads(1)
-experiment = Experiment.read(Path(sys.argv[1]))
-run(experiment, Path(sys.argv[2]), checkpoint_every=2)
-folder = Path(sys.argv[3])
+{begin}
+go_on(Path(sys.argv[2]))
 print("ready", flush=True)
 for line in sys.stdin:
     child = os.fork()
     if not child:
-        if is_run(folder):
-            resume(folder, checkpoint_every=2)
-        else:
-            run(experiment, folder, checkpoint_every=2)
+        go_on(Path(sys.argv[3]))
         os._exit(0)
     print(child, flush=True)
     print(os.waitpid(child, 0)[1], flush=True)
+"""
+COMMAND_LINE = """
+from fedcams.experiment import Experiment
+from fedcams.runs import is_run, resume, run
+experiment = Experiment.read(Path(sys.argv[1]))
+
+def go_on(folder):
+    if is_run(folder):
+        resume(folder, checkpoint_every=2)
+    else:
+        run(experiment, folder, checkpoint_every=2)
+"""
+OWN = """
+import fedcams
+from fedcams.experiment import Experiment
+from fedcams.tasks import task
+method, loaded = Experiment.read(Path(sys.argv[1])).method, task("digits").load()
+clients = [(loaded.train_x[i::6], loaded.train_y[i::6]) for i in range(6)]
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+def go_on(folder):
+    fedcams.simulate(model, clients, (loaded.test_x, loaded.test_y), method=method, cohort=2, rounds=80, out=folder,
+                     prepare=lambda x: x.float() / 16, checkpoint_every=2).run()
 """
 
 
@@ -143,10 +174,11 @@ class Runners:
         return self.process.stdout.readline()
 
 
-@pytest.fixture
-def runners(tmp_path: Path) -> Iterator[Runners]:
-    (tmp_path / "experiment.toml").write_text(small(rounds=80, model="mlp(hidden=32)").to_toml())
-    with python(RUNNERS, tmp_path / "experiment.toml", tmp_path / "whole", tmp_path / "run") as process:
+@contextlib.contextmanager
+def runners(folder: Path, begin: str, experiment: Experiment) -> Iterator[Runners]:
+    (folder / "experiment.toml").write_text(experiment.to_toml())
+    script = RUNNERS.replace("{begin}", begin)
+    with python(script, folder / "experiment.toml", folder / "whole", folder / "run") as process:
         yield Runners(process)
         assert process.stdin is not None
         process.stdin.close()
@@ -161,16 +193,20 @@ def wait_for_lines(path: Path, count: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where torch has CUDA, a forked process cannot train")
-def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, runners: Runners) -> None:
-    for lines in (0, 1, 20, 45, 65):
-        child = runners.start()
-        wait_for_lines(tmp_path / "run" / "rounds.jsonl", lines)
-        time.sleep(random.uniform(0, 0.03))
-        os.kill(child, 9)
-        assert runners.status() == 9
-    runners.start()
-    assert runners.status() == 0
-    assert lasting(tmp_path / "run") == lasting(tmp_path / "whole")  # rounds.jsonl, the model, the optimizer's state
+@pytest.mark.parametrize("begin", [COMMAND_LINE, OWN], ids=["fedcams run", "simulate(out=)"])
+def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, begin: str) -> None:
+    with runners(tmp_path, begin, small(**EVERYTHING, rounds=80)) as others:
+        for lines in (0, 1, 20, 45, 65):
+            child = others.start()
+            wait_for_lines(tmp_path / "run" / "rounds.jsonl", lines)
+            time.sleep(random.uniform(0, 0.03))
+            os.kill(child, 9)
+            assert others.status() == 9
+        others.start()
+        assert others.status() == 0
+    found, whole = lasting(tmp_path / "run"), lasting(tmp_path / "whole")  # rounds, the model, the optimizer's state
+    found.pop("python.json", None), whole.pop("python.json", None)  # the call names the folder
+    assert found == whole
     assert (tmp_path / "run" / "checkpoint" / "80.safetensors").exists()
     assert read_run(tmp_path / "run").finished
 
@@ -178,7 +214,7 @@ def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, runner
 # -- a full disk -------------------------------------------------------------------------------------------------------
 
 # A row has 10 kB, the tensors of a checkpoint 40 kB, a line 0.4 kB. All in one process, which saves imports of torch.
-LIMITS = {8_000: (r"residuals/\d-\d.row", 6), 30_000: (r"6\.safetensors", 6), 1_500: (r"(rounds|timings)\.jsonl", 4)}
+LIMITS = {8_000: (r"rows/\d-\d.rows", 6), 30_000: (r"6\.safetensors", 6), 1_500: (r"(rounds|timings)\.jsonl", 4)}
 LIMITED = """
 import resource, signal, sys, torch
 from pathlib import Path
@@ -219,18 +255,22 @@ def test_a_write_cut_short_by_the_system_leaves_the_last_checkpoint(tmp_path: Pa
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-@pytest.mark.parametrize("name", ["6.safetensors.tmp", "state.json.tmp", "residuals/store.json.tmp"])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("name", ["6.safetensors.tmp", "state.json.tmp", "rows/store.json.tmp"])
 def test_no_space_leaves_the_last_checkpoint(tmp_path: Path, name: str) -> None:
     run(small(), tmp_path / "whole")
     folder = stopped(tmp_path / "run", 4)
+    link = folder / "checkpoint" / name
 
     def fill(record: Any, timing: Any) -> None:
         if record.round == 5:
-            (folder / "checkpoint" / name).symlink_to("/dev/full")
+            link.symlink_to("/dev/full")
 
-    written = name.removesuffix(".tmp").replace(".", r"\.")
-    with pytest.raises(RunError, match=rf"cannot write .*/{written}: No space left on device; free space"):
+    full = f"cannot write .*/{re.escape(name.removesuffix('.tmp'))}: No space left on device; free space"
+    foreign = "store.json.tmp is a symbolic link, and a store writes and deletes nothing outside"
+    with pytest.raises(RunError, match=foreign if name.startswith("rows") else full):
         resume(folder, checkpoint_every=3, watch=fill)
+    link.unlink(missing_ok=True)
     resume(folder)
     assert lasting(folder) == lasting(tmp_path / "whole")
 
@@ -263,7 +303,7 @@ def other_checkpoint(folder: Path) -> None:
 
 
 def a_row(folder: Path) -> Path:
-    return min((folder / "checkpoint" / "residuals").glob("*.row"))
+    return min((folder / "checkpoint" / "rows").glob("*.rows"))
 
 
 ANEW = r"restore it, or delete .*/run/checkpoint and resume to run from the first round"
@@ -276,13 +316,13 @@ DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
     (r"3\.safetensors: damaged", lambda f: flip(f / "checkpoint" / "3.safetensors", 20)),
     (r"3\.safetensors: damaged", lambda f: cut(f / "checkpoint" / "3.safetensors", 4)),
     (r"cannot read .*/3\.safetensors: No such file", lambda f: (f / "checkpoint" / "3.safetensors").unlink()),
-    (r"residuals: damaged \(.*checksum", lambda f: flip(a_row(f), -1)),
-    (r"residuals: damaged \(.*truncated", lambda f: cut(a_row(f), 4)),
-    (r"residuals: damaged \(\d rows were saved, and not all", lambda f: a_row(f).unlink()),
-    (r"residuals: damaged \(\d rows were saved, and not all", lambda f: shutil.rmtree(f / "checkpoint" / "residuals")),
-    (r"another experiment: rounds is 7 there and 9 here, seed is 1 there and 2 here", other_experiment),
-    (r"another experiment: rounds is 7 there and 3 here", end_at_the_checkpoint),
-    (r"another experiment: model is 'mlp\(hidden=9\)' there and 'mlp\(hidden=8\)' here", other_checkpoint),
+    (r"rows: damaged \(.*checksum", lambda f: flip(a_row(f), -1)),
+    (r"rows: damaged \(.*truncated", lambda f: cut(a_row(f), 4)),
+    (r"rows: damaged \(.*the rows of client \d are missing", lambda f: a_row(f).unlink()),
+    (r"rows: damaged \(.*the rows of client \d are missing", lambda f: shutil.rmtree(f / "checkpoint" / "rows")),
+    (r"another run: rounds is 7 there and 9 here, seed is 1 there and 2 here", other_experiment),
+    (r"another run: rounds is 7 there and 3 here", end_at_the_checkpoint),
+    (r"another run: model is 'mlp\(hidden=9\)' there and 'mlp\(hidden=8\)' here", other_checkpoint),
 ]
 
 
@@ -297,10 +337,25 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(
     with pytest.raises(RunError, match=f"{message}.*; ({ANEW}|.*{ANEW})"):
         resume(folder)
     changed = {path for path, held in everything(folder).items() if lines.get(path) != held}
-    assert all("residuals" in path for path in changed)  # opening a store may tidy up in it
+    assert all("/rows" in path for path in changed)  # opening a store may tidy up in it
     experiment = Experiment.read(folder / "experiment.toml")
     shutil.rmtree(folder / "checkpoint")  # as the message says
     assert len(resume(folder).records) == experiment.rounds
+
+
+def test_a_checkpoint_of_the_version_before_is_refused_by_the_name_of_the_last_that_reads_it(folder: Path) -> None:
+    path = stopped(folder, 5) / "checkpoint" / "state.json"
+    held = {"round": 3, "experiment": {"rounds": 7}, "layouts": ["00" * 8, None], "tensors": 1, "residuals": []}
+    path.write_bytes(sealed({"fedcams_checkpoint": 1, **held}))
+    with pytest.raises(
+        RunError, match=rf"written by fedcams 0\.1; version 0\.1\.0 is the last one that reads it; {ANEW}"
+    ):
+        resume(folder)
+    path.write_bytes(sealed({"fedcams_checkpoint": 3, **held}))
+    with pytest.raises(RunError, match=rf"format 3, this fedcams reads 2; {ANEW}"):
+        resume(folder)
+    shutil.rmtree(path.parent)  # as the message says
+    assert resume(folder).finished
 
 
 def test_a_model_that_has_changed_under_its_experiment_is_refused(
@@ -323,7 +378,9 @@ def test_a_snapshot_newer_than_the_checkpoint_is_refused(folder: Path) -> None:
         resume(folder, checkpoint_every=1, watch=stop_at(5))
     for name in ("state.json", "3.safetensors"):
         shutil.copy(old / name, folder / "checkpoint" / name)
-    with pytest.raises(RunError, match=rf"residuals: damaged \(t=3: client . has a row of round 5.*{ANEW}"):
+    with pytest.raises(
+        RunError, match=rf"rows: damaged \(.*the rows of client \d are of round 5 instead of \d.*{ANEW}"
+    ):
         resume(folder)
 
 

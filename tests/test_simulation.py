@@ -19,132 +19,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import oracle
-from fedcams import FedcamsError, HeldStore, compressor
-from fedcams.compress import Compressor
-from fedcams.engines import engine
+from fedcams import FedcamsError
 from fedcams.layout import Layout
-from fedcams.own import History, simulate
+from fedcams.own import simulate
 from fedcams.registry import registered
-from fedcams.rounds import ClientUpdate, Instruction, Received, answer_from_bytes
-from fedcams.rounds import client as client_side
-from fedcams.rounds import server as server_side
 from fedcams.rounds.messages import instruction_size
 from fedcams.rows import RowStore
 from fedcams.simulation import RoundRecord
+from halves import CLIENTS, KEEP_PAIRS, TEST, Point, assert_equal_rounds, examples, net, quadratic_loss, quadratics, run
 
-COMPRESSORS = [compressor(spec) for cls in registered("compressor").values() for spec in cls.examples]
-
-
-def net(norm: bool = False) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        middle = nn.BatchNorm1d(12) if norm else nn.Tanh()
-        return nn.Sequential(nn.Linear(8, 12), middle, nn.Linear(12, 3))
-
-
-def examples(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 8, generator=draw)
-    return x, (x[:, :3] * 2 + x[:, 3:6]).argmax(1)
-
-
-CLIENTS = [examples(6 + 3 * i, i) for i in range(8)]
-TEST = examples(200, 99)
-KEEP_PAIRS = {"local": "sgd(lr=0.1, epochs=2, batch=8, drop_last=true)"}  # batch-norm cannot train on one example
-
-
-def run(**options: Any) -> History:
-    settings: dict[str, Any] = {"rounds": 6, "cohort": 3, "local": "sgd(lr=0.1, epochs=2, batch=8)"}
-    model, clients = options.pop("model", net()), options.pop("clients", CLIENTS)
-    return simulate(model, clients, options.pop("test", TEST), **{**settings, **options})
-
-
-# -- the same as the two halves ----------------------------------------------------------------------------------------
-
-
-def through_bytes(history: History) -> Iterator[tuple[Any, Any, int, int]]:
-    """The same run client by client: the state, how the round ended, bytes up and bytes down after each round."""
-    simulation, state = history.simulation, history.state
-    server, problem = simulation.server, simulation.problem
-    held = HeldStore.in_memory(server.layout)
-    if getattr(server.method.downlink, "warm", False):
-        for i in problem.clients:
-            held.start(i, state.x)
-    me = dataclasses.replace(simulation.client, held=held)
-
-    def train(received: Received, asked: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
-        update = engine("loop").train(
-            problem, received.start, received.buffers, [asked.client], asked.round, asked.seed,
-            rate=rate, shift=None if shift is None else shift[None],
-        )  # fmt: skip
-        after = None if update.buffers is None else update.buffers[0]
-        return ClientUpdate(update.delta[0], after, update.examples[0], update.steps[0], float(update.loss[0]))
-
-    for round in range(1, history.rounds + 1):
-        cohort = simulation.sampler.sample(list(problem.clients), round, server.seed)
-        instructions, state = server_side.instruct(server, state, cohort)
-        down = {i: instruction.to_bytes() for i, instruction in instructions.items()}
-        answers = [client_side.answer(me, Instruction.from_bytes(down[i]), train) for i in reversed(cohort)]
-        up = [message.to_bytes() for message, _ in answers]
-        intake = server_side.take_answers(server, state, cohort, map(answer_from_bytes, up))
-        state, concluded = server_side.conclude(server, state, intake)
-        for _, outgoing in answers:
-            if outgoing is not None:
-                client_side.commit(me, outgoing, concluded.accepted)
-        yield state, concluded, sum(map(len, up)), sum(map(len, down.values()))
-
-
-@pytest.mark.parametrize("codec", COMPRESSORS, ids=str)
-@pytest.mark.parametrize("norm", [False, True])
-def test_batched_rounds_are_the_two_halves_bit_for_bit(codec: Compressor, norm: bool) -> None:
-    feedback = codec.squared_error_bound(Layout.flat(100)) is not None
-    options = {"model": net(norm), "uplink": codec, "engine": "loop", "feedback": feedback, "seed": 3, **KEEP_PAIRS}
-    batched, apart = run(**options), run(**options)
-    assert_equal_rounds(batched, apart)
-
-
-def assert_equal_rounds(batched: History, apart: History) -> None:
-    for record, (state, concluded, up, down) in zip(batched, through_bytes(apart), strict=True):
-        assert torch.equal(batched.state.x, state.x)
-        for mine, theirs in zip(batched.state[2::4], state[2::4], strict=True):  # buffers and control
-            assert (mine is None) == (theirs is None)
-            assert mine is None or torch.equal(mine, theirs)
-        assert (record.wire_up, record.wire_down) == (up, down)
-        assert dict(record.refused) == concluded.refused
-        assert record.delta_norm == concluded.delta_norm
-        parts = [record.wire_down_deltas, record.wire_down_catchup, record.wire_down_dense, record.wire_down_buffers]
-        if state.control is None:
-            assert sum(parts) + len(record.cohort) * instruction_size({"model": 0}) == down
-
-
-DOWNLINKS = [spec for cls in registered("downlink").values() for spec in cls.examples]
-WRAPPED = [
-    f"{name}({codec})"
-    for name in ("shared", "replica")
-    for codec in COMPRESSORS
-    if codec.squared_error_bound(Layout.flat(1)) is not None
-]
-
-
-@pytest.mark.parametrize("downlink", [*DOWNLINKS, *WRAPPED])
-@pytest.mark.parametrize("norm", [False, True])
-def test_batched_rounds_are_the_two_halves_with_every_downlink(downlink: str, norm: bool) -> None:
-    options = {"model": net(norm), "uplink": "sign", "downlink": downlink, "rounds": 9, **KEEP_PAIRS}
-    batched, apart = (run(**options, engine="loop", seed=3) for _ in range(2))
-    assert_equal_rounds(batched, apart)
-    common = batched.simulation.server.method.downlink.common(batched.state.downlink)
-    for record in batched.records:
-        assert (record.held_accuracy is None) == (common is None)
+# -- the paper's algorithm ---------------------------------------------------------------------------------------------
 
 
 def test_a_quadratic_is_the_papers_algorithm_round_by_round() -> None:
     clients, d = 6, 40
-    gradient = oracle.quadratic(clients, d)
-    zero, one = (np.array([gradient(i, np.full(d, at)) for i in range(clients)]) for at in (0.0, 1.0))
-    slope = one - zero
-    data = {
-        i: (torch.zeros(1, 1), torch.tensor(np.stack([slope[i], -zero[i] / slope[i]]))[None]) for i in range(clients)
-    }
+    data, gradient = quadratics(clients, d), oracle.quadratic(clients, d)
     for uplink, compress in {"sign": oracle.scaled_sign, "topk(ratio=0.1)": partial(oracle.topk, ratio="1/10")}.items():
         history = simulate(
             Point(d),
@@ -154,22 +43,11 @@ def test_a_quadratic_is_the_papers_algorithm_round_by_round() -> None:
             rounds=20,
             cohort=3,
             local="sgd(lr=0.05, steps=5)",
-            loss=lambda w, y: (y[:, 0] * (w - y[:, 1]).square()).sum(-1) / 2,
+            loss=quadratic_loss,
         )
         cohorts = [record.cohort for record in history.run().records]
         expected = oracle.run(np.zeros(d), gradient, cohorts, 5, 0.05, partial(oracle.fedams, lr=0.1), compress)
         assert np.linalg.norm(history.state.x.numpy() - expected[-1]) <= 1e-5 * np.linalg.norm(expected[-1])
-
-
-class Point(nn.Module):
-    """A bare vector of parameters."""
-
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(d))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w.expand(len(x), -1)
 
 
 # -- what a run gives --------------------------------------------------------------------------------------------------
@@ -254,6 +132,14 @@ def test_gamma_is_zero_without_compression_and_not_with_it() -> None:
     assert all(record.probes["gamma"] > 0.01 for record in run(probes="q + gamma", uplink="sign"))
 
 
+@pytest.mark.parametrize("transforms", ["clip(norm=0.05)", "fednova", "clip(norm=0.05) + fednova"])
+def test_gamma_compares_what_transforms_made_of_updates(transforms: str) -> None:
+    """Without compression nothing is apart, whatever updates went through; with it something is."""
+    options = {"transforms": transforms, "weighting": "examples", "probes": "gamma", "test": None}
+    assert all(record.probes["gamma"] < 1e-6 for record in run(**options))
+    assert all(record.probes["gamma"] > 0.01 for record in run(**options, uplink="sign"))
+
+
 def test_gamma_follows_the_weights_of_the_mean() -> None:
     options = {"uplink": "identity", "weighting": "examples", "probes": "q + gamma", "server": "fedavg"}
     assert max(record.probes["gamma"] for record in run(**options)) < 1e-5
@@ -271,6 +157,14 @@ def test_residuals_may_be_kept_on_disk(tmp_path: Any) -> None:
     on_disk, in_memory = run(model=model, uplink="sign", rows=store).run(), run(model=model, uplink="sign").run()
     assert torch.equal(on_disk.state.x, in_memory.state.x)
     assert store.ids()
+
+
+@pytest.mark.parametrize("downlink", [spec for cls in registered("downlink").values() for spec in cls.examples])
+def test_the_model_that_clients_hold_is_evaluated_where_all_hold_one(downlink: str) -> None:
+    history = run(downlink=downlink, uplink="sign", rounds=3).run()
+    common = history.simulation.server.method.downlink.common(history.state.downlink)
+    for record in history.records:
+        assert (record.held_accuracy is None) == (record.held_loss is None) == (common is None)
 
 
 # -- people's own data and models --------------------------------------------------------------------------------------

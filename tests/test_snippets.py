@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fedcams.cli import app
 from test_presets import write_cifar
+from test_runs import _quick_sync  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from fedcams.bench.timing import Grid
 from fedcams.experiment import build
-from fedcams.flower.book import read_ledger
+from fedcams.flower.checkpoint import read_ledger
 from fedcams.runs.environment import environment
 from fedcams_app.settings import experiment
 from federation import Federation, federation

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import fedcams.aggregates
 import fedcams.averages
@@ -60,8 +60,16 @@ class Method(Spec):
     kind = "method"
     name = "method"
 
+    if TYPE_CHECKING:  # a field takes the piece or its spec string, which type checkers cannot see in a dataclass
+
+        def __init__(self, **fields: Any) -> None:
+            """Make a method from its fields by name."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        for path, schedule in self.schedules():
+            if path.startswith("local.") and path != "local.lr":  # engines compile and capture the rest once
+                raise SpecError(f"{path}={schedule}: in a local rule, only lr may be a schedule; give a number")
         first = self.in_round(1, None)
         for field, codec in {"uplink": first.uplink, "buffers": first.buffers}.items():
             if first.feedback and codec.squared_error_bound(Layout.flat(1)) is None:
@@ -101,11 +109,10 @@ class Method(Spec):
 
     def memory(self, layout: Layout, buffer_layout: Layout | None) -> dict[str, Layout]:
         """Return the layouts of the rows that each client keeps between rounds, by name, for this model."""
-        first = self.in_round(1, None)
         rows: dict[str, Layout] = {}
-        if self.feedback and (self.schedules() or first.uplink.squared_error_bound(layout) != 0.0):
+        if self.feedback and _may_lose(self.uplink, layout):
             rows[RESIDUAL] = layout
-        if self.feedback and buffer_layout is not None and first.buffers.squared_error_bound(buffer_layout) != 0.0:
+        if self.feedback and buffer_layout is not None and _may_lose(self.buffers, buffer_layout):
             rows[BUFFERS] = buffer_layout
         if self.control.active:
             rows[CONTROL] = layout
@@ -125,6 +132,11 @@ class Method(Spec):
     def to_dict(self) -> dict[str, str | int | bool]:
         """Return every field with its value as TOML and JSON store it: a spec string, number or boolean."""
         return {key: toml_value(getattr(self, key)) for key in params(type(self))}
+
+
+def _may_lose(codec: Compressor, layout: Layout) -> bool:
+    """Return whether the codec can lose something in some round; a schedule may begin without loss."""
+    return bool(codec.schedules()) or codec.squared_error_bound(layout) != 0.0
 
 
 def toml_value(value: Any) -> str | int | bool:

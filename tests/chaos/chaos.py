@@ -30,9 +30,9 @@ for _folder in (ROOT / "examples" / "flower_app", ROOT / "examples" / "flower_de
 
 from checks import canonical, check, check_in_step, show  # noqa: E402
 from fault_proxy import FaultProxy  # noqa: E402
-from fedcams.flower.book import read_ledger  # noqa: E402
 
 from fedcams.experiment import build  # noqa: E402
+from fedcams.flower.checkpoint import read_ledger  # noqa: E402
 from fedcams.keys import generator  # noqa: E402
 from fedcams_app.settings import experiment  # noqa: E402
 from federation import HOST, Federation, federation  # noqa: E402

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedcams.flower.book import REPLICAS, Book
-from fedcams.rounds.site import MODELS
 
-from fedcams import Layout, ResidualStore, decode
+from fedcams import Layout, RowStore, decode
 from fedcams.downlink import HeldStore
 from fedcams.downlink.message import Message
 from fedcams.experiment import Built
-from fedcams.rounds import server as half
+from fedcams.flower.checkpoint import RUN, FlowerCheckpoint
+from fedcams.rounds import Server, ServerState
+from fedcams.rounds import server as server_side
+from fedcams.rounds.durable import MODELS, ROWS
+from fedcams.rounds.server import REPLICA
+from fedcams.runs.checkpoint import REPLICAS
 
 Ledger = list[dict[str, Any]]
 
@@ -46,32 +49,38 @@ def check(folder: Path, ledger: Ledger, layout: Layout) -> None:
 
 def check_in_step(folder: Path, ledger: Ledger, built: Built) -> None:
     """Nobody was ever out of step, and what the server would send next fits what every site holds."""
-    server, start = built.simulation.server, built.state
+    server, downlink = built.simulation.server, built.simulation.server.method.downlink
     assert not any("OutOfStep" in str(line) or "out of step" in str(line) for line in ledger)
-    if not server.downlink.client_keeps_model:
+    if not downlink.client_keeps_model:
         return
-    if server.downlink.server_keeps_rows:
-        rows = ResidualStore.on_disk(server.layout, folder / "server" / REPLICAS)
+    if downlink.server_keeps_rows:
+        rows = RowStore.on_disk({REPLICA: server.layout}, folder / "server" / REPLICAS)
         server = dataclasses.replace(server, replicas=rows)
-    with contextlib.closing(Book(folder / "server", "demo", {}, server)) as book:
-        state = book.load(half.start(server, start.x))
-    instructions, _ = half.open(server, state, sites(ledger))
+    instructions, _ = server_side.instruct(server, saved(folder / "server", server, built.state), sites(ledger))
     (run,) = (folder / "sites").iterdir()
     for site, instruction in instructions.items():
         model = instruction.streams["model"]
         assert Message.from_bytes(model).base is not None, f"site {site} would get the dense model"
         held = HeldStore.on_disk(server.layout, run / str(site) / MODELS)
-        server.downlink.receive(model, server.layout, held, site)  # raises OutOfStep
+        downlink.receive(model, server.layout, held, site)  # raises OutOfStep
+
+
+def saved(folder: Path, server: Server, start: ServerState) -> ServerState:
+    """The state in a server's folder."""
+    told = json.loads((folder / RUN).read_bytes())
+    identity = {key: value for key, value in told.items() if key not in ("fedcams_flower", "name", "run", "digest")}
+    with contextlib.closing(FlowerCheckpoint(folder, told["run"], identity, server)) as checkpoint:
+        return checkpoint.load(start)
 
 
 def residual(folder: Path, layout: Layout, site: int, last: int) -> np.ndarray:
     """What the site owes after its last accepted round; the word on that one may not have reached it."""
     (run,) = (folder / "sites").iterdir()
-    store = ResidualStore.on_disk(layout, run / str(site) / "residuals")
+    store = RowStore.on_disk({"residual": layout}, run / str(site) / ROWS)
     if store.round_of(site) != last:
         store.rollback(store.snapshot_round or 0)
     assert store.round_of(site) == last
-    return store.gather([site])[0].double().numpy()
+    return store.gather("residual", [site])[0].double().numpy()
 
 
 def canonical(ledger: Ledger) -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
+import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 import fedcams.flower
-from fedcams.engines import engine
+from fedcams.engines import Problem, engine
 from fedcams_app.settings import built
 
 STATE = os.environ.get("FEDCAMS_STATE", "fedcams-state")
@@ -22,10 +24,18 @@ def train(message: Message, context: Context) -> Message:
     problem.model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     config = message.content.config_records["config"]
     client, round, seed = (int(str(config[key])) for key in ("client", "server-round", "seed"))
-    x = problem.layout.read(problem.model)
-    buffers = None if problem.buffer_layout is None else problem.buffer_layout.read(problem.model)
-    update = engine("loop").train(problem, x, buffers, [client], round, seed)
-    metrics = MetricRecord({"num-examples": update.examples[0], "train_loss": float(update.loss[0])})
+    rate, shift = float(str(config["local-rate"])), gradient_shift(message, problem)
+    update = engine("loop").train(problem, *problem.read(), [client], round, seed, rate=rate, shift=shift)
+    metrics = MetricRecord({"num-examples": update.examples[0], "num-steps": update.steps[0]})
+    metrics["train_loss"], metrics["shift-applied"] = float(update.loss[0]), int(shift is not None)
     return Message(
         RecordDict({"arrays": ArrayRecord(problem.model.state_dict()), "metrics": metrics}), reply_to=message
     )
+
+
+def gradient_shift(message: Message, problem: Problem) -> Tensor | None:
+    """What methods with control variates, such as SCAFFOLD, add to every gradient, `[1, d]`; None for all others."""
+    if "fedcams.shift" not in message.content.array_records:
+        return None
+    parts = message.content.array_records["fedcams.shift"].to_torch_state_dict()
+    return torch.cat([parts[name].reshape(-1) for name in problem.layout.names])[None]

@@ -22,17 +22,14 @@ def main(grid: Grid, context: Context) -> None:
     what, made = experiment(config), built(config)
     model, arrays = made.simulation.problem.model, ArrayRecord(made.simulation.problem.model.state_dict())
     strategy = FedCAMS(
-        what.server,
-        what.uplink,
+        what.method,
         checkpoint=Path(str(config["checkpoint"])),
         run=str(config["name"]),
         sampler=what.sampler,
         clients=what.clients,
         seed=what.seed,
-        downlink=what.downlink,
         min_available=int(config["min-available"]),
         min_replies=int(config["min-replies"]),
-        max_norm=float(config["max-norm"]) or None,
         model=model,
     )
     names, simulation = ArrayNames.of(arrays, model), made.simulation

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcams.experiment import Built, Experiment, build
-
-WHAT = ("task", "model", "partition", "clients", "sampler", "local")
-HOW = ("server", "uplink", "downlink", "rounds", "seed")
+from fedcams.registry import params
 
 
 def experiment(config: Mapping[str, Any]) -> Experiment:
     """The same experiment that `fedcams run` would simulate; `loop` trains one client at a time."""
-    return Experiment.from_dict({**{key: config[key] for key in (*WHAT, *HOW)}, "engine": "loop"})
+    return Experiment.from_dict({**{key: config[key] for key in params(Experiment) if key in config}, "engine": "loop"})
 
 
 def built(config: Mapping[str, Any]) -> Built:

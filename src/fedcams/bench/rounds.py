@@ -19,9 +19,8 @@ from fedcams.bench.timing import Grid, Setup, best_of
 from fedcams.engines import Examples
 from fedcams.engines.compiled import has_compiler
 from fedcams.experiment import Built, Experiment, build
-from fedcams.feedback import ErrorFeedback
-from fedcams.local import SGD
-from fedcams.residuals import ResidualStore
+from fedcams.local import Local
+from fedcams.rounds import Client
 from fedcams.rounds.server import start
 from fedcams.simulation import Phases
 
@@ -135,8 +134,8 @@ def _training(built: Built, cohorts: list[list[int]]) -> Callable[[], Any]:
 def _rounds(built: Built) -> Callable[[], Any]:
     """Rounds from the start, with fresh state, since a round consumes the state it begins with."""
     first, server = built.simulation, built.simulation.server
-    store = ResidualStore.in_memory(server.layout)
-    simulation = dataclasses.replace(first, uplink=ErrorFeedback(first.uplink.compressor, store))
+    client = Client(server.method, server.layout, server.buffer_layout, rounds=server.rounds)
+    simulation = dataclasses.replace(first, client=client)
     state = start(server, built.state.x.clone(), built.state.buffers)
 
     def advance() -> None:
@@ -170,7 +169,7 @@ def _accuracies(model: str, partition: str) -> dict[str, float]:
 class LoopByHand:
     """FedCAMS written by hand: a loop over clients with `torch.optim`, scaled sign with error feedback, AMSGrad."""
 
-    def __init__(self, model: nn.Module, clients: Sequence[Examples], test: Examples, local: SGD) -> None:
+    def __init__(self, model: nn.Module, clients: Sequence[Examples], test: Examples, local: Local) -> None:
         self.model, self.clients, self.test, self.local = model, clients, test, local
         self.x = parameters_to_vector(model.parameters()).detach().clone()
         self.m, self.v, self.v_max = (torch.zeros_like(self.x) for _ in range(3))

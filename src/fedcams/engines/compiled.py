@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch import _inductor as inductor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -59,6 +58,8 @@ def _compile(step: Step, inputs: list[Tensor]) -> Step:
     code = f"{[(t.shape, t.stride(), t.dtype, t.device) for t in inputs]}\n{recorded.code}"
     if shared and code in _OF_CODE:
         return _OF_CODE[code]
+    import torch._inductor as inductor  # takes seconds, which a process that compiles nothing must not wait for
+
     compiled: Step = inductor.compile(recorded, [*inputs])  # 35 µs a call less than by torch.compile
     if shared:
         _OF_CODE[code] = compiled

@@ -58,12 +58,25 @@ def _train_one(
     row = start.detach().to(problem.device, problem.dtype, copy=True)[None]
     gpu = [problem.device] if problem.device.type == "cuda" else []
     with _GENERATOR, naming([client]), torch.random.fork_rng(devices=gpu):
-        torch.manual_seed(derive(seed, "dropout", round, client))
+        _seed(derive(seed, "dropout", round, client), problem.device)
         total = _descend_(row, problem, x, y, steps, draws, rate, shift)
     left = None
     if buffers is not None and problem.buffer_layout is not None:
         left = problem.buffer_layout.read(problem.model, out=torch.empty_like(buffers))
     return row[0].to(start) - start, left, total / len(steps.order), len(x), len(steps.sizes)
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed the generators that a model on this device draws from.
+
+    `torch.manual_seed` would seed those of all devices, and load torch's compiler first, which takes seconds.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type != "cpu":
+        torch.manual_seed(seed)
 
 
 def _descend_(

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcams.errors import SpecError
-from fedcams.experiment.experiment import Experiment, read_toml
+from fedcams.experiment.experiment import FIRST, Experiment, read_toml
 from fedcams.registry import params
 from fedcams.registry.fields import nearest
 
 SHIPPED = Path(__file__).parents[1] / "presets"
-KEYS = tuple(params(Experiment))
+KEYS = (*FIRST, *(key for key in params(Experiment) if key not in FIRST))
 
 
 @dataclass(frozen=True)

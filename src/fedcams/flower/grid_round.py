@@ -160,7 +160,8 @@ class GridRound:
 
     @functools.cached_property
     def _told(self) -> ConfigRecord:
-        return instruction_about(self.checkpoint.run, self.server.method, self.names, self.server.rounds)
+        server = self.server
+        return instruction_about(self.checkpoint.run, server.method, self.names, server.rounds, server.population)
 
     def _plain_content(self, state: ServerState) -> RecordDict:
         rate = float(self.server.method.in_round(state.round + 1, self.server.rounds).local.lr)
@@ -188,10 +189,13 @@ class GridRound:
         }
 
 
-def instruction_about(run: str, method: Method, names: ArrayNames, rounds: int | None = None) -> ConfigRecord:
+def instruction_about(
+    run: str, method: Method, names: ArrayNames, rounds: int | None = None, clients: int = 0
+) -> ConfigRecord:
     """Return what an instruction says beside its streams: the run, the whole method and the model's arrays.
 
-    `rounds` is how many rounds the run has, for schedules that depend on it.
+    `rounds` is how many rounds the run has, for schedules that depend on it, and `clients` how many clients there are;
+    0 if that is not known.
     """
     return about(
         kind="instruction",
@@ -199,6 +203,7 @@ def instruction_about(run: str, method: Method, names: ArrayNames, rounds: int |
         run=run,
         method=json.dumps(method.to_dict()),
         rounds=rounds or 0,
+        clients=clients,
         model=names.to_json(),
     )
 

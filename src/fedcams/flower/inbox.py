@@ -139,7 +139,8 @@ class Inbox:
             rate,
         )
         received = Received(state.x, state.buffers)
-        outgoing = respond_(self._dense_client, [client], received, trained, state.round + 1, self.server.seed)
+        server, round = self.server, state.round + 1
+        outgoing = respond_(self._dense_client, [client], received, trained, round, server.seed, server.population)
         if outgoing.refused:
             raise UpdateError(outgoing.refused[client])
         held = self.server.method.downlink.expected(state.downlink, client)

@@ -106,8 +106,8 @@ class Uplink:
         method = Method.from_dict(json.loads(str(told["method"])))
         if self.compressor is not None:
             method = dataclasses.replace(method, uplink=self.compressor)
-        rounds = int(str(told["rounds"])) or None
-        return DurableClient(folder, method, names.layout, names.buffer_layout, rounds)
+        rounds, population = int(str(told["rounds"])) or None, int(str(told["clients"]))
+        return DurableClient(folder, method, names.layout, names.buffer_layout, rounds, population)
 
 
 def uplink(

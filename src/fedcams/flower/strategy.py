@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from fedcams.flower.inbox import weigh
 from fedcams.flower.mod import safe_name
 from fedcams.method import Method, method_of
 from fedcams.registry import params
+from fedcams.registry.fields import nearest
 from fedcams.rounds.server import Server, ServerState, start
 from fedcams.rows import RowStore
 from fedcams.runs.checkpoint import REPLICAS
@@ -31,6 +33,8 @@ from fedcams.sampler import Sampler
 
 SPARES = 64
 """Files of replicas that are kept to be written over; a round leaves as many as clients took part."""
+OPTIONS = tuple(inspect.signature(FedAvg).parameters)
+"""What Flower's own strategy takes."""
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger("flwr.fedcams")
 
@@ -72,6 +76,10 @@ class FedCAMS(FedAvg):
         **settings: Any,
     ) -> None:
         fields = {key: settings.pop(key) for key in params(Method) if key in settings}
+        known = [*params(Method), *OPTIONS]
+        for key in settings:
+            if key not in OPTIONS:
+                raise SpecError(f"FedCAMS has no option {key!r}{nearest(key, known)}; known: {', '.join(known)}")
         super().__init__(**{"fraction_evaluate": 0.0, **settings})
         for name, count in {"min_available": min_available, "min_replies": min_replies, "clients": clients}.items():
             if count is not None and count < 1:

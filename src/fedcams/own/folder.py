@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import warnings
 from collections.abc import Generator, Mapping, Sequence
@@ -20,10 +21,21 @@ from fedcams.models import Model
 from fedcams.partition import Partition
 from fedcams.registry import params
 from fedcams.rounds import ServerState
-from fedcams.runs.checkpoint import differences
+from fedcams.runs.checkpoint import differences, saved_round
 from fedcams.runs.execute import Journal, check_interval, make_folder, refuse_taken, to_json, write_about
-from fedcams.runs.files import locked, write_file
-from fedcams.runs.folder import CHECKPOINT, EXPERIMENT, PYTHON, STOPPED, RunError, is_run, read_object, read_run
+from fedcams.runs.files import end_of, locked, write_file
+from fedcams.runs.folder import (
+    CHECKPOINT,
+    EXPERIMENT,
+    PYTHON,
+    ROUNDS,
+    STOPPED,
+    RunError,
+    is_run,
+    read_experiment,
+    read_object,
+    read_run,
+)
 from fedcams.simulation import RoundRecord, Simulation
 from fedcams.simulation.clients import Clients
 from fedcams.tasks import Task
@@ -55,20 +67,21 @@ class RunFolder:
             return start, [], False
         with locked(self.path):
             self._compare(read_object(self.path / PYTHON))
-            found = read_run(self.path)
-            if len(found.records) > self.last and (self.path / CHECKPOINT).exists():
-                raise RunError(
-                    f"{self.path}: rounds={self.last}, but the run there already has {len(found.records)} rounds; "
-                    "give at least as many, or another folder"
-                )
+            self._refuse_fewer_rounds()
             state = self._journal.load(start)
-            if found.experiment.rounds != self.last:
-                write_file(self.path / EXPERIMENT, experiment.to_toml().encode())
-        return state, found.records[: state.round], found.stopped == state.round
+            if read_experiment(self.path) != experiment:
+                self._describe(experiment)
+            return state, self._records(state.round), read_object(self.path / STOPPED).get("round") == state.round
 
     def rounds(self, state: ServerState, trackers: Sequence[Tracker]) -> Generator[tuple[ServerState, RoundRecord]]:
-        """Run the rounds after this state, write them to the folder and the trackers, and yield states and records."""
+        """Run the rounds after this state, write them to the folder and the trackers, and yield states and records.
+
+        Refuses a folder in which another process has run rounds meanwhile.
+        """
         with locked(self.path), contextlib.ExitStack() as stack:
+            if (saved_round(self.path / CHECKPOINT, self._identity) or 0) != state.round:
+                raise RunError(f"{self.path}: the run continued without this history; call simulate again to follow it")
+            (self.path / STOPPED).unlink(missing_ok=True)  # of a stop that a kill undid
             for tracker in trackers:
                 stack.callback(tracker.finish)
                 tracker.start(read_run(self.path))
@@ -87,20 +100,47 @@ class RunFolder:
     @property
     def _journal(self) -> Journal:
         device, every = self.simulation.problem.device, self.checkpoint_every
-        return Journal(self.path, self.simulation, self._identity(), self.last, device, every, may_grow=True)
+        return Journal(self.path, self.simulation, self._identity, self.last, device, every, may_grow=True)
 
     def _begin(self, experiment: Experiment) -> None:
         make_folder(self.path)
         with locked(self.path):
             refuse_taken(self.path)
-            about = {"call": self._call(), "names": self._names(), "identity": self._identity()}
-            write_file(self.path / PYTHON, to_json(about))
+            self._describe(experiment)
+
+    def _describe(self, experiment: Experiment) -> None:
+        """Write the description of the run; one that continues may have more rounds or other probes than before."""
+        about = {"call": self._call(), "names": self._names(), "identity": self._identity}
+        write_file(self.path / PYTHON, to_json(about))
+        if is_run(self.path):
+            write_file(self.path / EXPERIMENT, experiment.to_toml().encode())
+        else:
             write_about(self.path, experiment, self.simulation.problem.device, self.simulation, [])
+
+    def _refuse_fewer_rounds(self) -> None:
+        """Refuse to shorten a run, and to restart a finished run whose checkpoint is gone."""
+        there = read_experiment(self.path).rounds
+        if self.last < there:
+            raise RunError(
+                f"{self.path}: rounds={self.last}, but the run there has rounds={there}; give at least as many, or "
+                "another folder"
+            )
+        if not (self.path / CHECKPOINT).exists() and read_run(self.path).finished:
+            raise RunError(
+                f"{self.path}: the run is finished, but its checkpoint with the model was deleted; restore it, or "
+                "give another folder"
+            )
+
+    def _records(self, count: int) -> list[RoundRecord]:
+        """Return the records of the first `count` rounds; later lines are not read."""
+        path = self.path / ROUNDS
+        lines = path.read_bytes()[: end_of(path, count)].splitlines() if count else []
+        return [RoundRecord.from_json(line.decode()) for line in lines]
 
     def _compare(self, known: Mapping[str, Any]) -> None:
         if not known:
             raise RunError(f"{self.path} holds a run of `fedcams run`; use `fedcams resume`, or give another folder")
-        if found := differences(self._identity(), known["identity"]):
+        if found := differences(self._identity, known["identity"]):
             raise RunError(f"{self.path}: another run: {found}; call it as before, or give another folder")
         if changed := differences(self._names(), known["names"]):
             warnings.warn(f"{self.path}: continuing with other functions than before: {changed}", stacklevel=6)
@@ -122,8 +162,9 @@ class RunFolder:
             probes=simulation.probes,
         )
 
+    @functools.cached_property  # once, before training changes what clients count at home
     def _identity(self) -> dict[str, Any]:
-        """Return everything that decides what the rounds compute, by name; a run continues only if it is the same."""
+        """Everything that decides what the rounds compute, by name; a run continues only if it is the same."""
         simulation, problem = self.simulation, self.simulation.problem
         method = simulation.server.method
         layouts = [layout and layout.id.hex() for layout in (problem.layout, problem.buffer_layout)]

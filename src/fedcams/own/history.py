@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,9 +25,19 @@ Callback = Callable[[RoundRecord], bool | None]
 
 
 class History:
-    """The rounds of a run. Iterate over it to simulate and watch them; `run()` simulates all that are left.
+    """The rounds of a run that `fedcams.simulate` started, and the resulting model.
 
-    Everything else is about the rounds so far.
+    Nothing runs until you ask: iterate over the history to get each round's `RoundRecord` as soon as it is simulated,
+    or call `run()` to simulate all rounds that are left. Everything else, such as `records`, `model` and `to_frame()`,
+    is about the rounds so far.
+
+        history = fedcams.simulate(model, clients, test, rounds=50, out="runs/mine")
+        for record in history:
+            print(record.round, record.test_accuracy)
+        torch.save(history.model.state_dict(), "model.pt")
+
+    With `out=`, every round is written to the folder. If you stop early, `close()` saves the last round; otherwise
+    that happens when the process ends. After a kill, the same call continues from the last checkpoint.
     """
 
     def __init__(
@@ -49,6 +60,7 @@ class History:
         if folder is not None:
             self.state, self.records, self.stopped = folder.open(self.state)
         self._steps: Generator[tuple[ServerState, RoundRecord]] | None = None
+        self._failed = False
 
     @property
     def finished(self) -> bool:
@@ -69,7 +81,10 @@ class History:
         return self
 
     def close(self) -> None:
-        """Write a checkpoint of the rounds so far and release the run's folder; the run can continue later."""
+        """Write a checkpoint of the rounds so far and release the run's folder; the run can continue later.
+
+        A run without `out=` has nothing to close.
+        """
         if self._steps is not None:
             self._steps.close()
             self._steps = None
@@ -78,7 +93,14 @@ class History:
         """Simulate one more round, if there is one; return whether there was."""
         if self.finished:
             return False
+        if self._failed:
+            raise SpecError(
+                f"round {len(self.records) + 1} was interrupted halfway; call simulate again"
+                f"{' to continue from the last checkpoint' if self.folder else ''}"
+            )
+        self._failed = True  # unless the round comes to its end
         self.state, record = self._step()
+        self._failed = False
         self.records.append(record)
         answers = [callback(record) for callback in self.callbacks]  # call all of them, even if one returns True
         self.stopped = any(answers)
@@ -93,6 +115,7 @@ class History:
             return self.simulation.advance(self.state)
         if self._steps is None:
             self._steps = self.folder.rounds(self.state, self.trackers)
+            weakref.finalize(self, self._steps.close)  # also when the process ends
         return next(self._steps)
 
     # -- what came of it ---------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Method:
         return [
             f"{self.label}, seed {run.experiment.seed}: {run.records[-1].round} of {due} rounds"
             for run in self.runs
-            if run.records[-1].round < due
+            if run.records[-1].round < due and not run.finished
         ]
 
 

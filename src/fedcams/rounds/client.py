@@ -5,15 +5,14 @@ Everything works on rows `[C, d]`: a simulation has one row per client of the co
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedcams.compress import Code
+from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, HeldStore, OutOfStep
 from fedcams.engines import CohortUpdate
@@ -24,11 +23,10 @@ from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, RESIDUAL, Method
 from fedcams.rounds.cohort import Arrival, Outgoing, Received, some_rows
 from fedcams.rounds.messages import MODEL, UPDATE, Instruction, Refusal, Reply, expect_streams
+from fedcams.rounds.sending import Sending, not_finite, unsound
 from fedcams.rows import RowStore
 from fedcams.transforms import Facts
 from fedcams.wire import decode, pack
-
-NOT_FINITE = "the training reports the loss {}; lower the learning rate or clip"
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,8 @@ class Client:
     """Where clients keep their model, for downlinks that need it."""
     rounds: int | None = None
     """The number of rounds in the run, for schedules that depend on it."""
+    population: int = 0
+    """The number of clients, for `answer`; 0 if it is not known."""
 
     def __post_init__(self) -> None:
         needed = self.method.memory(self.layout, self.buffer_layout)
@@ -92,8 +92,8 @@ def respond_(
     facts = Facts(
         round, seed, tuple(ids), tuple(trained.examples), tuple(trained.steps), ones, trained.rate, population
     )
-    sending = _Sending(facts, losses, trained.delta.detach(), trained.buffers, received, {})
-    sending = sending.without(_unsound(ids, losses, trained.buffers, client.buffer_layout))
+    sending = Sending(facts, losses, trained.delta.detach(), trained.buffers, received, {})
+    sending = sending.without(unsound(ids, losses, trained.buffers, client.buffer_layout))
     if not len(sending.facts.ids):
         return sending.nothing()
     change = _control_change(client, method, sending)
@@ -103,11 +103,11 @@ def respond_(
         client.rows.add_to_(RESIDUAL, sending.facts.ids, sending.h)
     for transform in method.transforms:
         transform.message_(sending.h, sending.facts, client.layout)
-    sending = sending.with_change(change)
+    sending = replace(sending, change=change)
     try:
         return _encode_(client, method, sending, measure)
     except UpdateError:
-        bad = _not_finite(sending.facts.ids, sending.h, client.layout)
+        bad = _overflows(client, method, sending)
         if not bad:
             raise
         sending = sending.without(bad)
@@ -123,64 +123,16 @@ def commit(client: Client, outgoing: Outgoing, accepted: Collection[int]) -> Non
         client.rows.commit([ids[place] for place in places], rows, outgoing.arrival.facts.round)
 
 
-@dataclass(frozen=True)
-class _Sending:
-    """The rows of the clients that send something."""
-
-    facts: Facts
-    losses: Sequence[float]
-    h: Tensor
-    """`[C, d]`: first the change of the parameters, later with the residual added."""
-    buffers: Tensor | None
-    received: Received
-    refused: Mapping[int, str]
-    change: Tensor | None = None
-    """`[C, d]`, the change of the control variates."""
-
-    def without(self, refused: Mapping[int, str]) -> _Sending:
-        """Return the rows of all but these clients."""
-        if not refused:
-            return self
-        places = [i for i, client in enumerate(self.facts.ids) if client not in refused]
-        rows = [None if part is None else part[places] for part in (self.h, self.buffers, self.change)]
-        start, buffers, control = self.received
-        start = start if start.dim() == 1 else start[places]
-        received = Received(start, buffers if buffers is None or buffers.dim() == 1 else buffers[places], control)
-        losses, facts = [self.losses[i] for i in places], self.facts.take(places)
-        assert rows[0] is not None
-        return _Sending(facts, losses, rows[0], rows[1], received, {**self.refused, **refused}, rows[2])
-
-    def with_change(self, change: Tensor | None) -> _Sending:
-        """Return the same with a change of control variates."""
-        return _Sending(self.facts, self.losses, self.h, self.buffers, self.received, self.refused, change)
-
-    def nothing(self) -> Outgoing:
-        """Return what is sent if no client sends an update."""
-        return Outgoing(Arrival(self.facts, (), {}), {}, None, self.refused)
+def _overflows(client: Client, method: Method, sending: Sending) -> dict[int, str]:
+    """Return the clients whose message is not finite in some part, and what is wrong with it."""
+    ids = sending.facts.ids
+    found = {} if sending.change is None else not_finite(ids, sending.change, client.layout)
+    if client.buffer_layout is not None and sending.buffers is not None:
+        found |= not_finite(ids, _buffer_message(client, method, sending), client.buffer_layout)
+    return {**found, **not_finite(ids, sending.h, client.layout)}
 
 
-def _unsound(
-    ids: Sequence[int], losses: Sequence[float], buffers: Tensor | None, layout: Layout | None
-) -> dict[int, str]:
-    """Return the clients whose loss or buffers are not finite, and why."""
-    found = {i: NOT_FINITE.format(loss) for i, loss in zip(ids, losses, strict=True) if not math.isfinite(loss)}
-    if buffers is not None and layout is not None and not bool(torch.isfinite(buffers).all()):
-        found = {**_not_finite(ids, buffers, layout), **found}
-    return found
-
-
-def _not_finite(ids: Sequence[int], rows: Tensor, layout: Layout) -> dict[int, str]:
-    """Return the clients whose rows are not finite, and what is wrong with them."""
-    found = {}
-    for client, row in zip(ids, rows, strict=True):
-        try:
-            layout.check_finite(row)
-        except UpdateError as error:
-            found[client] = str(error)
-    return found
-
-
-def _control_change(client: Client, method: Method, sending: _Sending) -> Tensor | None:
+def _control_change(client: Client, method: Method, sending: Sending) -> Tensor | None:
     """Return the change of the clients' control variates `[C, d]`; None without them."""
     control = sending.received.control
     if control is None or client.rows is None:
@@ -190,13 +142,12 @@ def _control_change(client: Client, method: Method, sending: _Sending) -> Tensor
     return method.control.change(control, old, sending.h, sums.to(control.device))
 
 
-def _encode_(client: Client, method: Method, sending: _Sending, measure: bool) -> Outgoing:
+def _encode_(client: Client, method: Method, sending: Sending, measure: bool) -> Outgoing:
+    """Encode everything that travels; the update comes last: it overwrites h, which a failure must leave intact."""
     facts = sending.facts
     keys = [derive(facts.seed, "uplink", facts.round, client_id) for client_id in facts.ids]
-    code, residual, errors = encode_with_feedback_(
-        method.uplink, client.layout, sending.h, keys, client.keeps(RESIDUAL), measure
-    )
-    codes, rows = {UPDATE: (method.uplink, code)}, {} if residual is None else {RESIDUAL: residual}
+    codes: dict[str, tuple[Compressor, Code]] = {}
+    rows: dict[str, Tensor] = {}
     if client.buffer_layout is not None and sending.buffers is not None:
         buffers, rest = _encode_buffers(client, method, sending)
         codes[BUFFERS] = (method.buffers, buffers)
@@ -207,22 +158,36 @@ def _encode_(client: Client, method: Method, sending: _Sending, measure: bool) -
         codes[CONTROL] = (codec, change)
         old = client.rows.gather(CONTROL, facts.ids).to(sending.change.device)
         rows[CONTROL] = codec.add_to_(old, change, client.layout)  # by exactly what the server adds
+    code, residual, errors = encode_with_feedback_(
+        method.uplink, client.layout, sending.h, keys, client.keeps(RESIDUAL), measure
+    )
+    codes[UPDATE] = (method.uplink, code)
+    rows |= {} if residual is None else {RESIDUAL: residual}
     return Outgoing(Arrival(facts, tuple(sending.losses), codes), rows, errors, sending.refused)
 
 
-def _encode_buffers(client: Client, method: Method, sending: _Sending) -> tuple[Code, Tensor | None]:
+def _encode_buffers(client: Client, method: Method, sending: Sending) -> tuple[Code, Tensor | None]:
     """Return the code of the buffers, or of their change if it is compressed, and what compression loses."""
     assert client.buffer_layout is not None
-    assert sending.buffers is not None
-    assert sending.received.buffers is not None
+    h = _buffer_message(client, method, sending)
     if method.buffers == IDENTITY:
-        return {"values": sending.buffers}, None
-    facts, h = sending.facts, sending.buffers - sending.received.buffers
-    if client.rows is not None and client.keeps(BUFFERS):
-        client.rows.add_to_(BUFFERS, facts.ids, h)
+        return {"values": h}, None
+    facts = sending.facts
     keys = [derive(facts.seed, "buffers", facts.round, client_id) for client_id in facts.ids]
     code, rest, _ = encode_with_feedback_(method.buffers, client.buffer_layout, h, keys, client.keeps(BUFFERS))
     return code, rest
+
+
+def _buffer_message(client: Client, method: Method, sending: Sending) -> Tensor:
+    """Return what is encoded of the buffers `[C, b]`."""
+    assert sending.buffers is not None
+    assert sending.received.buffers is not None
+    if method.buffers == IDENTITY:
+        return sending.buffers
+    h = sending.buffers - sending.received.buffers
+    if client.rows is not None and client.keeps(BUFFERS):
+        client.rows.add_to_(BUFFERS, sending.facts.ids, h)
+    return h
 
 
 # -- through bytes -----------------------------------------------------------------------------------------------------
@@ -267,7 +232,7 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
         update.delta[None], None if update.buffers is None else update.buffers[None],
         torch.tensor([update.loss], dtype=torch.float64), [update.examples], [update.steps], rate,
     )  # fmt: skip
-    outgoing = respond_(client, [who], received, cohort, round, instruction.seed)
+    outgoing = respond_(client, [who], received, cohort, round, instruction.seed, client.population)
     if outgoing.refused:
         return Refusal(round, who, held, outgoing.refused[who]), None
     return reply_of(outgoing, client.layout, client.buffer_layout, held), outgoing

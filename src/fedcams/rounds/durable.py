@@ -56,6 +56,7 @@ class DurableClient:
         layout: Layout,
         buffer_layout: Layout | None = None,
         rounds: int | None = None,
+        population: int = 0,
     ) -> None:
         """Open the folder, or create it; refuses a folder of another model or method, or of an older version.
 
@@ -70,7 +71,7 @@ class DurableClient:
         rows = RowStore.on_disk(memory, folder / ROWS, spares=1) if memory else None
         held = HeldStore.on_disk(layout, folder / MODELS) if method.downlink.client_keeps_model else None
         self.folder, self.rows = folder, rows
-        self.client = Client(method, layout, buffer_layout, rows, held, rounds)
+        self.client = Client(method, layout, buffer_layout, rows, held, rounds, population)
 
     def answer(self, instruction: Sequence[bytes], train: Train) -> Answer:
         """Resolve the pending reply, train, and return the new reply once it is on disk.

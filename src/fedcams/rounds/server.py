@@ -54,6 +54,11 @@ class Server:
             raise SpecError(f"seed={self.seed}; allowed: what fits into 64 signed bits")
         if self.method.weighting == "sampler" and self.sampler is None:
             raise SpecError("weighting=sampler: this server does not know the sampler; give Server(sampler=...)")
+        if self.method.control.active and not self.population:
+            raise SpecError(
+                f"control={self.method.control} needs the number of all clients, but population=0; "
+                "give Server(population=...)"
+            )
         if self.rounds is not None:
             self.method.check_rounds(self.rounds)
 

@@ -93,7 +93,9 @@ class Checkpoint:
         small, tensors = pack(state, self.server)
         spare = self.folder / SPARE
         over = spare if spare.exists() and not spare.is_symlink() else None
-        checksum = write_tensors(self.folder / f"{state.round}.safetensors", tensors, over)
+        path = self.folder / f"{state.round}.safetensors"
+        with disk_errors("write", path):
+            checksum = write_tensors(path, tensors, over)
         values = {
             "fedcams_checkpoint": VERSION,
             "round": state.round,
@@ -172,6 +174,16 @@ def saved_round(folder: Path, identity: Mapping[str, Any]) -> int | None:
     """Return the round of the checkpoint in this folder; None if there is none. Refuses one of another run."""
     values = read_state(folder, identity)
     return None if values is None else int(values["round"])
+
+
+def clear_after_last(folder: Path, round: int) -> None:
+    """Remove what a kill right after the checkpoint of the last round, which has no rows, left behind."""
+    with disk_errors("clear", folder):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in (STATE, f"{round}.safetensors"):
+                path.unlink()
 
 
 def read_state(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Built, Experiment, build
 from fedcams.rounds import ServerState
 from fedcams.rows import SavedRows
-from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint, saved_round
+from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint, clear_after_last, saved_round
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
 from fedcams.runs.files import Lines, disk_errors, end_of, locked, write_file
 from fedcams.runs.folder import (
@@ -226,6 +226,7 @@ def _is_finished(folder: Path, experiment: Experiment) -> bool:
     if saved_round(folder / CHECKPOINT, experiment.to_dict()) != experiment.rounds:
         return False
     end_of(folder / ROUNDS, experiment.rounds)  # refuses if one of the lines was lost since
+    clear_after_last(folder / CHECKPOINT, experiment.rounds)
     return True
 
 

@@ -49,10 +49,6 @@ class Sampler(Spec, ABC):
         """Return the cohort among clients 0, 1, 2, ..., in any order; fast for many clients."""
         return self.draw(population, generator(seed, "cohort", round), weights)
 
-    def weight(self, client: int, round: int) -> float:
-        """What a client that was drawn counts in the mean, for methods with `weighting=sampler`; above 0."""
-        return 1.0
-
     @property
     def min_population(self) -> int:
         """The smallest population that it can draw from."""
@@ -65,6 +61,13 @@ class Sampler(Spec, ABC):
     @abstractmethod
     def expected(self, population: int) -> float:
         """Return the expected size of a cohort."""
+
+    def weight(self, client: int, round: int) -> float:
+        """Return what a client of the round's cohort counts in the mean where the method has `weighting=sampler`.
+
+        Every client counts 1 unless a sampler overrides this, say by the inverse of the chance to be drawn.
+        """
+        return 1.0
 
     def _check(self, clients: Sequence[int], weights: Sequence[float] | None) -> None:
         if len(clients) == 0:

@@ -26,6 +26,7 @@ from fedcams.sampler import Sampler
 from fedcams.simulation.counting import count_bytes
 from fedcams.simulation.evaluate import Metric, evaluate
 from fedcams.simulation.record import Phases, RoundRecord
+from fedcams.transforms import Facts
 
 NOTHING_SENT = {"wire_down_deltas": 0, "wire_down_catchup": 0, "wire_down_dense": 0}
 """The byte counts in the record of a round without a cohort."""
@@ -157,15 +158,32 @@ class Simulation:
         codec, code = outgoing.arrival.codes[UPDATE]
         mean_h, norm = None, 0.0
         if delta is not None:
-            kept = self.client.rows if self.client.keeps(RESIDUAL) else None
-            residual = None if kept is None else kept.gather(RESIDUAL, facts.ids)
-            mean_h, norm = mean_before(some_rows(delta, [cohort.index(i) for i in facts.ids]), residual, facts.weights)
+            mean_h, norm = self._uncompressed_(method, some_rows(delta, [cohort.index(i) for i in facts.ids]), facts)
         left = Leftovers(
             method=method, layout=layout, facts=facts, mean=concluded.mean, mean_h=mean_h, mean_delta_norm=norm,
             error=None if outgoing.errors is None else some_rows(outgoing.errors, places),
             decoded=lambda: codec.decode(code_rows(code, places), layout), round=facts.round, seed=facts.seed,
         )  # fmt: skip
         return {name: value for probe in self.probes for name, value in probe.measure(left).items()}
+
+    def _uncompressed_(self, method: Method, delta: Tensor, facts: Facts) -> tuple[Tensor, float]:
+        """Return the mean without compression, and the norm of the mean update; overwrites `delta [C, d]`."""
+        layout, kept = self.server.layout, self.client.rows if self.client.keeps(RESIDUAL) else None
+        for transform in method.transforms:
+            transform.update_(delta, facts, layout)
+        residual = None if kept is None else kept.gather(RESIDUAL, facts.ids)
+        mean_h, norm = mean_before(delta, residual, facts.weights)
+        if method.transforms:
+            mean_delta, _ = mean_before(delta, None, facts.weights)
+            h = delta if residual is None else delta.add_(residual.to(delta.device))
+            for transform in method.transforms:
+                transform.message_(h, facts, layout)
+            mean_h, _ = mean_before(h, None, facts.weights)
+            for transform in method.transforms:
+                transform.mean_(mean_h, facts, layout)
+                transform.mean_(mean_delta, facts, layout)
+            norm = float(mean_delta.norm())
+        return mean_h, norm
 
     # -- the record --------------------------------------------------------------------------------------------------
 

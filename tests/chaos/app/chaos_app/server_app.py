@@ -6,10 +6,10 @@ import os
 import time
 from pathlib import Path
 
-import fedcams.flower.rounds
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+import fedcams.flower.grid_round
 from fedcams_app.server_app import main
 
 FOLDER = Path(os.environ["CHAOS_FOLDER"])
@@ -34,5 +34,5 @@ class Clock:
 def run(grid: Grid, context: Context) -> None:
     """As the example has it."""
     (FOLDER / "server.pid").write_text(str(os.getpid()))
-    fedcams.flower.rounds.time = Clock()  # type: ignore[assignment]
+    fedcams.flower.grid_round.time = Clock()  # type: ignore[assignment]
     main(grid, context)

@@ -1,0 +1,191 @@
+"""Methods: for whatever is registered, the batched simulator is the two halves through bytes, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+import oracle
+from fedcams import Layout, Method, SpecError, compressor, simulate
+from fedcams.local import local
+from fedcams.own import History
+from fedcams.registry import registered
+from halves import KEEP_PAIRS, Point, assert_equal_rounds, net, quadratic_loss, quadratics, run
+from pairs import Option, pairs_of, pairwise
+
+
+def examples_of(kind: str) -> list[str]:
+    return [spec for cls in registered(kind).values() for spec in cls.examples]
+
+
+def small(spec: str) -> str:
+    """The local rule with few short batches, none of a single example, which batch-norm cannot train on."""
+    rule = local(spec)
+    return str(dataclasses.replace(rule, batch=min(rule.batch, 8), drop_last=True))  # type: ignore[call-arg]
+
+
+CONTRACTIVE = [
+    spec for spec in examples_of("compressor") if compressor(spec).squared_error_bound(Layout.flat(9)) is not None
+]
+NO_BUFFERS = "no buffers"
+AXES = {  # the last value of each fits everything
+    "uplink": [*examples_of("compressor"), "topk(ratio=linear(1/16, 1/4))", "identity"],
+    "downlink": [*examples_of("downlink"), "replica(topk(ratio=linear(1/32, 1/8)))", "none"],
+    "server": [*registered("server"), "fedams(lr=cosine(1, 0))", "fedavg"],
+    "local": [*map(small, examples_of("local")), "sgd(lr=linear(0.1, 0.01), batch=8, drop_last=true)", small("sgd")],
+    "buffers": ["identity", "blockq(bits=8)", "topk(ratio=0.1)", NO_BUFFERS],
+    "transforms": [*examples_of("transform"), "clip(norm=0.1) + fednova", "max_norm(bound=0.4)", ""],
+    "control": [*examples_of("control"), "none"],
+    "aggregate": [*examples_of("aggregate"), "mean"],
+    "weighting": ["examples", "sampler", "uniform"],
+    "average": [*examples_of("average"), "none"],
+    "feedback": ["true", "false"],
+}
+AXES = {axis: list(dict.fromkeys(reversed(values)))[::-1] for axis, values in AXES.items()}
+
+
+def method(**options: str) -> Method:
+    buffers = options.pop("buffers", NO_BUFFERS)
+    feedback = options.pop("feedback", "false") == "true"
+    return Method(**options, feedback=feedback, buffers="identity" if buffers == NO_BUFFERS else buffers)  # type: ignore[arg-type]
+
+
+@cache
+def fits(one: Option, other: Option) -> bool:
+    """Whether a method may have both, everything else being harmless."""
+    try:
+        method(**{axis: values[-1] for axis, values in AXES.items()} | dict([one, other]))
+    except SpecError:
+        return False
+    return True
+
+
+CASES = pairwise(AXES, fits)
+
+
+def test_every_pair_that_fits_is_run() -> None:
+    run_ones = {frozenset((a, b)) for case in CASES for a in case.items() for b in case.items() if a[0] < b[0]}
+    assert run_ones == pairs_of(AXES, fits)
+    for axis, values in AXES.items():
+        assert {case[axis] for case in CASES} == set(values), "every option is run"
+    largest = sorted(map(len, AXES.values()))[-2:]
+    assert len(CASES) < 1.5 * largest[0] * largest[1], "far fewer than the product"
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_batched_rounds_are_the_two_halves_bit_for_bit(number: int) -> None:
+    case = CASES[number]
+    options = {"model": net(case["buffers"] != NO_BUFFERS), "method": method(**case), "test": None, "rounds": 3}
+    batched, apart = (run(**options, local=case["local"], engine="loop", seed=number) for _ in range(2))
+    assert_equal_rounds(batched, apart)
+
+
+@pytest.mark.parametrize("codec", CONTRACTIVE)
+@pytest.mark.parametrize("name", ["shared", "replica"])
+def test_downlinks_of_every_compressor_over_many_rounds(name: str, codec: str) -> None:
+    """Long enough for clients to miss rounds, come back and catch up."""
+    options = {"uplink": "sign", "downlink": f"{name}({codec})", "rounds": 9, "test": None, **KEEP_PAIRS}
+    batched, apart = (run(**options, model=net(name == "shared"), engine="loop", seed=3) for _ in range(2))
+    assert_equal_rounds(batched, apart)
+
+
+# -- whole algorithms against their oracles ----------------------------------------------------------------------------
+
+POPULATION, D, ROUNDS = 6, 40, 12
+GRADIENT = oracle.quadratic(POPULATION, D)
+ZERO = np.zeros(D)
+
+
+def federate(sizes: Sequence[int] | None = None, **options: Any) -> tuple[History, list[list[int]]]:
+    """A run on quadratics, and its cohorts."""
+    settings = {"server": "fedavg", "rounds": ROUNDS, "cohort": 3, "local": "sgd(lr=0.05, steps=5)"} | options
+    data = quadratics(POPULATION, D, sizes)
+    history = simulate(Point(D), data, loss=quadratic_loss, engine="loop", **settings).run()
+    return history, [record.cohort for record in history.records]
+
+
+def assert_near(ours: Tensor | None, theirs: Any) -> None:
+    assert ours is not None
+    assert np.linalg.norm(ours.numpy() - theirs) <= 1e-5 * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("rate", ["0.05", "linear(0.1, 0.02)"])
+@pytest.mark.parametrize("cohort", [3, 6])
+def test_scaffold_is_its_oracle(rate: str, cohort: int) -> None:
+    history, cohorts = federate(control="scaffold", local=f"sgd(lr={rate}, steps=5)", cohort=cohort)
+    method = history.simulation.server.method
+    rates = [float(method.in_round(t, ROUNDS).local.lr) for t in range(1, ROUNDS + 1)]
+    xs, c, rows = oracle.scaffold(ZERO, GRADIENT, cohorts, POPULATION, 5, rates)
+    assert_near(history.state.x, xs[-1])
+    assert_near(history.state.control, c)
+    kept = history.simulation.client.rows
+    assert kept is not None
+    assert_near(kept.gather("control", range(POPULATION)), rows)
+    assert_near(kept.gather("control", range(POPULATION)).mean(0), c)
+
+
+def test_scaffold_takes_drift_away_where_fedavg_does_not() -> None:
+    zero, one = (np.mean([GRADIENT(i, np.full(D, at)) for i in range(POPULATION)], axis=0) for at in (0.0, 1.0))
+    best = -zero / (one - zero)
+    options = {"cohort": "full", "rounds": 25, "local": "sgd(lr=0.3, steps=5)"}
+    drift, corrected = (
+        np.linalg.norm(federate(control=control, **options)[0].state.x.numpy() - best)
+        for control in ("none", "scaffold")
+    )
+    assert corrected < 0.05 * drift
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_fednova_is_its_oracle(weighting: str) -> None:
+    """As many steps as examples."""
+    sizes = [1, 2, 3, 5, 8, 13]
+    history, cohorts = federate(sizes, transforms="fednova", weighting=weighting, local="sgd(lr=0.05, batch=1)")
+    weights = [float(n) for n in sizes] if weighting == "examples" else None
+    assert_near(history.state.x, oracle.fednova(ZERO, GRADIENT, cohorts, sizes, 0.05, weights)[-1])
+
+
+def test_clipped_updates_with_feedback_are_their_oracle() -> None:
+    free = oracle.descent(GRADIENT, 5, 0.05)
+
+    def clipped(t: int, i: int, x: Any) -> Any:
+        lengths.append(float(np.linalg.norm(free(t, i, x))))
+        return oracle.clip(free(t, i, x), 1.5)
+
+    lengths: list[float] = []
+    history, cohorts = federate(transforms="clip(norm=1.5)", uplink="sign", server="fedams(lr=0.1)")
+    step = partial(oracle.fedams, lr=0.1)
+    assert_near(history.state.x, oracle.fedcams(ZERO, clipped, cohorts, step, oracle.scaled_sign)[-1])
+    assert min(lengths) < 1.5 < max(lengths), "some are clipped and some are not"
+
+
+@pytest.mark.parametrize("uplink", ["identity", "topk(ratio=0.1)"])
+def test_local_adamw_is_its_oracle(uplink: str) -> None:
+    spec = "adamw(lr=0.05, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.1, steps=5)"
+    history, cohorts = federate(local=spec, uplink=uplink)
+    values = {"lr": 0.05, "beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1}
+    compress = None if uplink == "identity" else partial(oracle.topk, ratio="1/10")
+    expected = oracle.fedcams(ZERO, oracle.local_adamw(GRADIENT, 5, **values), cohorts, oracle.fedavg, compress)
+    assert_near(history.state.x, expected[-1])
+
+
+def test_cosines_trimmed_means_and_averages_are_their_oracles() -> None:
+    history, cohorts = federate(
+        uplink="sign", aggregate="trimmed(0.2)", average="ema(0.8)", probes="cosine", cohort="full"
+    )
+    seen: list[tuple[Any, Any]] = []
+    trim = partial(oracle.trimmed_mean, fraction="0.2")
+    update = oracle.descent(GRADIENT, 5, 0.05)
+    xs = oracle.fedcams(ZERO, update, cohorts, oracle.fedavg, oracle.scaled_sign, trim, seen)
+    assert_near(history.state.x, xs[-1])
+    assert history.state.average is not None
+    assert_near(history.state.average.x, oracle.ema(xs, 0.8)[-1])
+    for record, (rows, mean) in zip(history.records, seen, strict=True):
+        cosines = oracle.cosines(rows, mean)
+        assert record.probes["cosine_mean"] == pytest.approx(cosines.mean(), abs=1e-5)
+        assert record.probes["cosine_min"] == pytest.approx(cosines.min(), abs=1e-5)
