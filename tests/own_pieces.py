@@ -177,8 +177,8 @@ class Rounded(Downlink):
     def paper_bits(self, layout):
         return self.codec.paper_bits(layout)
 
-    def receive(self, data, layout, store, client, sealed=False):
-        return unpack(data, layout, sealed=sealed).decode(), None
+    def receive(self, data, layout, store, client, crc_checked=False):
+        return unpack(data, layout, crc_checked=crc_checked).decode(), None
 '''
 
 FILES = {

@@ -212,7 +212,7 @@ def test_feedback_refuses_what_has_no_bound(codec: Compressor) -> None:
     if codec.squared_error_bound(Layout.flat(100)) is None:
         with pytest.raises(SpecError, match="has no bound on its error"):
             ErrorFeedback(codec, rows)
-        with pytest.raises(SpecError, match=r"uplink=.* has no bound on its error.* under feedback=true"):
+        with pytest.raises(SpecError, match=r"uplink=.* has no bound on its error.* with feedback=true"):
             Method(uplink=codec)
     else:
         assert ErrorFeedback(codec, rows).layout == Layout.flat(100)
@@ -234,7 +234,7 @@ def test_feedback_refuses_what_it_cannot_use() -> None:
     with pytest.raises(LayoutError, match=r"give out\.detach\(\)\.contiguous\(\)"):
         COMPRESSORS[0].add_to_(torch.ones(10, 2).T, code, layout)
     assert uplink.prepare_([1], torch.ones(1, 10, requires_grad=True), 1).ids == (1,)
-    with pytest.raises(SpecError, match="row='mine': the store holds other, residual; name one of these"):
+    with pytest.raises(SpecError, match="row='mine': the store has other, residual; give one of these names"):
         ErrorFeedback(COMPRESSORS[0], rows, row="mine")
     with pytest.raises(SpecError, match="2 keys for 3 rows"):
         COMPRESSORS[0].encode(torch.ones(3, 10), layout, key=[1, 2])

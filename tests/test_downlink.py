@@ -214,7 +214,7 @@ def test_nobody_trains_from_a_wrong_model_unnoticed(spec: str, rounds: Sequence[
     everybody = dict.fromkeys(range(CLIENTS), "fine")
     world.late = []
     first = world.round(everybody)
-    assert all("and the message builds on version" in reason for reason in first.refused.values())
+    assert all("but the message builds on version" in reason for reason in first.refused.values())
     second = world.round(everybody)
     assert second.accepted == list(range(CLIENTS)), "who was out of step has got the dense model"
     assert not second.refused
@@ -388,7 +388,7 @@ def test_a_delta_out_of_order_is_refused_before_any_training() -> None:
     me = Client(world.method, LAYOUT, held=fresh.stores[0])
     told, outgoing = client_side.answer(me, second[0], lambda received, i, *_: world.train(received, i, killed=False))
     assert isinstance(told, Refusal)
-    assert "client 0 holds nothing, and the message builds on version 4" in told.reason
+    assert "client 0 holds nothing, but the message builds on version 4" in told.reason
     assert told.held is None
     assert outgoing is None
     assert world.trained == before
@@ -409,11 +409,11 @@ def test_a_damaged_model_is_noticed_by_its_digest(spec: str) -> None:
 
 def test_stores_of_another_layout_are_refused() -> None:
     for other in ({REPLICA: Layout.flat(D)}, {"residual": LAYOUT}):
-        with pytest.raises(LayoutError, match="replicas holds rows of other layouts than this model's, d=60"):
+        with pytest.raises(LayoutError, match="replicas has rows of other layouts than this model's, d=60"):
             Server(Method(downlink="replica(sign)"), LAYOUT, replicas=RowStore.in_memory(other))
     world = in_step()
     world.stores[0] = HeldStore.in_memory(Layout.flat(D))
-    assert "keeps models of layout" in world.round({0: "fine"}).refused[0]
+    assert "keeps models of another layout" in world.round({0: "fine"}).refused[0]
     world.stores[0] = None  # type: ignore[assignment]
     with pytest.raises(Exception, match="clients must keep their model; give store=HeldStore"):
         world.round({0: "fine"})

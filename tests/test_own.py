@@ -194,7 +194,7 @@ REFUSED: list[tuple[str, Callable[[], dict[str, Any]]]] = [
     ("clients is '5, .*' there", lambda: {"clients": [*data(6)[:4], tuple(part[:5] for part in data(6)[4])]}),
     ("test set is .* there", lambda: {"test": other_test()}),
     ("test set is .* there and None here", lambda: {"test": None}),
-    ("rounds=6, and the run there has rounds=7; give as many or more", lambda: {"rounds": 6}),
+    ("rounds=6, but the run there has rounds=7; give at least as many", lambda: {"rounds": 6}),
 ]
 
 
@@ -211,7 +211,7 @@ def test_another_run_is_refused_by_the_name_of_what_differs(
 
 def test_a_folder_of_the_command_line_is_refused(out: Path) -> None:
     run(Experiment.from_dict({"model": "linear", "clients": 3, "sampler": "full", "rounds": 1}), out)
-    with pytest.raises(RunError, match="holds a run of `fedcams run`; resume it by that, or name another folder"):
+    with pytest.raises(RunError, match="holds a run of `fedcams run`; use `fedcams resume`, or give another folder"):
         start(out)
 
 
@@ -219,7 +219,7 @@ def test_a_finished_run_whose_model_is_gone_is_not_run_again(out: Path) -> None:
     start(out).run()
     shutil.rmtree(out / "checkpoint")
     with pytest.raises(
-        RunError, match="the run is finished, and its checkpoint with the model was deleted; restore it"
+        RunError, match="the run is finished, but its checkpoint with the model was deleted; restore it"
     ):
         start(out)
 
@@ -227,7 +227,7 @@ def test_a_finished_run_whose_model_is_gone_is_not_run_again(out: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trackers": [object()]}, "trackers and label need a folder to follow; give out="),
+        ({"trackers": [object()]}, "trackers and label need the run's folder; give out="),
         ({"label": "mine"}, "trackers and label need a folder"),
     ],
 )
@@ -240,7 +240,7 @@ def test_what_needs_a_folder_says_so(changes: dict[str, Any], message: str) -> N
 
 def test_rows_of_ones_own_beside_a_folder_are_refused(out: Path) -> None:
     rows = fedcams.RowStore.in_memory({"residual": fedcams.Layout.of(net())})
-    with pytest.raises(SpecError, match="rows beside out"):
+    with pytest.raises(SpecError, match="rows and out"):
         start(out, rows=rows)
     with pytest.raises(SpecError, match="checkpoint_every=0; allowed: 1 or more"):
         fedcams.simulate(net(), data(), out=out, cohort=2, checkpoint_every=0)
@@ -430,7 +430,7 @@ def test_a_round_that_fails_ends_the_history_and_the_run_continues_from_the_chec
         with pytest.raises(KeyboardInterrupt):
             history.run()
         assert len(history.records) == 4
-        with pytest.raises(SpecError, match="round 5 was interrupted half way; call simulate again"):
+        with pytest.raises(SpecError, match="round 5 was interrupted halfway; call simulate again"):
             history.run()
         calls = iter(range(100))
     calls = iter(range(50, 100))
@@ -451,7 +451,7 @@ def test_two_at_one_folder_are_refused(out: Path) -> None:
 def test_a_history_that_was_left_behind_is_refused(out: Path) -> None:
     left, right = start(out), start(out)
     upto(right, 2)
-    with pytest.raises(RunError, match="the run went on without this history; call simulate again to follow it"):
+    with pytest.raises(RunError, match="the run continued without this history; call simulate again to follow it"):
         left.run()
     assert same(start(out).run(), start(None).run())
 

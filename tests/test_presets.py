@@ -236,7 +236,7 @@ def test_seeds_can_be_set_and_equal_runs_are_kept_once(tmp_path: Path) -> None:
         ({"label": "x"}, "label cannot be set for all runs at once"),
         ({"rounds": "many"}, "rounds=many: 'many' is not a number"),
         ({"rounds": "5\nseed = 3"}, "is not a number"),
-        ({"seed": "1", "seeds": "[1]"}, "give one of them"),
+        ({"seed": "1", "seeds": "[1]"}, "give only one of them"),
     ],
 )
 def test_bad_overrides_are_refused(settings: dict[str, str], message: str) -> None:

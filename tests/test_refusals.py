@@ -33,15 +33,15 @@ from halves import CLIENTS, KEEP_PAIRS, assert_equal_rounds, net, run
 # -- parts that do not fit ---------------------------------------------------------------------------------------------
 
 UNFIT: list[tuple[dict[str, Any], str]] = [
-    ({"control": "scaffold", "local": "sgd(momentum=0.9)"}, "scaffold .* the steps of sgd.momentum=0.9. are not plain"),
-    ({"control": "scaffold", "local": "adamw"}, "scaffold .* the steps of adamw are not plain rates; choose sgd"),
-    ({"control": "scaffold", "local": "sgd(prox=0.1)"}, "scaffold .* the steps of sgd.prox=0.1. are not plain"),
-    ({"transforms": "fednova", "local": "sgd(momentum=0.9)"}, "fednova .* those of sgd.momentum=0.9. are not plain"),
-    ({"transforms": "clip(1) + fednova", "local": "adamw"}, "fednova .* those of adamw are not plain rates"),
-    ({"uplink": "randk(ratio=0.5, scaled=true)"}, "uplink=randk.* has no bound on its error.* under feedback=true"),
-    ({"buffers": "blockq(rounding=stochastic)"}, "buffers=blockq.* has no bound on its error.* under feedback=true"),
-    ({"aggregate": "trimmed", "weighting": "examples"}, "trimmed counts every client the same, and weighting=examples"),
-    ({"aggregate": "trimmed", "weighting": "sampler"}, "trimmed counts every client the same, and weighting=sampler"),
+    ({"control": "scaffold", "local": "sgd(momentum=0.9)"}, "scaffold .* steps of sgd.momentum=0.9. are not rate"),
+    ({"control": "scaffold", "local": "adamw"}, "scaffold .* steps of adamw are not rate times gradient; choose sgd"),
+    ({"control": "scaffold", "local": "sgd(prox=0.1)"}, "scaffold .* steps of sgd.prox=0.1. are not rate"),
+    ({"transforms": "fednova", "local": "sgd(momentum=0.9)"}, "fednova .* those of sgd.momentum=0.9. are not rate"),
+    ({"transforms": "clip(1) + fednova", "local": "adamw"}, "fednova .* those of adamw are not rate times gradient"),
+    ({"uplink": "randk(ratio=0.5, scaled=true)"}, "uplink=randk.* has no bound on its error.* with feedback=true"),
+    ({"buffers": "blockq(rounding=stochastic)"}, "buffers=blockq.* has no bound on its error.* with feedback=true"),
+    ({"aggregate": "trimmed", "weighting": "examples"}, "trimmed counts every client equally, but weighting=examples"),
+    ({"aggregate": "trimmed", "weighting": "sampler"}, "trimmed counts every client equally, but weighting=sampler"),
 ]
 
 
@@ -56,15 +56,15 @@ def test_parts_that_do_not_fit_are_refused_by_names_of_both(parts: dict[str, Any
 LONG: list[tuple[dict[str, Any], str]] = [
     (
         {"server": "fedams(lr=cosine(1, 0.1, rounds=7))"},
-        r"server\.lr=cosine.* lasts 7 rounds, and the run has rounds=6",
+        r"server\.lr=cosine.* lasts 7 rounds, but the run has rounds=6",
     ),
-    ({"local": "sgd(lr=linear(1, 0.1, rounds=9))"}, r"local\.lr=linear.* lasts 9 rounds, and the run has rounds=6"),
+    ({"local": "sgd(lr=linear(1, 0.1, rounds=9))"}, r"local\.lr=linear.* lasts 9 rounds, but the run has rounds=6"),
     ({"uplink": "topk(ratio=linear(1/4, 1/2, rounds=8))"}, r"uplink\.ratio=linear.* lasts 8 rounds.*rounds=6"),
     (
         {"downlink": "replica(topk(ratio=linear(1/4, 1/2, rounds=8)))"},
         r"downlink\.codec\.ratio=linear.* lasts 8 rounds.*rounds=6",
     ),
-    ({"transforms": "clip(norm=linear(1, 2, rounds=8))"}, "norm=linear.* lasts 8 rounds, and the run has rounds=6"),
+    ({"transforms": "clip(norm=linear(1, 2, rounds=8))"}, "norm=linear.* lasts 8 rounds, but the run has rounds=6"),
 ]
 
 
@@ -288,7 +288,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "from a stranger": (lambda r: dataclasses.replace(r, client=7), "UpdateError: client 7 was not asked in round 2"),
     "from another model": (
         lambda r: dataclasses.replace(r, held=Held(3, bytes(16))),
-        r"UpdateError: client 1 trained from version 3 \(00000000\), and was sent None",
+        r"UpdateError: client 1 trained from version 3 \(00000000\), but was sent None",
     ),
 }
 

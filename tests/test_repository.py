@@ -125,13 +125,6 @@ def test_files_stay_short(source: Path) -> None:
     assert lines <= MAX_LINES, f"{source.relative_to(ROOT)} has {lines} lines; split it by what it does"
 
 
-UNTIDY: set[str] = {
-    "compress", "downlink", "engines", "experiment", "feedback", "layout", "optimizers", "plan", "registry", "rounds",
-    "simulation", "wire",
-}  # fmt: skip
-"""Rooms with docstrings whose first line is not a sentence; to be written, after which this set goes."""
-
-
 def hidden_modules(package: str, modules: set[str]) -> set[str]:
     """The modules of a package that `package.name` does not lead to, since `name` is something else there."""
     room = importlib.import_module(package)
@@ -172,9 +165,8 @@ def untidy_docstrings(tree: ast.Module) -> Iterator[str]:
 
 @pytest.mark.parametrize("source", SOURCES, ids=name_of)
 def test_docstrings_begin_with_a_sentence(source: Path) -> None:
-    room = name_of(source).split(".")[1:2]
     found = list(untidy_docstrings(ast.parse(source.read_text("utf-8"))))
-    assert not found or room[0] in UNTIDY, "\n".join(found)
+    assert not found, "\n".join(found)
 
 
 def test_untidy_docstrings_are_found() -> None:

@@ -21,6 +21,8 @@ class Aggregator:
     Updates are held as checked codes, never as dense vectors. With `in_order` they must arrive in ascending client id
     and are added immediately, so memory does not grow with their number. The mean is the same, bit for bit, but it
     reuses the memory of the sum: afterwards the aggregator is empty.
+
+    `layout` is that of the updates; the sum is computed on `device`.
     """
 
     def __init__(self, layout: Layout, device: torch.device | str = "cpu", in_order: bool = False) -> None:

@@ -69,7 +69,7 @@ class Method(Spec):
         super().__post_init__()
         for path, schedule in self.schedules():
             if path.startswith("local.") and path != "local.lr":  # engines compile and capture the rest once
-                raise SpecError(f"{path}={schedule}: of a local rule lr alone may follow the round; give a number")
+                raise SpecError(f"{path}={schedule}: in a local rule, only lr may be a schedule; give a number")
         first = self.in_round(1, None)
         for field, codec in {"uplink": first.uplink, "buffers": first.buffers}.items():
             if first.feedback and codec.squared_error_bound(Layout.flat(1)) is None:
@@ -108,7 +108,7 @@ class Method(Spec):
     # -- what clients keep -------------------------------------------------------------------------------------------
 
     def memory(self, layout: Layout, buffer_layout: Layout | None) -> dict[str, Layout]:
-        """Return the rows that each client keeps between rounds, by name, for a model of these layouts."""
+        """Return the layouts of the rows that each client keeps between rounds, by name, for this model."""
         rows: dict[str, Layout] = {}
         if self.feedback and _may_lose(self.uplink, layout):
             rows[RESIDUAL] = layout
@@ -118,7 +118,7 @@ class Method(Spec):
             rows[CONTROL] = layout
         return rows
 
-    # -- as plain values ---------------------------------------------------------------------------------------------
+    # -- as TOML values ----------------------------------------------------------------------------------------------
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -131,15 +131,15 @@ class Method(Spec):
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Return every field with its value as TOML and JSON store it: a spec string, number or boolean."""
-        return {key: as_plain(getattr(self, key)) for key in params(type(self))}
+        return {key: toml_value(getattr(self, key)) for key in params(type(self))}
 
 
 def _may_lose(codec: Compressor, layout: Layout) -> bool:
-    """Whether there is a residual in some round; a schedule may begin where nothing is lost."""
+    """Return whether the codec can lose something in some round; a schedule may begin without loss."""
     return bool(codec.schedules()) or codec.squared_error_bound(layout) != 0.0
 
 
-def as_plain(value: Any) -> str | int | bool:
+def toml_value(value: Any) -> str | int | bool:
     """Return a field's value as TOML stores it: a spec string, number or boolean."""
     if isinstance(value, Fraction):
         return format_number(value)

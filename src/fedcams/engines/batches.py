@@ -30,7 +30,7 @@ class Grid:
 
     @property
     def weight(self) -> NDArray[np.float64]:
-        """`[S, C, B]`, what each example counts in its batch's mean: 1/size, and zero for padding."""
+        """The weight `[S, C, B]` of each example in its batch's mean: 1/size, and zero for padding."""
         real = np.arange(self.example.shape[-1]) < self.size[..., None]
         weight: NDArray[np.float64] = real / np.maximum(self.size, 1)[..., None]
         return weight

@@ -1,4 +1,4 @@
-"""Local training: the rules, one file each, and the order of batches. Every file of this folder is imported."""
+"""Local training: rules, one file each, and the order of batches. Every module in this folder is imported."""
 
 from fedcams.local.base import Local, Rate, Slots, local
 from fedcams.local.order import BatchOrder, batch_order, batches, step_count

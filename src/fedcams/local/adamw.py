@@ -24,17 +24,17 @@ from fedcams.registry import Number, number, register
 @register("adamw")
 @dataclass(frozen=True)
 class AdamW(Local):
-    """AdamW on the client's examples, as `torch.optim.AdamW`; moments and the step count start afresh in every round.
+    """AdamW on the client's examples, like `torch.optim.AdamW`; moments and step count start again in every round.
 
     Step t is `w -= lr weight_decay w`, `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g²`,
     `w -= lr (m / (1 - beta1ᵗ)) / (√(v / (1 - beta2ᵗ)) + eps)`.
     """
 
     lr: Number = number(0.001, low=0, open="low", doc="local learning rate")
-    beta1: Number = number(0.9, low=0, high=1, open="high", doc="how much of the mean gradient a step keeps")
-    beta2: Number = number(0.999, low=0, high=1, open="high", doc="how much of the mean squared gradient a step keeps")
+    beta1: Number = number(0.9, low=0, high=1, open="high", doc="the weight of the old mean gradient in the new one")
+    beta2: Number = number(0.999, low=0, high=1, open="high", doc="the weight of the old mean square in the new one")
     eps: Number = number(1e-8, low=0, open="low", doc="added to the root of the mean squared gradient")
-    weight_decay: Number = number(0.01, low=0, doc="pull towards zero, apart from the gradient")
+    weight_decay: Number = number(0.01, low=0, doc="pull towards zero, separate from the gradient")
     epochs: int | None = epochs_field()
     steps: int | None = steps_field()
     batch: int = batch_field()

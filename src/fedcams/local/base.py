@@ -15,13 +15,13 @@ from fedcams.errors import SpecError
 from fedcams.registry import Number, Spec, flag, integer, resolve
 
 Slots = dict[str, Tensor]
-"""What a rule remembers from step to step: name -> tensor `[C, ...]`. It starts afresh in every round."""
+"""What a rule remembers between steps: name -> tensor `[C, ...]`. It starts again in every round."""
 Rate = float | Tensor
 """The learning rate of a step: one number, or a tensor `[C]` that captured and compiled code reads."""
 
 
 class Local(Spec, ABC):
-    """The root of all local rules: what a client does with the gradients of its own batches.
+    """The base class of all local rules: what a client does with the gradients of its own batches.
 
     A rule is a frozen dataclass with the fields `lr`, its own, then `epochs`, `steps`, `batch` and `drop_last`
     (`epochs_field` and its neighbours declare those). Row i of every tensor belongs to the i-th client.
@@ -32,9 +32,9 @@ class Local(Spec, ABC):
     schedulable: ClassVar[bool] = True
     """Whether numbers of the spec may be schedules; engines then get each round's rate as an argument."""
     elementwise: ClassVar[bool] = True
-    """Whether coordinates may be stored in any order, with zeros between them."""
+    """Whether coordinates may be stored in any order, with zeros in between."""
     sections: tuple[int, ...] = ()
-    """The sizes of the tensors that a row consists of, where the engine says so; see `in_sections`."""
+    """The sizes of the tensors that a row consists of, if the engine gives them; see `in_sections`."""
 
     lr: Number
     epochs: int | None
@@ -49,11 +49,11 @@ class Local(Spec, ABC):
 
     @abstractmethod
     def init(self, x: Tensor) -> Slots:
-        """Return the slots of clients that start from the rows `x [C, d]`; copies what it keeps of them."""
+        """Return the slots of clients that start from the rows `x [C, d]`; what it keeps of x is copied."""
 
     @abstractmethod
     def step_(self, x: Tensor, gradient: Tensor, slots: Slots, rate: Rate, active: Tensor | None = None) -> None:
-        """Take one step in place: changes `x [C, d]` and the slots, and may overwrite `gradient [C, d]`.
+        """Take one step in place: change `x [C, d]` and the slots; `gradient [C, d]` may be overwritten.
 
         Rows that are not `active` (bool `[C]`; None: all are) keep their x and their slots: see `only_active`.
         """
@@ -69,9 +69,9 @@ class Local(Spec, ABC):
         return self.is_plain
 
     def in_sections(self, sizes: Sequence[int]) -> Self:
-        """Return the same rule for rows that are tensors of these sizes laid end to end.
+        """Return the same rule for rows that are tensors of these sizes, laid end to end.
 
-        `norms` then rounds as `torch.nn.utils.clip_grad_norm_` does, which takes the norm of the tensors' norms.
+        `norms` then rounds like `torch.nn.utils.clip_grad_norm_`, which computes the norm of the tensors' norms.
         """
         other = copy.copy(self)
         object.__setattr__(other, "sections", tuple(sizes))
@@ -86,7 +86,7 @@ class Local(Spec, ABC):
 
 
 def local(spec: str | Local) -> Local:
-    """Return the rule that a spec string such as `sgd(lr=0.05, epochs=3)` spells; refuses unknown names and keys."""
+    """Return the rule that a spec string such as `sgd(lr=0.05, epochs=3)` names; refuses unknown names and keys."""
     rule = resolve("local", spec)
     assert isinstance(rule, Local)
     return rule
@@ -96,7 +96,7 @@ def local(spec: str | Local) -> Local:
 
 
 def column(rate: Rate) -> Rate:
-    """Return a rate that broadcasts along rows `[C, d]`: `[C] -> [C, 1]`, a number as it is."""
+    """Return a rate that broadcasts along rows `[C, d]`: `[C, 1]` for `[C]`, and a number unchanged."""
     return rate[:, None] if isinstance(rate, Tensor) else rate
 
 
@@ -110,9 +110,9 @@ def descend_(x: Tensor, direction: Tensor, rate: Rate) -> None:
 
 @contextlib.contextmanager
 def only_active(active: Tensor | None, *rows: Tensor) -> Iterator[None]:
-    """Inside, tensors `[C, ...]` may change; on leaving, rows that are not active get their old values back.
+    """Restore the rows of tensors `[C, ...]` that are not active when the `with` block ends.
 
-    `active` is a bool tensor `[C]`; None means that all are active and costs nothing.
+    `active` is a bool tensor `[C]`; None means that all rows are active, and costs nothing.
     """
     if active is None:
         yield
@@ -123,24 +123,24 @@ def only_active(active: Tensor | None, *rows: Tensor) -> Iterator[None]:
         torch.where(active.view(-1, *[1] * (tensor.dim() - 1)), tensor, old, out=tensor)
 
 
-# -- fields that every rule has, beside `lr` ---------------------------------------------------------------------------
+# -- fields that every rule has, besides `lr` --------------------------------------------------------------------------
 
 
 def epochs_field() -> Any:
-    """Declare `epochs`."""
-    return integer(None, low=1, doc="passes over the client's examples; 1 when steps is not given either")
+    """Declare the field `epochs`: passes over the client's examples per round."""
+    return integer(None, low=1, doc="passes over the client's examples; 1 if steps is not given either")
 
 
 def steps_field() -> Any:
-    """Declare `steps`."""
+    """Declare the field `steps`: batches per round, instead of `epochs`."""
     return integer(None, low=1, doc="number of batches, over as many epochs as that takes")
 
 
 def batch_field() -> Any:
-    """Declare `batch`."""
+    """Declare the field `batch`: examples per step."""
     return integer(20, low=1, doc="examples per step; a client with fewer has one batch of what it has")
 
 
 def drop_last_field() -> Any:
-    """Declare `drop_last`."""
-    return flag(False, doc="leave out an epoch's last batch where it is not full")
+    """Declare the field `drop_last`: whether an epoch's last batch is left out if it is not full."""
+    return flag(False, doc="leave out an epoch's last batch if it is not full")

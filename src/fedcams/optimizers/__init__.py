@@ -1,4 +1,4 @@
-"""Server optimizers, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Server optimizers, one file each: every module in this folder is imported, which registers what it defines."""
 
 from fedcams.optimizers.base import ServerOptimizer, State, server
 from fedcams.registry import import_folder

@@ -74,13 +74,13 @@ class RunFolder:
             return state, self._records(state.round), read_object(self.path / STOPPED).get("round") == state.round
 
     def rounds(self, state: ServerState, trackers: Sequence[Tracker]) -> Generator[tuple[ServerState, RoundRecord]]:
-        """Run the rounds after this state and write them down; trackers follow.
+        """Run the rounds after this state, write them to the folder and the trackers, and yield states and records.
 
         Refuses a folder in which another process has run rounds meanwhile.
         """
         with locked(self.path), contextlib.ExitStack() as stack:
             if (saved_round(self.path / CHECKPOINT, self._identity) or 0) != state.round:
-                raise RunError(f"{self.path}: the run went on without this history; call simulate again to follow it")
+                raise RunError(f"{self.path}: the run continued without this history; call simulate again to follow it")
             (self.path / STOPPED).unlink(missing_ok=True)  # of a stop that a kill undid
             for tracker in trackers:
                 stack.callback(tracker.finish)
@@ -109,7 +109,7 @@ class RunFolder:
             self._describe(experiment)
 
     def _describe(self, experiment: Experiment) -> None:
-        """Write what the run is; a run that goes on may have more rounds, or other probes, than before."""
+        """Write the description of the run; one that continues may have more rounds or other probes than before."""
         about = {"call": self._call(), "names": self._names(), "identity": self._identity}
         write_file(self.path / PYTHON, to_json(about))
         if is_run(self.path):
@@ -118,30 +118,30 @@ class RunFolder:
             write_about(self.path, experiment, self.simulation.problem.device, self.simulation, [])
 
     def _refuse_fewer_rounds(self) -> None:
-        """And a finished run whose model is gone, which would otherwise start over."""
+        """Refuse to shorten a run, and to restart a finished run whose checkpoint is gone."""
         there = read_experiment(self.path).rounds
         if self.last < there:
             raise RunError(
-                f"{self.path}: rounds={self.last}, and the run there has rounds={there}; give as many or more, or "
+                f"{self.path}: rounds={self.last}, but the run there has rounds={there}; give at least as many, or "
                 "another folder"
             )
         if not (self.path / CHECKPOINT).exists() and read_run(self.path).finished:
             raise RunError(
-                f"{self.path}: the run is finished, and its checkpoint with the model was deleted; restore it, or "
-                "name another folder"
+                f"{self.path}: the run is finished, but its checkpoint with the model was deleted; restore it, or "
+                "give another folder"
             )
 
     def _records(self, count: int) -> list[RoundRecord]:
-        """The records of the first rounds; what follows them may be anything."""
+        """Return the records of the first `count` rounds; later lines are not read."""
         path = self.path / ROUNDS
         lines = path.read_bytes()[: end_of(path, count)].splitlines() if count else []
         return [RoundRecord.from_json(line.decode()) for line in lines]
 
     def _compare(self, known: Mapping[str, Any]) -> None:
         if not known:
-            raise RunError(f"{self.path} holds a run of `fedcams run`; resume it by that, or name another folder")
+            raise RunError(f"{self.path} holds a run of `fedcams run`; use `fedcams resume`, or give another folder")
         if found := differences(self._identity, known["identity"]):
-            raise RunError(f"{self.path}: another run: {found}; call it as before, or name another folder")
+            raise RunError(f"{self.path}: another run: {found}; call it as before, or give another folder")
         if changed := differences(self._names(), known["names"]):
             warnings.warn(f"{self.path}: continuing with other functions than before: {changed}", stacklevel=6)
 
@@ -164,7 +164,7 @@ class RunFolder:
 
     @functools.cached_property  # once, before training changes what clients count at home
     def _identity(self) -> dict[str, Any]:
-        """Return everything that decides what the rounds compute, by name; a run continues only if it is the same."""
+        """Everything that decides what the rounds compute, by name; a run continues only if it is the same."""
         simulation, problem = self.simulation, self.simulation.problem
         method = simulation.server.method
         layouts = [layout and layout.id.hex() for layout in (problem.layout, problem.buffer_layout)]

@@ -25,7 +25,7 @@ Callback = Callable[[RoundRecord], bool | None]
 
 
 class History:
-    """The rounds of a run that `fedcams.simulate` started, and the model that comes of them.
+    """The rounds of a run that `fedcams.simulate` started, and the resulting model.
 
     Nothing runs until you ask: iterate over the history to get each round's `RoundRecord` as soon as it is simulated,
     or call `run()` to simulate all rounds that are left. Everything else, such as `records`, `model` and `to_frame()`,
@@ -48,6 +48,7 @@ class History:
         folder: RunFolder | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
+        """Begin a history of `rounds` rounds, or continue the one in `folder`; `fedcams.simulate` calls it."""
         self.simulation, self.rounds, self.callbacks = simulation, rounds, tuple(callbacks)
         self.folder, self.trackers = folder, tuple(trackers)
         self.state = simulation.start()
@@ -80,7 +81,7 @@ class History:
         return self
 
     def close(self) -> None:
-        """Write a checkpoint of the rounds so far and let go of the run's folder; the run can continue later.
+        """Write a checkpoint of the rounds so far and release the run's folder; the run can continue later.
 
         A run without `out=` has nothing to close.
         """
@@ -94,14 +95,14 @@ class History:
             return False
         if self._failed:
             raise SpecError(
-                f"round {len(self.records) + 1} was interrupted half way; call simulate again"
+                f"round {len(self.records) + 1} was interrupted halfway; call simulate again"
                 f"{' to continue from the last checkpoint' if self.folder else ''}"
             )
         self._failed = True  # unless the round comes to its end
         self.state, record = self._step()
         self._failed = False
         self.records.append(record)
-        answers = [callback(record) for callback in self.callbacks]  # all of them, whatever one says
+        answers = [callback(record) for callback in self.callbacks]  # call all of them, even if one returns True
         self.stopped = any(answers)
         if self.stopped and self.folder is not None and len(self.records) < self.rounds:
             self.folder.stop(len(self.records))

@@ -84,9 +84,9 @@ def simulate(
     rounds, evaluate_every = _whole("rounds", rounds, low=1), _whole("evaluate_every", evaluate_every, low=1)
     seed, chosen = _whole("seed", seed), method_of(method, settings)
     if (trackers or label != "run") and out is None:
-        raise SpecError("trackers and label need a folder to follow; give out=...")
+        raise SpecError("trackers and label need the run's folder; give out=...")
     if rows is not None and out is not None:
-        raise SpecError("rows beside out: a run with out=... keeps its clients' rows in its folder; give one of them")
+        raise SpecError("rows and out: a run with out=... keeps its clients' rows in its folder; give only one of them")
     problem = _problem(copy.deepcopy(model), clients, loss, chosen.local, prepare, augment)
     sampler = _sampler(cohort)
     simulation = Simulation.of(

@@ -1,4 +1,4 @@
-"""Probes of a round, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Probes, one file each: every module in this folder is imported, which registers what it defines."""
 
 from fedcams.probes.base import Leftovers, Probe, mean_before
 from fedcams.registry import import_folder

@@ -61,10 +61,10 @@ def _decimals(value: Fraction) -> list[str]:
     sign = "-" if value < 0 else ""
     digits = str(abs(value.numerator) * 10**places // value.denominator)
     whole, part = digits[:-places] or "0", digits[-places:].rjust(places, "0")
-    plain = f"{sign}{whole}.{part}" if places else sign + digits
+    decimal = f"{sign}{whole}.{part}" if places else sign + digits
     mantissa = digits.rstrip("0")
     power = len(digits) - len(mantissa) - places
-    return [plain, f"{sign}{mantissa}e{power}"] if abs(power) <= MAX_EXPONENT else [plain]
+    return [decimal, f"{sign}{mantissa}e{power}"] if abs(power) <= MAX_EXPONENT else [decimal]
 
 
 def _decimal_places(denominator: int) -> int | None:

@@ -41,9 +41,9 @@ class Client:
     held: HeldStore | None = None
     """Where clients keep their model, for downlinks that need it."""
     rounds: int | None = None
-    """How many rounds the run has, for schedules that depend on it."""
+    """The number of rounds in the run, for schedules that depend on it."""
     population: int = 0
-    """How many clients there are, for `answer`; 0 if that is not known."""
+    """The number of clients, for `answer`; 0 if it is not known."""
 
     def __post_init__(self) -> None:
         needed = self.method.memory(self.layout, self.buffer_layout)
@@ -124,7 +124,7 @@ def commit(client: Client, outgoing: Outgoing, accepted: Collection[int]) -> Non
 
 
 def _overflows(client: Client, method: Method, sending: Sending) -> dict[int, str]:
-    """The clients of whose message some part is not finite, and what is wrong with it."""
+    """Return the clients whose message is not finite in some part, and what is wrong with it."""
     ids = sending.facts.ids
     found = {} if sending.change is None else not_finite(ids, sending.change, client.layout)
     if client.buffer_layout is not None and sending.buffers is not None:
@@ -133,7 +133,7 @@ def _overflows(client: Client, method: Method, sending: Sending) -> dict[int, st
 
 
 def _control_change(client: Client, method: Method, sending: Sending) -> Tensor | None:
-    """`[C, d]`, by how much the clients' control variates change; None without them."""
+    """Return the change of the clients' control variates `[C, d]`; None without them."""
     control = sending.received.control
     if control is None or client.rows is None:
         return None
@@ -143,7 +143,7 @@ def _control_change(client: Client, method: Method, sending: Sending) -> Tensor 
 
 
 def _encode_(client: Client, method: Method, sending: Sending, measure: bool) -> Outgoing:
-    """Encode all that travels; the update comes last, since h is overwritten and whatever fails must leave it whole."""
+    """Encode everything that travels; the update comes last: it overwrites h, which a failure must leave intact."""
     facts = sending.facts
     keys = [derive(facts.seed, "uplink", facts.round, client_id) for client_id in facts.ids]
     codes: dict[str, tuple[Compressor, Code]] = {}
@@ -167,7 +167,7 @@ def _encode_(client: Client, method: Method, sending: Sending, measure: bool) ->
 
 
 def _encode_buffers(client: Client, method: Method, sending: Sending) -> tuple[Code, Tensor | None]:
-    """The buffers as they are, or compressed as the difference to those received; and what the latter loses."""
+    """Return the code of the buffers, or of their change if it is compressed, and what compression loses."""
     assert client.buffer_layout is not None
     h = _buffer_message(client, method, sending)
     if method.buffers == IDENTITY:
@@ -179,7 +179,7 @@ def _encode_buffers(client: Client, method: Method, sending: Sending) -> tuple[C
 
 
 def _buffer_message(client: Client, method: Method, sending: Sending) -> Tensor:
-    """`[C, b]`, what is encoded of the buffers."""
+    """Return what is encoded of the buffers `[C, b]`."""
     assert sending.buffers is not None
     assert sending.received.buffers is not None
     if method.buffers == IDENTITY:

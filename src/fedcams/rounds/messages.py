@@ -129,7 +129,7 @@ class Instruction:
         round, client, seed, present, last, name = head
         accepted = Accepted(last, name) if present else None
         if present > 1 or (not present and (last or any(name))):
-            raise NonCanonical(f"the mark for an accepted update is {present} beside round {last}")
+            raise NonCanonical(f"the mark for an accepted update is {present} with round {last}")
         return cls(round, client, seed, streams, accepted)
 
     @property
@@ -252,7 +252,7 @@ class Refusal:
         """Read what `to_bytes` wrote; raises the WireError that says what is wrong."""
         (round, client, present, version, name), (reason,) = REFUSAL.unpack(data)
         if present > 1 or (not present and (version or any(name))):
-            raise NonCanonical(f"the mark for what is held is {present} beside version {version}")
+            raise NonCanonical(f"the mark for what is held is {present} with version {version}")
         try:
             text = reason.decode()
         except UnicodeDecodeError as error:

@@ -24,7 +24,7 @@ class Sending:
     facts: Facts
     losses: Sequence[float]
     h: Tensor
-    """`[C, d]`: first the change of the parameters, then with the residual added."""
+    """`[C, d]`: first the change of the parameters, later with the residual added."""
     buffers: Tensor | None
     received: Received
     refused: Mapping[int, str]

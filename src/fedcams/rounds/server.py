@@ -56,7 +56,7 @@ class Server:
             raise SpecError("weighting=sampler: this server does not know the sampler; give Server(sampler=...)")
         if self.method.control.active and not self.population:
             raise SpecError(
-                f"control={self.method.control} counts how many of all clients take part, and population=0; "
+                f"control={self.method.control} needs the number of all clients, but population=0; "
                 "give Server(population=...)"
             )
         if self.rounds is not None:

@@ -45,7 +45,7 @@ def expected_contacts(population: int, cohort: float, rounds: int) -> Contacts:
 
 
 def simulated_contacts(sampler: Sampler, population: int, rounds: int, seed: int) -> Contacts:
-    """Return the contacts of one run: its cohorts are those that a simulation with this seed draws from 0, 1, 2, …"""
+    """Return the contacts of one run, with the cohorts that a simulation with this seed would draw."""
     first, gaps = np.zeros(rounds + 1), np.zeros(rounds)
     last = np.zeros(population, np.int64)
     weights = np.ones(population) if sampler.needs_weights else None

@@ -167,7 +167,7 @@ class Simulation:
         return {name: value for probe in self.probes for name, value in probe.measure(left).items()}
 
     def _uncompressed_(self, method: Method, delta: Tensor, facts: Facts) -> tuple[Tensor, float]:
-        """What the mean would be without compression, and the norm of the mean update; overwrites `delta [C, d]`."""
+        """Return the mean without compression, and the norm of the mean update; overwrites `delta [C, d]`."""
         layout, kept = self.server.layout, self.client.rows if self.client.keeps(RESIDUAL) else None
         for transform in method.transforms:
             transform.update_(delta, facts, layout)

@@ -83,7 +83,7 @@ def sizes(compressor: Compressor, code: Code, layout: Layout) -> list[int]:
     """Return the payload's length for each row of a cohort's code, tensors `[C, columns]`, without packing."""
     total = [fixed_payload_size(compressor, layout)] * len(next(iter(code.values())))
     for name, field in compressor.fields(layout).items():
-        if field.kind == "index":  # the others are as long whatever they hold
+        if field.kind == "index":  # the length of other fields is fixed
             total = [known + more for known, more in zip(total, index_sizes(code[name], layout.d), strict=True)]
     return total
 

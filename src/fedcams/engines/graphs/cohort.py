@@ -206,5 +206,5 @@ def per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """`[..., k, h, w] -> [..., h, w, k]` for steps of images `[S, C, B, k, h, w]`; others as they are."""
+    """Return images `[S, C, B, k, h, w]` as `[S, C, B, h, w, k]`, without a copy; other tensors unchanged."""
     return x.movedim(-3, -1) if x.dim() == 6 else x

@@ -30,14 +30,14 @@ class FusedOperations:
         self.left: dict[int, Tensor] = {}
 
     def convolve(self, conv: Conv, x: Tensor) -> Tensor:
-        """`[C, B, h, w, k] -> [C, B, p, q, k']`."""
+        """Return the convolution `[C, B, p, q, k']` of `x [C, B, h, w, k]`."""
         if not self.training:
             return launch.convolve(conv, x, *self._weights(conv), self.precision)[0]
         y: Tensor = _Convolution.apply(x, self.token, self, conv, None, [])  # type: ignore[no-untyped-call]
         return y
 
     def convolve_and_normalize(self, op: ConvNorm, x: Tensor, residual: Tensor | None, other: Tensor | None) -> Tensor:
-        """`post(norm(pre(conv(x))) + residual)`; `other` is the input of a residual that is itself normalised."""
+        """Return `post(norm(pre(conv(x))) + residual)`; `other` is the input of a normalised residual."""
         second = op.residual if isinstance(op.residual, ConvNorm) else None
         if not self.training:
             if second is not None and other is not None:

@@ -80,7 +80,7 @@ def convolve(
     pre: str = "none",
     epilogue: Epilogue | None = None,
 ) -> tuple[Tensor, Statistics | None]:
-    """`[C, B, H, W, CI] -> [C, B, P, Q, CO]`; with `sizes [C]` also the statistics of the activated result."""
+    """Return the convolution `[C, B, P, Q, CO]` of `x [C, B, H, W, CI]`; with `sizes [C]` also its statistics."""
     clients, images = x.shape[:2]
     if conv.depthwise:
         return _convolve_depthwise(conv, x, weight, bias, precision, sizes, pre, epilogue)
@@ -233,7 +233,7 @@ def _gradient_weight_depthwise(conv: Conv, dy: Tensor, x: Tensor, slot: Slot, pr
 
 
 def add_parts(parts: Tensor, slot: Slot) -> None:
-    """`parts [C, count, length].sum(1)`, in a fixed order, goes where the slot says."""
+    """Write `parts [C, count, length].sum(1)`, summed in a fixed order, to where the slot says."""
     clients, count, length = parts.shape
     BLOCK, BT = (32, 64) if count > 16 else (512, 4)
     descent.sum_parts[(triton.cdiv(length, BLOCK), clients)](

@@ -17,7 +17,7 @@ def finalize(
     stats: Statistics, sizes: Tensor, weights: tuple[Tensor, Tensor], running: tuple[Tensor, Tensor],
     momentum: float, eps: float, pixels: int,
 ) -> Tensor:  # fmt: skip
-    """`[C, 4, K]`: mean, 1/std, scale, shift of a batch; the running statistics move on."""
+    """Return mean, 1/std, scale and shift of a batch as `[C, 4, K]`, and update the running statistics."""
     clients, count, _, channels = stats.parts.shape
     moments = torch.empty(clients, 4, channels, device=stats.parts.device, dtype=torch.float32)
     BN = 16
@@ -51,7 +51,7 @@ class Normalized:
 
 
 def normalize(op: Normalized) -> Tensor:
-    """`post(pre(x) scale + shift + residual)`."""
+    """Return `post(pre(x) scale + shift + residual)`."""
     y, channels = torch.empty_like(op.x), op.x.shape[-1]
     BN = tiles.power(channels, 16, 128)
     BM = max(1, 4096 // BN)

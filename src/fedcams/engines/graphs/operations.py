@@ -18,10 +18,10 @@ class Operations(Protocol):
     """What carries a program out: PyTorch, or fused kernels."""
 
     def convolve(self, conv: Conv, x: Tensor) -> Tensor:
-        """`[C, B, h, w, k] -> [C, B, p, q, k']`."""
+        """Return the convolution `[C, B, p, q, k']` of `x [C, B, h, w, k]`."""
 
     def convolve_and_normalize(self, op: ConvNorm, x: Tensor, residual: Tensor | None, other: Tensor | None) -> Tensor:
-        """`post(norm(pre(conv(x))) + residual)`; `other` is the input of a residual that is itself normalised."""
+        """Return `post(norm(pre(conv(x))) + residual)`; `other` is the input of a normalised residual."""
 
     def backward(self, loss: Tensor) -> None:
         """Fills the gradients of the block."""
@@ -68,7 +68,7 @@ class TorchOperations:
             block.compute.requires_grad_()
 
     def convolve(self, conv: Conv, x: Tensor) -> Tensor:
-        """`[C, B, h, w, k] -> [C, B, p, q, k']`."""
+        """Return the convolution `[C, B, p, q, k']` of `x [C, B, h, w, k]`."""
         clients = len(x)
         weight = self.block.weight(conv.weight)
         while weight.dim() < 5:  # a linear layer
@@ -82,7 +82,7 @@ class TorchOperations:
         return result
 
     def convolve_and_normalize(self, op: ConvNorm, x: Tensor, residual: Tensor | None, other: Tensor | None) -> Tensor:
-        """`post(norm(pre(conv(x))) + residual)`; `other` is the input of a residual that is itself normalised."""
+        """Return `post(norm(pre(conv(x))) + residual)`; `other` is the input of a normalised residual."""
         y = self._normalize(op.norm, ACTIVATE[op.pre](self.convolve(op.conv, x)))
         if isinstance(op.residual, ConvNorm) and other is not None:
             residual = self._normalize(op.residual.norm, self.convolve(op.residual.conv, other))

@@ -36,7 +36,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class ConvNorm:
-    """`post(norm(pre(conv(x))) + residual)`, where the residual may be one more normalised convolution."""
+    """The operation `post(norm(pre(conv(x))) + residual)`; the residual may be another normalised convolution."""
 
     source: str
     conv: Conv

@@ -212,12 +212,12 @@ def _same(x: Tensor) -> Tensor:
 
 
 def flat(x: Tensor) -> Tensor:
-    """`[C, B, h, w, k] -> [C, B, k·h·w]`, in the order that the model's own flatten has."""
+    """Return `x [C, B, h, w, k]` as `[C, B, k·h·w]`, in the order of the model's own flatten."""
     return x.permute(0, 1, 4, 2, 3).flatten(2) if x.dim() == 5 else x.flatten(2)
 
 
 def average(x: Tensor) -> Tensor:
-    """`[C, B, h, w, k] -> [C, B, k]`."""
+    """Return the mean `[C, B, k]` over the pixels of `x [C, B, h, w, k]`."""
     return x.mean((2, 3))
 
 

@@ -22,7 +22,7 @@ def reciprocal(divisor):
 
 @triton.constexpr_function
 def exponent(divisor):
-    """31 + bits(divisor - 1)."""
+    """Return 31 + bits(divisor - 1)."""
     return 31 + (divisor - 1).bit_length()
 
 
@@ -49,7 +49,7 @@ def pixel(rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def normal_tail(x, density):
-    """1 - Φ(|x|) to 1e-7, by Abramowitz and Stegun 7.1.26, where `density` is exp(-x²/2): no branch, one division."""
+    """Return 1 - Φ(|x|) to 1e-7, by Abramowitz and Stegun 7.1.26; `density` is exp(-x²/2). No branch, one division."""
     t = 1.0 / (1.0 + 0.23164189 * tl.abs(x))
     poly = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))))
     return poly * density
@@ -105,7 +105,10 @@ def forward(
     PRE: tl.constexpr, POST: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y = conv(x) (+ bias); with STATS also of PRE(y), with AFFINE y = POST(PRE(conv) scale + shift (+ residual))."""
+    """Compute y = conv(x) (+ bias); with STATS also statistics of PRE(y).
+
+    With AFFINE, y = POST(PRE(conv) scale + shift (+ residual)).
+    """
     pid = tl.program_id(0)
     client = tl.program_id(1).to(tl.int64)
     TILES_N: tl.constexpr = (CO + BN - 1) // BN
@@ -168,7 +171,7 @@ def backward_input(
     R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
     ADD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx of `forward`, with ADD plus what is known of it from elsewhere.
+    """Compute the gradient dx of `forward`; with ADD, add what other uses of x contribute.
 
     With a stride, pixels of one phase (h and w mod STEP) see the same taps and go together.
     """

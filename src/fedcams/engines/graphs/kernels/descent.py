@@ -10,7 +10,7 @@ from fedcams.engines.graphs.kernels.entry import Entry
 
 @triton.jit
 def descend_at(weights, copy, at, wide, gradient, rate, COPY: tl.constexpr):
-    """`weights -= rate gradient`, and a copy in the precision of the kernels."""
+    """Compute `weights -= rate gradient`, and store a copy in the precision of the kernels."""
     value = tl.load(weights + at, wide) - rate * gradient
     tl.store(weights + at, value, wide)
     if COPY:
@@ -19,7 +19,7 @@ def descend_at(weights, copy, at, wide, gradient, rate, COPY: tl.constexpr):
 
 @Entry
 def descend(weights, gradient, copy, sizes, rates, width, row, COPY: tl.constexpr, BLOCK: tl.constexpr):
-    """`weights [C, width] -= rates gradient` for clients that have examples; their rows are `row` apart."""
+    """Compute `weights [C, width] -= rates gradient` for clients that have examples; their rows are `row` apart."""
     client = tl.program_id(1).to(tl.int64)
     if tl.load(sizes + client) > 0:
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -33,7 +33,7 @@ def sum_parts(
     parts, out, copy, sizes, rates, count, length, part_client, part_step, out_client,
     DESCEND: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """`out [C, length]` = the sum over `count` parts, BT of them at a time, always in the same order.
+    """Compute `out [C, length]`, the sum over `count` parts, BT of them at a time and always in the same order.
 
     With DESCEND the sum is a gradient, and `out` are the weights that step against it.
     """

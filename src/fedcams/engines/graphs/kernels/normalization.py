@@ -59,7 +59,7 @@ def apply(
     x, moments, residual, residual_moments, y, rows_total,
     K: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, RES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """y = POST(PRE(x) scale + shift + residual). RES: 0 none, 1 as it is, 2 normalised by its own moments."""
+    """Compute y = POST(PRE(x) scale + shift + residual). RES: 0 none, 1 unchanged, 2 normalised by its own moments."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     client = tl.program_id(2).to(tl.int64)
@@ -99,7 +99,7 @@ def backward_sums(
     dy, x, y, moments, residual, residual_moments, parts, rows_total, chunk,
     K: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, RES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """`parts [C, chunks, 3, K]`: over a chunk of rows the sums of g, of g x̂, and of g times the residual's x̂."""
+    """Compute `parts [C, chunks, 3, K]`: sums over a chunk of rows of g, of g x̂ and of g times the residual's x̂."""
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     client = tl.program_id(2).to(tl.int64)
     inside = columns < K
@@ -162,7 +162,7 @@ def backward_apply(
     K: tl.constexpr, PIXELS: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, RES: tl.constexpr,
     BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """dx and the gradient of the residual; with BIAS also the column sums of dx by tile, `bias_parts [C, tiles, K]`."""
+    """Compute dx and the residual's gradient; with BIAS also column sums of dx per tile, `bias_parts [C, tiles, K]`."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     client = tl.program_id(2).to(tl.int64)
