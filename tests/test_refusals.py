@@ -353,3 +353,11 @@ def test_a_batch_with_a_client_that_is_in_already_is_refused_whole() -> None:
     with pytest.raises(UpdateError, match="client 0 is in this round already"):
         intake.take(outgoing.arrival)
     assert intake.facts().ids == (0,)
+
+
+def test_a_schedule_of_the_whole_run_needs_its_length() -> None:
+    method = Method(server="fedams(lr=cosine(1, 0))")
+    for make in (lambda: Server(method, LAYOUT), lambda: Client(method, LAYOUT)):
+        with pytest.raises(SpecError, match=r"server\.lr=cosine.* follows the length of the run.*give rounds="):
+            make()
+    assert Server(Method(server="fedams(lr=cosine(1, 0.5, rounds=3))"), LAYOUT).rounds is None

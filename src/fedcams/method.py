@@ -91,10 +91,12 @@ class Method(Spec):
         """
         return self.at(round, rounds or round)
 
-    def check_rounds(self, rounds: int) -> None:
-        """Refuse a run of this many rounds if one of the schedules lasts longer."""
+    def check_rounds(self, rounds: int | None) -> None:
+        """Refuse a run of this many rounds if one of the schedules lasts longer; None stands for an unknown number."""
         for path, schedule in self.schedules():
-            if (length := schedule.length(rounds)) > rounds:
+            if rounds is None and schedule.depends_on_rounds:
+                raise SpecError(f"{path}={schedule} follows the length of the run, which is unknown; give rounds=...")
+            if rounds is not None and (length := schedule.length(rounds)) > rounds:
                 raise SpecError(
                     f"{path}={schedule} lasts {length} rounds, but the run has rounds={rounds}; "
                     "shorten the schedule, or run longer"

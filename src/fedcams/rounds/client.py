@@ -46,6 +46,7 @@ class Client:
     """The number of clients, for `answer`; 0 if it is not known."""
 
     def __post_init__(self) -> None:
+        self.method.check_rounds(self.rounds)
         needed = self.method.memory(self.layout, self.buffer_layout)
         if self.rows is None and needed:
             object.__setattr__(self, "rows", RowStore.in_memory(needed))

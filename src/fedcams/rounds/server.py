@@ -59,8 +59,7 @@ class Server:
                 f"control={self.method.control} needs the number of all clients, but population=0; "
                 "give Server(population=...)"
             )
-        if self.rounds is not None:
-            self.method.check_rounds(self.rounds)
+        self.method.check_rounds(self.rounds)
 
     def weight(self, examples: int) -> float:
         """Return the weight of a client with this many examples in the mean, unless the sampler sets the weights."""
