@@ -50,7 +50,7 @@ def test_refusals_name_the_client_and_leave_the_sum_alone() -> None:
     aggregator.add(1, payload(5.0))
     with pytest.raises(UpdateError, match="client 1 is in this round already"):
         aggregator.add(1, payload(7.0))
-    with pytest.raises(LayoutMismatch, match="client 2: the payload is of layout"):
+    with pytest.raises(LayoutMismatch, match="client 2: the payload has layout"):
         aggregator.add(2, payload(7.0, Layout(("w",), ((6,),))))
     with pytest.raises(LayoutMismatch, match=r"client 3: .* with d=7"):
         aggregator.add(3, payload(7.0, Layout.flat(7)))

@@ -20,8 +20,7 @@ from fedcams.engines.compiled import has_compiler
 from fedcams.errors import SpecError, UpdateError
 from fedcams.local import Local, Rate, Slots, batch_order, local
 from fedcams.local.base import descend_, only_active
-from fedcams.registry import registered
-from fedcams.registry import spec as spec_module
+from fedcams.registry import registered, table
 
 ENGINES = [cls for cls in registered("engine").values() if not cls.needs_cuda]  # test_graphs.py has the others
 EAGER = [spec for cls in ENGINES for spec in cls.examples if "compile" not in spec]
@@ -479,7 +478,7 @@ class Eager(Engine):
 def test_auto_knows_engines_by_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new engine is asked in the order of its priority, and tried where it says that only a trial shows."""
     new = dataclasses.dataclass(frozen=True)(Eager)
-    known = spec_module._REGISTRY["engine"]
+    known = table._REGISTRY["engine"]
     new.name = "eager"
     monkeypatch.setitem(known, "eager", new)
     assert choose("auto", problem()).name == "stacked"

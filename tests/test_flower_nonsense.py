@@ -120,7 +120,7 @@ HEADS = {
     "TokenError": "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3",
     "OverflowError": f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}",
     "IndexError": "{'descr': (), 'fortran_order': False, 'shape': (2, 3), }",
-    "RecursionError": "-" * 5000 + "1",
+    "RecursionError|MemoryError": "-" * 5000 + "1",  # whichever of Python's parser and compiler gives up first
     "ValueError": "{'descr': '|O', 'fortran_order': False, 'shape': (2, 3), }",
 }
 """What NumPy raises -> the head of an array that makes it do so."""
@@ -155,7 +155,8 @@ def test_a_head_that_numpy_chokes_on_is_refused_and_the_round_goes_on(tmp_path: 
     for line in read_ledger(tmp_path / "server"):
         assert list(line["accepted"]) == ["5"]
         assert sorted(line["refused"]) == ["6", "7"]
-        assert all(f"an array that cannot be read ({error}" in reason for reason in line["refused"].values())
+        cannot = rf"an array that cannot be read \(({error})"
+        assert all(re.search(cannot, reason) for reason in line["refused"].values()), line["refused"]
 
 
 @pytest.mark.parametrize("error", [MemoryError, OverflowError, KeyError])

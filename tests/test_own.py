@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -228,13 +229,13 @@ def test_a_finished_run_whose_model_is_gone_is_not_run_again(out: Path) -> None:
     ("changes", "message"),
     [
         ({"trackers": [object()]}, "trackers and label need the run's folder; give out="),
-        ({"label": "mine"}, "trackers and label need a folder"),
+        ({"label": "mine"}, "trackers and label need the run's folder"),
     ],
 )
 def test_what_needs_a_folder_says_so(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         start(None, **changes)
-    with pytest.raises(SpecError, match=r"a report is written from a run's folder; give out="):
+    with pytest.raises(SpecError, match=r"a report needs the run's folder; give out="):
         start(None).report()
 
 
@@ -286,7 +287,7 @@ def test_another_function_is_warned_of(out: Path, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         start(out)
-    with pytest.warns(UserWarning, match=f"going on with other functions than before: {name} is .* there") as caught:
+    with pytest.warns(UserWarning, match=f"continuing with other functions than before: {name} is .* there") as caught:
         start(out, **dict[str, Any]({name: functions[name]}))
     assert caught[0].filename == __file__, "the warning points at the caller's line"
 
@@ -412,7 +413,8 @@ for record in history:
 
 
 def test_the_end_of_the_process_keeps_the_last_round(out: Path) -> None:
-    subprocess.run([sys.executable, "-c", PROCESS, str(out)], check=True)
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run([sys.executable, "-c", PROCESS, str(out)], check=True, env=here)
     assert saved(out) == 5
     assert same(start(out).run(), start(None).run())
 

@@ -622,7 +622,7 @@ def test_death_at_every_step_leaves_old_or_new(
 # Imports once, then makes one writer for each line it reads, by fork: many kills cost one import of torch.
 WRITERS = """
 import os, sys, torch
-from fedcams.bits.sums import sums
+from fedcams.bits.checksum import sums
 from fedcams.layout import Layout
 from fedcams.rows import RowStore
 
