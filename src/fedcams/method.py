@@ -89,7 +89,11 @@ class Method(Spec):
 
         `rounds` is the length of the run; None stands for a run that ends with this round.
         """
-        return self.at(round, rounds or round)
+        return self.at(round, rounds or round) if self._follows_rounds else self
+
+    @functools.cached_property
+    def _follows_rounds(self) -> bool:
+        return bool(self.schedules())
 
     def check_rounds(self, rounds: int | None) -> None:
         """Refuse a run of this many rounds if one of the schedules lasts longer; None stands for an unknown number."""

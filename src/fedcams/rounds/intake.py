@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,6 +38,15 @@ class Means(NamedTuple):
     """`[d]`, the mean change of the control variates; None without them."""
 
 
+class _Client(NamedTuple):
+    """What is known of an accepted client."""
+
+    examples: int
+    steps: int
+    weight: float
+    loss: float
+
+
 class Intake:
     """Takes the arrivals of one round, as rows (`take`) or as messages (`offer`), and combines them (`means`).
 
@@ -55,7 +65,7 @@ class Intake:
         self.acks: dict[int, Held | None] = {}
         """Client -> what it says it holds; refused replies say so too."""
         self.refused: dict[int, str] = {}
-        self._accepted: dict[int, tuple[Facts, float]] = {}
+        self._accepted: dict[int, _Client] = {}
         self._rows: dict[int, Tensor] = {}
 
     # -- as messages -------------------------------------------------------------------------------------------------
@@ -136,11 +146,14 @@ class Intake:
                 transform.arrival_(rows, arrival.facts, self.server.layout)
             codec, code = IDENTITY, IDENTITY.encode(rows, self.server.layout)
         self._add(arrival, codec, code)
-        for place, client in enumerate(arrival.facts.ids):
-            self._accepted[client] = arrival.facts.take([place]), arrival.losses[place]
+        facts = arrival.facts
+        known = zip(facts.examples, facts.steps, facts.weights, arrival.losses, strict=True)
+        self._accepted |= dict(zip(facts.ids, itertools.starmap(_Client, known), strict=True))
 
     def _weighed(self, arrival: Arrival) -> Arrival:
         """Return the arrival with the weights that its clients have in the mean."""
+        if self.method.weighting == "uniform":
+            return arrival
         weights = tuple(self.server.weight(examples) for examples in arrival.facts.examples)
         if self.method.weighting == "sampler" and self.server.sampler is not None:
             weights = tuple(self.server.sampler.weight(client, self.round) for client in arrival.facts.ids)
@@ -153,13 +166,13 @@ class Intake:
         measured = any(guard.reads_norm for guard in guards)
         norms = codec.norms(code, self.server.layout).tolist() if measured else [math.nan] * len(arrival)
         good = []
-        for place, client in enumerate(arrival.facts.ids):
-            one = arrival.facts.take([place])
-            reason = next((found for guard in guards if (found := guard.refuses(norms[place], one))), "")
+        for place, (client, weight) in enumerate(zip(arrival.facts.ids, arrival.facts.weights, strict=True)):
             if client in self._accepted:
                 raise UpdateError(f"client {client} is in this round already; one update per client and round")
-            if not (math.isfinite(one.weights[0]) and one.weights[0] > 0):
-                reason = f"client {client}: weight={one.weights[0]}; allowed: a finite number above 0"
+            one = arrival.facts.take([place]) if guards else arrival.facts
+            reason = next((found for guard in guards if (found := guard.refuses(norms[place], one))), "")
+            if not (math.isfinite(weight) and weight > 0):
+                reason = f"client {client}: weight={weight}; allowed: a finite number above 0"
             if reason:
                 self.refused[client] = f"UpdateError: {reason}"
             else:
@@ -180,14 +193,15 @@ class Intake:
 
     def facts(self) -> Facts:
         """Return the facts of the accepted clients, in ascending id."""
-        found = [self._accepted[client][0] for client in sorted(self._accepted)]
-        lists = {key: tuple(getattr(f, key)[0] for f in found) for key in ("ids", "examples", "steps", "weights")}
+        ids = tuple(sorted(self._accepted))
+        known = [self._accepted[client] for client in ids]
+        examples, steps, weights, _ = zip(*known, strict=True) if known else ((), (), (), ())
         rate, population = float(self.method.local.lr), self.server.population
-        return Facts(self.round, self.server.seed, rate=rate, population=population, **lists)
+        return Facts(self.round, self.server.seed, ids, examples, steps, weights, rate, population)
 
     def mean_loss(self) -> float | None:
         """Return the mean of the accepted clients' losses; None if no client was accepted."""
-        losses = [self._accepted[client][1] for client in sorted(self._accepted)]
+        losses = [self._accepted[client].loss for client in sorted(self._accepted)]
         return float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean()) if losses else None
 
     def means(self) -> Means | None:
