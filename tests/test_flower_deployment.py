@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -67,16 +68,20 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], value), name
 
 
-def test_tls_authentication_a_killed_server_and_the_simulators_model(tmp_path: Path) -> None:
-    """The server is killed with -9 after a round; a new run goes on with moments, schedule, average and control."""
+@pytest.mark.parametrize("kill", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_tls_authentication_a_killed_server_and_the_simulators_model(tmp_path: Path, kill: bool) -> None:
+    """A server that is killed with -9 after a round goes on with moments, schedule, average and control."""
     with federation(tmp_path, secure=True, env=ONE_THREAD) as fed:
         for site in (0, 1):
             fed.start_node(site)
         fed.start_node(7, register=False, name="stranger")
         settings = {**CONFIG, "min_available": 2, "min_replies": 2, "deadline": 120.0}
-        fed.wait(fed.submit(**settings), rounds=1, seconds=240)
-        kill_server_app(fed)
-        fed.wait(fed.submit(**settings), rounds=2, seconds=240)
+        run = fed.submit(**settings)
+        if kill:
+            fed.wait(run, rounds=1, seconds=240)
+            kill_server_app(fed)
+            run = fed.submit(**settings)
+        fed.wait(run, rounds=2, seconds=240)
         assert refused(fed, "stranger")
     ledger = read_ledger(tmp_path / "server")
     assert [sorted(line["accepted"]) for line in ledger] == [["0", "1"]] * 2
