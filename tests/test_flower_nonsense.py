@@ -120,7 +120,7 @@ HEADS = {
     "TokenError": "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3",
     "OverflowError": f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}",
     "IndexError": "{'descr': (), 'fortran_order': False, 'shape': (2, 3), }",
-    "RecursionError|MemoryError": "-" * 5000 + "1",  # whichever of Python's parser and compiler gives up first
+    "RecursionError|MemoryError|ValueError": "-" * 5000 + "1",  # by how deep Python's parser may go where it is read
     "ValueError": "{'descr': '|O', 'fortran_order': False, 'shape': (2, 3), }",
 }
 """What NumPy raises -> the head of an array that makes it do so."""
