@@ -35,7 +35,7 @@ else:
     }
 
     def __getattr__(name: str) -> Any:
-        """A name or a module, loaded when it is asked for: torch takes seconds, which `fedcams --help` must not."""
+        """Return a name or a module, loaded on first use: torch takes seconds, which `fedcams --help` must not."""
         if name in HOMES:
             return getattr(import_module(f"fedcams.{HOMES[name]}"), name)
         if name.startswith("_") or find_spec(f"fedcams.{name}") is None:

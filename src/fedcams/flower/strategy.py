@@ -210,7 +210,7 @@ class _Evaluation:
             result.evaluate_metrics_serverapp[state.round] = found
 
     def on_clients(self, state: ServerState, result: Result) -> None:
-        """By the apps, where that was asked for."""
+        """Evaluate on clients, if the strategy was given a fraction of them to evaluate."""
         if self.strategy.fraction_evaluate == 0.0:
             return
         messages = self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid)

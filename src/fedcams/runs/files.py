@@ -13,7 +13,7 @@ from fedcams.durable import REPAIR, os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
 from fedcams.runs.folder import RunError
 
-RESTORE = "restore the file, or delete the folder and start the run anew"
+RESTORE = "restore the file, or delete the folder and start the run again"
 
 
 @contextlib.contextmanager

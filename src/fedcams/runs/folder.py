@@ -113,4 +113,4 @@ def _read(path: Path) -> bytes:
 
 
 def _damaged(path: Path, error: Exception) -> RunError:
-    return RunError(f"{path}: damaged ({error}); resume the run, or delete its folder and start it anew")
+    return RunError(f"{path}: damaged ({error}); resume the run, or delete its folder and start it again")
