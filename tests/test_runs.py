@@ -434,7 +434,7 @@ def test_a_finished_run_that_lost_records_is_not_taken_for_whole(folder: Path, l
     run(small(), folder)
     lost(folder / "rounds.jsonl")
     with pytest.raises(
-        RunError, match=r"rounds\.jsonl.*; restore the file, or delete the folder and start the run anew"
+        RunError, match=r"rounds\.jsonl.*; restore the file, or delete the folder and start the run again"
     ):
         resume(folder)
 
