@@ -444,10 +444,10 @@ def test_a_round_that_fails_ends_the_history_and_the_run_continues_from_the_chec
 def test_two_at_one_folder_are_refused(out: Path) -> None:
     first = start(out)
     next(iter(first))
-    with pytest.raises(RunError, match="another process is at this run"):
+    with pytest.raises(RunError, match="another process is using this run"):
         start(out)
     first.close()
-    with locked(out), pytest.raises(RunError, match="another process is at this run"):
+    with locked(out), pytest.raises(RunError, match="another process is using this run"):
         start(out)
 
 
@@ -468,7 +468,7 @@ def test_resume_says_that_the_run_was_started_from_python_and_shows_the_call(out
     result = CliRunner().invoke(app, ["resume", str(out)])
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())
-    assert "this run was started from Python, which has its model and data; go on by" in said
+    assert "this run was started from Python, which has its model and data; call" in said
     assert "fedcams.simulate(model, clients, test, " in said
     assert "average='ema(decay=0.5)'" in said
     assert f"rounds=7, cohort='uniform(n=2)', seed=0, out='{out}')" in said

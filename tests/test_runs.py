@@ -305,7 +305,7 @@ def test_every_part_of_a_servers_state_comes_back(kind: dict[str, Any]) -> None:
 
 def test_state_that_a_checkpoint_cannot_hold_is_refused() -> None:
     built = build(small())
-    with pytest.raises(RunError, match=r"downlink\.a is a set, which a checkpoint cannot hold; make state of tensors"):
+    with pytest.raises(RunError, match=r"downlink\.a is a set, which a checkpoint cannot hold; build the state"):
         pack(built.state._replace(downlink={"a": {1}}), built.simulation.server)
 
 
@@ -403,7 +403,7 @@ def test_two_processes_cannot_be_at_one_run(folder: Path) -> None:
     stopped(folder, 4)
     with (
         locked(folder),
-        pytest.raises(RunError, match="another process is at this run; let it finish, or end it first"),
+        pytest.raises(RunError, match="another process is using this run; let it finish, or end it first"),
     ):
         resume(folder)
     assert resume(folder).finished
@@ -444,7 +444,7 @@ def test_what_cannot_be_read_is_named(folder: Path, name: str) -> None:
     run(small(), folder)
     (folder / name).unlink()
     (folder / name).mkdir()
-    with pytest.raises(RunError, match=rf"cannot read .*{name}: Is a directory; make it a file that can be read"):
+    with pytest.raises(RunError, match=rf"cannot read .*{name}: Is a directory; make it a readable file"):
         read_run(folder)
 
 
