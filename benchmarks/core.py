@@ -97,7 +97,7 @@ def copy_setup(delta: Tensor) -> Setup:
 
 
 def composed_sign(delta: Tensor, residual: Tensor) -> tuple[Any, Tensor, Tensor]:
-    """Scaled sign with error feedback as one would write it with torch and NumPy."""
+    """Encode with scaled sign and error feedback, as you would write it with torch and NumPy."""
     h = delta + residual
     scale = h.abs().mean()
     positive = h >= 0
@@ -106,14 +106,14 @@ def composed_sign(delta: Tensor, residual: Tensor) -> tuple[Any, Tensor, Tensor]
 
 
 def composed_topk(delta: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Top-k with error feedback as one would write it with torch; positions not yet packed."""
+    """Encode with top-k and error feedback, as you would write it with torch; positions are not packed."""
     h = delta + residual
     positions = torch.topk(h.abs(), D // RATIO).indices
     return positions, h.gather(0, positions), h.scatter(0, positions, 0.0)
 
 
 def composed_blocks(delta: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Four bits a coordinate in blocks of 128 with error feedback as one would write it with torch."""
+    """Encode with four bits per coordinate in blocks of 128 and error feedback, as you would write it with torch."""
     h = torch.nn.functional.pad(delta + residual, (0, -D % 128)).view(-1, 128)
     step = h.abs().amax(1, keepdim=True) / 7
     levels = (h / step).round().clamp(-7, 7)
@@ -174,7 +174,7 @@ def table(times: dict[str, float]) -> Table:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The README's table, with where it comes from."""
+    """Return the README's table, and a caption that says how it was measured."""
     times, sizes, where = record["milliseconds"], record["bytes"], record["environment"]
     copy = times["numpy.copyto"]
     lines = [
@@ -192,10 +192,10 @@ def markdown(record: dict[str, Any]) -> str:
 
 CAPTION = (
     "",
-    f"One update of d = {D:,} (a ResNet-18), Gaussian values. *Encode* goes from update and residual to the payload's",
-    "bytes and the new residual; *library calls* are torch operations with `numpy.packbits`, or `torch.topk` with",
-    "gather and scatter and nothing packed; a *copy* is one `numpy.copyto` of the vector, {copy:.1f} ms. Best of",
-    "{runs} runs in turn on {cores} cores ({cpu}), Python {python}, torch {torch}, numba {numba}: `make bench`,",
+    f"One update with d = {D:,} (a ResNet-18), Gaussian values. *Encode* turns an update and a residual into the",
+    "payload's bytes and the new residual. *Library calls* are torch operations with `numpy.packbits`, or `torch.topk`",
+    "with gather and scatter, without packing. A *copy* is one `numpy.copyto` of the vector, {copy:.1f} ms. Best of",
+    "{runs} alternating runs on {cores} cores ({cpu}), Python {python}, torch {torch}, numba {numba}: `make bench`,",
     "[benchmarks/records/core.json](benchmarks/records/core.json).",
 )
 

@@ -134,7 +134,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def summary(record: dict[str, Any]) -> Grid:
-    """One node and round, the mean of all."""
+    """Return a table of mean bytes per node and round."""
     dense, _ = mean_bytes(record["uplinks"]["identity"])
     rows = []
     for uplink, measured in record["uplinks"].items():
@@ -142,13 +142,13 @@ def summary(record: dict[str, Any]) -> Grid:
         ours = sum(measured["wire_up"]) / sum(measured["accepted"])
         rows.append((f"`{uplink}`", "TLS", f"{up:,.0f}", f"{dense / up:.1f}x", f"{ours:,.0f}", f"{down:,.0f}"))
     heading = ("uplink", "transport", "bytes up", "fewer by", "of which ours", "bytes down")
-    return Grid(f"One node and round, {record['d']:,} parameters, Flower's own traffic included", heading, rows)
+    return Grid(f"Per node and round, {record['d']:,} parameters, including Flower's own traffic", heading, rows)
 
 
 def caption(record: dict[str, Any]) -> str:
-    """Where the numbers come from."""
-    text = f"""One node and round on the socket, TLS and Flower's own traffic included: mean over {record["nodes"]}
-        nodes and {record["rounds"]} rounds of a model of {record["d"]:,} parameters. *Ours* is the reply without them.
+    """Return a caption that says how the numbers were measured."""
+    text = f"""Bytes per node and round on the socket, including TLS and Flower's own traffic: mean over {record["nodes"]}
+        nodes and {record["rounds"]} rounds, for a model of {record["d"]:,} parameters. *Ours* is the reply alone.
         `make flower-demo`, [flower-wire.json](../benchmarks/records/flower-wire.json)."""
     return f"\n{textwrap.fill(' '.join(text.split()), 118, break_long_words=False, break_on_hyphens=False)}\n"
 
