@@ -409,7 +409,7 @@ def test_a_damaged_model_is_noticed_by_its_digest(spec: str) -> None:
 
 def test_stores_of_another_layout_are_refused() -> None:
     for other in ({REPLICA: Layout.flat(D)}, {"residual": LAYOUT}):
-        with pytest.raises(LayoutError, match="replicas has rows of other layouts than this model's, d=60"):
+        with pytest.raises(LayoutError, match="replicas has rows that do not match this model's layout, d=60"):
             Server(Method(downlink="replica(sign)"), LAYOUT, replicas=RowStore.in_memory(other))
     world = in_step()
     world.stores[0] = HeldStore.in_memory(Layout.flat(D))
@@ -548,8 +548,8 @@ def test_messages_travel_as_bytes() -> None:
     ("wrong", "message"),
     [
         (Message(3, BASE, RESULT, [b""]), "of kind 3"),
-        (Message(DENSE, BASE, RESULT, [b""]), "of kind 0 with the mark 1"),
-        (Message(ADD, None, RESULT, [b""]), "of kind 1 with the mark 0"),
+        (Message(DENSE, BASE, RESULT, [b""]), "of kind 0 with the flag 1"),
+        (Message(ADD, None, RESULT, [b""]), "of kind 1 with the flag 0"),
         (Message(SET, BASE, RESULT, []), "of kind 2 with 0 payloads"),
     ],
 )

@@ -454,7 +454,7 @@ def test_two_at_one_folder_are_refused(out: Path) -> None:
 def test_a_history_that_was_left_behind_is_refused(out: Path) -> None:
     left, right = start(out), start(out)
     upto(right, 2)
-    with pytest.raises(RunError, match="the run continued without this history; call simulate again to follow it"):
+    with pytest.raises(RunError, match="another history has continued this run; call simulate again to load it"):
         left.run()
     assert same(start(out).run(), start(None).run())
 

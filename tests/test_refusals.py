@@ -275,11 +275,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a stream too many": (lambda r: changed("other", b"x", r), "WrongStreams: .* carries buffers, control, other, upd"),
     "buffers by another codec": (
         lambda r: changed("buffers", encode("identity", four, BUFFERS), r),
-        "UpdateError: client 1 sends buffers by identity, not sign",
+        "UpdateError: client 1 compresses buffers with identity; expected sign",
     ),
     "control by another codec": (
         lambda r: changed("control", encode("sign", ones, LAYOUT), r),
-        "UpdateError: client 1 sends control by sign, not identity",
+        "UpdateError: client 1 compresses control with sign; expected identity",
     ),
     "buffers of another layout": (lambda r: changed("buffers", r.streams["update"], r), "LayoutMismatch"),
     "damaged control": (lambda r: changed("control", r.streams["control"][:-1] + b"x", r), "ChecksumMismatch"),

@@ -32,7 +32,7 @@ class Broadcast(NamedTuple):
     replicas: RowStore | None = None
 
     def key(self, client: int = 0) -> int:
-        """Return the key for compressors that draw at random, for one client; 0 for what all clients receive alike."""
+        """Return the key for compressors that draw at random, for one client; client 0 stands for a common message."""
         return derive(self.seed, "downlink", self.round, client)
 
 
@@ -71,7 +71,7 @@ class DownlinkCost(NamedTuple):
 class Downlink(Spec, ABC):
     """The base class of all downlinks. State is data: `init` makes it; `send` and `acknowledge` return the next one.
 
-    The server never assumes that a message arrived: what it knows of a client changes only when the client says so.
+    The server never assumes that a message arrived: what it knows about a client changes only when the client says so.
     """
 
     kind = "downlink"
@@ -97,16 +97,16 @@ class Downlink(Spec, ABC):
     ) -> Any:
         """Return the state after clients said what they hold; None stands for nothing usable.
 
-        Nothing new is known of clients that are not in `acks`. `closing` ends the round: what was sent in it can be
-        forgotten, because the next message builds on what is known.
+        Clients that are not in `acks` said nothing. `closing` ends the round: what was sent in it can be forgotten,
+        because the next message builds only on what clients said.
         """
         return state
 
     @abstractmethod
     def deliver(self, state: Any, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
-        """Send a round's model to these clients of a simulation, which loses nothing: without bytes and digests.
+        """Send a round's model to these clients in a simulation, where no message is lost, without bytes and digests.
 
-        It has the effect of `send`, of the clients' receipt and of `acknowledge`.
+        This does what `send`, `receive` at every client and `acknowledge` would do.
         """
 
     @abstractmethod
@@ -146,8 +146,8 @@ class Downlink(Spec, ABC):
 def follow(store: HeldStore, client: int, message: Message) -> tuple[Tensor, Held]:
     """Return the model `[d]` that a message makes for a client that keeps its model, and the model's name.
 
-    The message is staged: what was held stays until the server builds on the new model, and thereby shows that it knows
-    of it. So a lost reply leaves both sides where they were. Raises OutOfStep if the message builds on another model.
+    The message is staged: the held model stays until the server builds on the new one, and so has learned that it
+    arrived. A lost reply leaves both sides where they were. Raises OutOfStep if the message builds on another model.
     """
     base = None if message.base is None else _settle(store, client, message.base)
     model = message.apply(base, store.layout)
@@ -173,7 +173,7 @@ def check_contractive(name: str, codec: Compressor) -> None:
     """Refuse a codec without an error bound for the downlink `name`: what clients hold would drift from the model."""
     if codec.at(1, 1).squared_error_bound(Layout.flat(1)) is None:
         raise SpecError(
-            f"{name}: {codec} has no bound on its error, so what clients hold would drift from the model without end; "
+            f"{name}: {codec} has no bound on its error, so what clients hold would drift ever further from the model; "
             "choose a contractive compressor, or stateless"
         )
 

@@ -2,7 +2,7 @@
 
 On disk, `<client>.held` is little-endian: magic `FCHM`, format version (4 bytes), layout id (8), version (8), digest
 (16), d (8), and d float32 values. `<client>.staged` is a message as received. Both are written completely or not at
-all. Damage is detected by the digest of the model that results.
+all. The digest of the resulting model detects damage.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HeldStore(ABC):
 
     @staticmethod
     def on_disk(layout: Layout, folder: str | os.PathLike[str]) -> HeldStore:
-        """Return a store of files in a folder, which is created if missing; models survive any end of the process."""
+        """Return a store of files in a folder, which is created if missing; models survive the process, even a kill."""
         return DiskHeld(layout, folder)
 
     def start(self, client: int, model: Tensor) -> None:

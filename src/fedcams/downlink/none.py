@@ -44,5 +44,5 @@ class NoDownlink(Downlink):
         self, data: bytes, layout: Layout, store: HeldStore | None, client: int, crc_checked: bool = False
     ) -> tuple[Tensor, None]:
         payload = unpack(data, layout, crc_checked=crc_checked)
-        read = payload.code["values"] if payload.compressor == IDENTITY else payload.decode()  # as read: one copy less
+        read = payload.code["values"] if payload.compressor == IDENTITY else payload.decode()  # saves a copy
         return read, None

@@ -39,7 +39,7 @@ from fedcams.wire.estimate import payload_bytes
 
 
 class ReplicaState(NamedTuple):
-    """What the server knows of the clients' models, whose values are rows of a store."""
+    """What the server knows about the clients' models; their values are rows of a store."""
 
     initial: Tensor | None
     """The model that clients hold before their first contact; None if they hold none."""
@@ -105,7 +105,7 @@ class Replica(Downlink):
     ) -> ReplicaState:
         digests = dict(state.digests)
         for client, held in sorted(acks.items()):
-            if closing and held is not None and held == self.expected(state, client):  # a row changes once a round
+            if closing and held is not None and held == self.expected(state, client):  # a row changes once per round
                 self._follow(state, broadcast, client)
                 digests[client] = held.digest.hex()
             elif held is None or held != _base(state, broadcast, client):
@@ -128,7 +128,7 @@ class Replica(Downlink):
                 row.copy_(state.initial)
         return rows
 
-    # -- all of it at once ---------------------------------------------------------------------------------------
+    # -- in a simulation -----------------------------------------------------------------------------------------
 
     def deliver(self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
         store, dense = _store(broadcast), dense_size(broadcast.layout)

@@ -34,11 +34,11 @@ class SharedState(NamedTuple):
     touched: Tensor | None
     """int32 `[d]`, the version in which each coordinate last changed; None if every delta changes all of them."""
     log: Mapping[int, Tensor]
-    """Version -> the payload, as bytes, that led to it; in total at most as large as a dense model: more never pays."""
+    """Version -> the payload, as bytes, that led to it; in total no larger than a dense model, which beats more."""
     since: int
     """The log has all deltas after this version."""
     known: Mapping[int, int]
-    """Client -> the version that it said it holds; -1 if that is none of ours."""
+    """Client -> the version that it said it holds; -1 if the server does not know that model."""
     digests: Mapping[int, str]
     """Version -> digest, for the versions that a client may hold; a simulation has none."""
 
@@ -100,15 +100,15 @@ class Shared(Downlink):
         return Message(SET if way.replaces else ADD, base, result, way.payloads()).to_bytes()
 
     def way(self, state: SharedState, layout: Layout, held: int | None, counting: bool = False) -> Way:
-        """Return the cheapest way from the version `held` to the current model; None stands for a client without one.
+        """Return the cheapest way from the version `held`, None for a client without a model, to the current model.
 
-        With `counting` only its size is found, and nothing is packed.
+        With `counting`, it has only the size, and nothing is packed.
         """
         kept = (state.w, state.version, state.touched, state.log, state.since)
         return Catchup(*kept, layout, counting).cheapest(held)
 
     def expected(self, state: SharedState, client: int) -> Held | None:
-        name = state.digests.get(state.version)  # none before a client was sent this version
+        name = state.digests.get(state.version)  # missing until this version is sent to a client
         return None if name is None else Held(state.version, bytes.fromhex(name))
 
     def acknowledge(
@@ -138,7 +138,7 @@ class Shared(Downlink):
     def _versions(self, state: SharedState, clients: Sequence[int]) -> set[int | None]:
         return {self._held(state, i) for i in clients}
 
-    # -- all of it at once ---------------------------------------------------------------------------------------
+    # -- in a simulation -----------------------------------------------------------------------------------------
 
     def deliver(self, state: SharedState, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
         state = self._advance(state, broadcast)

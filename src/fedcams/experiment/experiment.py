@@ -37,7 +37,7 @@ class Experiment(Method):
     run, and everything that `Method` refuses.
     """
 
-    label: str = text("run", doc="the name in reports and of the folder")
+    label: str = text("run", doc="the run's name in reports, and part of its folder's name")
     task: Task = nested("task", "digits", doc="the data, the loss and the metric")
     model: Model = nested("model", "mlp", doc="the network")
     partition: Partition = nested("partition", "iid", doc="how the training set is split over clients")
@@ -47,7 +47,7 @@ class Experiment(Method):
     rounds: int = integer(100, low=1, doc="how many rounds")
     seed: int = integer(1, low=0, high=2**63 - 1, doc="the source of all randomness")
     engine: str = text("auto", doc="how local training is computed: auto, or an engine's spec")
-    evaluate_every: int = integer(1, low=1, doc="evaluate every so many rounds")
+    evaluate_every: int = integer(1, low=1, doc="the number of rounds between evaluations")
     probes: tuple[Probe, ...] = several("probe", "q", doc="what to measure in every round")
 
     kind = "experiment"

@@ -55,7 +55,7 @@ class RunFolder:
     checkpoint_every: int
 
     def open(self, start: ServerState) -> tuple[ServerState, list[RoundRecord], bool]:
-        """Begin the run, or find how far it is; return the state, the records, and whether it was stopped early.
+        """Begin the run, or load it; return the state, the records, and whether it was stopped early.
 
         `start` is the state before the first round. Refuses a folder of another run, naming what differs, and does not
         change it.
@@ -80,8 +80,8 @@ class RunFolder:
         """
         with locked(self.path), contextlib.ExitStack() as stack:
             if (saved_round(self.path / CHECKPOINT, self._identity) or 0) != state.round:
-                raise RunError(f"{self.path}: the run continued without this history; call simulate again to follow it")
-            (self.path / STOPPED).unlink(missing_ok=True)  # of a stop that a kill undid
+                raise RunError(f"{self.path}: another history has continued this run; call simulate again to load it")
+            (self.path / STOPPED).unlink(missing_ok=True)  # left by a stop whose checkpoint was lost in a kill
             for tracker in trackers:
                 stack.callback(tracker.finish)
                 tracker.start(read_run(self.path))
@@ -162,7 +162,7 @@ class RunFolder:
             probes=simulation.probes,
         )
 
-    @functools.cached_property  # once, before training changes what clients count at home
+    @functools.cached_property  # computed once, before training changes buffers that do not travel
     def _identity(self) -> dict[str, Any]:
         """Everything that decides what the rounds compute, by name; a run continues only if it is the same."""
         simulation, problem = self.simulation, self.simulation.problem

@@ -98,7 +98,7 @@ class History:
                 f"round {len(self.records) + 1} was interrupted halfway; call simulate again"
                 f"{' to continue from the last checkpoint' if self.folder else ''}"
             )
-        self._failed = True  # unless the round comes to its end
+        self._failed = True  # until the round completes
         self.state, record = self._step()
         self._failed = False
         self.records.append(record)
@@ -118,7 +118,7 @@ class History:
             weakref.finalize(self, self._steps.close)  # also when the process ends
         return next(self._steps)
 
-    # -- what came of it ---------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
 
     @property
     def model(self) -> nn.Module:

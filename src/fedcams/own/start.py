@@ -60,7 +60,7 @@ def simulate(
         model: a torch module; it is copied, and trained on the device of its parameters.
         clients: a list of `(x, y)` tensors or of map-style datasets, or a mapping id -> dataset; a client is loaded
             when it takes part.
-        test: one more of these, to evaluate on.
+        test: a dataset like those of the clients, to evaluate on; None evaluates nothing.
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=0.1)"`, `uplink="topk(ratio=1/64)"`, `downlink=`, `local=`, `average="ema(0.97)"`, ….
         rounds: the number of rounds.
@@ -71,12 +71,12 @@ def simulate(
         engine: how local training is computed; `auto` picks the fastest engine that supports the problem.
         prepare: turns raw inputs into the model's inputs.
         augment: random changes of the training inputs.
-        evaluate_every: evaluate every so many rounds.
+        evaluate_every: the number of rounds between evaluations.
         probes: what to measure in every round, such as `q + gamma`.
         rows: where clients keep their residuals; in memory unless given.
-        out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues the
-            run in it, and returns a finished one. A run with another method, model, data or seed is refused.
-        checkpoint_every: write a checkpoint every so many rounds, with `out`.
+        out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues an
+            unfinished run, and returns a finished one. A run with another method, model, data or seed is refused.
+        checkpoint_every: the number of rounds between checkpoints, with `out`.
         callbacks: called after every round with its record; one that returns True stops the run.
         trackers: `fedcams.trackers` that follow the run, with `out`.
         label: the name of the run in reports, with `out`.
@@ -151,12 +151,12 @@ def _outputs(model: nn.Module, prepare: Callable[[Tensor], Tensor], clients: Cli
     outputs = model.eval()(prepare(x[:1].to(device)))
     if not isinstance(outputs, Tensor) or outputs.dim() < 2:
         found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-        raise SpecError(f"the model gives {found} for one example; [1, classes] is needed, or a loss of your own")
+        raise SpecError(f"the model returns {found} for one example; make it [1, classes], or give your own loss")
     return outputs.shape[1]
 
 
 def _examples_to_test(test: Any, clients: Mapping[int, Any]) -> Examples | None:
-    """Return the test examples, checked like those to train on."""
+    """Return the test examples, checked like the clients' examples."""
     if test is None:
         return None
     return as_examples(test, "test", clients.classes if isinstance(clients, Clients) else None)

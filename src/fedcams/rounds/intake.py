@@ -39,7 +39,7 @@ class Means(NamedTuple):
 
 
 class _Client(NamedTuple):
-    """What is known of an accepted client."""
+    """What is known about an accepted client."""
 
     examples: int
     steps: int
@@ -63,7 +63,7 @@ class Intake:
         self.digests: dict[int, bytes] = {}
         """Accepted client -> the digest of its reply, if it came as bytes."""
         self.acks: dict[int, Held | None] = {}
-        """Client -> what it says it holds; refused replies say so too."""
+        """Client -> the model that it says it holds, even if its reply was refused."""
         self.refused: dict[int, str] = {}
         self._accepted: dict[int, _Client] = {}
         self._rows: dict[int, Tensor] = {}
@@ -97,7 +97,7 @@ class Intake:
             raise UpdateError(f"client {answer.client} was not asked in round {self.round}")
 
     def _listen(self, answer: Reply | Refusal) -> None:
-        """Record what a client says it holds; that it holds what it was last sent takes precedence in this round."""
+        """Record the model that a client says it holds; once it has named the one it was sent, that stays recorded."""
         if self.acks.get(answer.client) != self._expected(answer.client):
             self.acks[answer.client] = answer.held
 
@@ -108,13 +108,15 @@ class Intake:
         return self.method.downlink.expected(self.state.downlink, client)
 
     def _arrival(self, reply: Reply) -> Arrival:
-        """Return one client's message as a row; refuses other streams and codecs than the method's."""
+        """Return one client's message as a row; refuses streams and codecs that differ from the method's."""
         expect_streams(reply, self.streams)
         codes: dict[str, tuple[Compressor, Code]] = {}
         for name, stream in self.streams.items():
             payload = unpack(reply.streams[name], stream.layout)
             if name != UPDATE and payload.compressor != stream.codec:
-                raise UpdateError(f"client {reply.client} sends {name} by {payload.compressor}, not {stream.codec}")
+                raise UpdateError(
+                    f"client {reply.client} compresses {name} with {payload.compressor}; expected {stream.codec}"
+                )
             codes[name] = (payload.compressor, {field: tensor[None] for field, tensor in payload.code.items()})
         facts = Facts(
             self.round, self.server.seed, (reply.client,), (reply.examples,), (reply.steps,), (1.0,),
@@ -186,10 +188,10 @@ class Intake:
         else:
             self._rows |= dict(zip(ids, codec.decode(code, self.server.layout), strict=True))
         for name in (BUFFERS, CONTROL):
-            if name in self.streams:  # every client's control variate counts the same in their mean
+            if name in self.streams:  # all clients count equally in the mean of the control variates
                 self.sums[name].add_rows(ids, *arrival.codes[name], weights if name == BUFFERS else (1.0,) * len(ids))
 
-    # -- what they come to -------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
 
     def facts(self) -> Facts:
         """Return the facts of the accepted clients, in ascending id."""

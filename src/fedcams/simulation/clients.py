@@ -16,7 +16,7 @@ from fedcams.errors import SpecError
 class Clients(Mapping[int, Examples]):
     """A mapping from client id to (inputs, targets).
 
-    A client is looked up only when it takes part, and is not kept, so many clients cost nothing.
+    A client's data is looked up only when it takes part, and is not kept, so clients that are not in use cost nothing.
     """
 
     def __init__(self, source: Sequence[Any] | Mapping[int, Any], classes: int | None = None) -> None:
@@ -95,7 +95,7 @@ def _check_targets(y: Tensor, name: str, classes: int) -> None:
         low, high = (y.min().item(), y.max().item())
         raise SpecError(
             f"{name} has targets from {low} to {high}; allowed: integers from 0 to {classes - 1}, the outputs of the "
-            "model; for other targets give a loss of your own"
+            "model; for other targets give your own loss"
         )
 
 
