@@ -414,7 +414,7 @@ def test_numbers_of_a_plan_are_whole_where_it_is_narrow(folder: Path, monkeypatc
 def test_what_is_no_limit_is_refused(folder: Path, option: str, value: str) -> None:
     result = fedcams("plan", "1000", option, value)
     assert result.exit_code == 2
-    assert "is not 0 or more" in result.stderr
+    assert "give 0 or more" in result.stderr
 
 
 def test_a_plan_for_no_model_is_refused(folder: Path) -> None:

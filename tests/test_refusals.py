@@ -131,7 +131,7 @@ def test_a_bound_on_norms_refuses_the_same_in_rows_and_bytes(bound: float, parts
     assert accepted
     for record in batched.records:
         for reason in record.refused.values():
-            assert re.fullmatch(rf"UpdateError: an update of norm \S+; at most max_norm={bound:g} is taken", reason)
+            assert re.fullmatch(rf"UpdateError: an update of norm \S+; at most max_norm={bound:g} is accepted", reason)
     rows = batched.simulation.client.rows
     assert rows is None or set(rows.ids()) == accepted, "who is never accepted keeps the rows it had: none"
 

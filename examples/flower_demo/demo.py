@@ -148,8 +148,8 @@ def summary(record: dict[str, Any]) -> Grid:
 def caption(record: dict[str, Any]) -> str:
     """Return a caption that says how the numbers were measured."""
     text = f"""Bytes per node and round on the socket, including TLS and Flower's own traffic: mean over
-        {record["nodes"]} nodes and {record["rounds"]} rounds, for a model of {record["d"]:,} parameters. *Ours* is the reply alone.
-        `make flower-demo`, [flower-wire.json](../benchmarks/records/flower-wire.json)."""
+        {record["nodes"]} nodes and {record["rounds"]} rounds, for a model of {record["d"]:,} parameters.
+        *Ours* is the reply alone. `make flower-demo`, [flower-wire.json](../benchmarks/records/flower-wire.json)."""
     return f"\n{textwrap.fill(' '.join(text.split()), 118, break_long_words=False, break_on_hyphens=False)}\n"
 
 

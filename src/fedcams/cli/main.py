@@ -98,7 +98,7 @@ def load(modules: Sequence[str]) -> None:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise SpecError(f"--import {module}: {error}; name a module that lies here or on PYTHONPATH") from None
+            raise SpecError(f"--import {module}: {error}; name a module in this folder or on PYTHONPATH") from None
 
 
 @app.callback()

@@ -32,7 +32,7 @@ PRESETS, EXPERIMENT = "presets", "experiment"
 SHAPE, CLASSES = (3, 32, 32), 10
 GIB = 2.0**30
 MOST = 10**15
-"""The most parameters that a plan takes."""
+"""The largest number of parameters that a plan accepts."""
 EXPLAINED = (
     "Bytes cover all clients and rounds: expected, and counted for the cohorts of seed {seed}. Memory is what the "
     "server keeps for the downlink. The bound is the part of ‖x - held‖² that a delta may leave behind. Transfer times "
@@ -64,13 +64,13 @@ def _overview() -> Table:
 
 
 def _keys() -> Iterator[tuple[str, str, str]]:
-    """The keys of an experiment file, which `-s` can change."""
+    """Yield the keys of an experiment file, which `-s` can change."""
     for key, (param, default) in params(Experiment).items():
         yield key, default if isinstance(default, str) else show(default), param.doc
 
 
 def _row(cls: type[Spec]) -> tuple[str, str, str]:
-    """Name, defaults and the first line of the description."""
+    """Return the name, the defaults and the first line of the description."""
     return cls.name, ", ".join(_defaults(cls)), (cls.__doc__ or "").strip().partition("\n")[0]
 
 
@@ -108,7 +108,7 @@ def setting(size: str, uplink: str, rounds: int) -> Setting:
 
 
 def _size(size: str) -> tuple[int, int]:
-    """Trainable coordinates and floating-point buffers."""
+    """Return the numbers of trainable coordinates and of floating-point buffers."""
     try:
         number = exact(size)
     except SpecError:
@@ -144,7 +144,7 @@ def tables(plans: Sequence[Plan], counts: Sequence[Plan], rounds: int) -> list[T
 
 
 def _numbers(*heading: str) -> Table:
-    """A table whose numbers stand on the right and never wrap; the first column wraps instead."""
+    """Return a table whose numbers are right-aligned and never wrap; the first column wraps instead."""
     table = Table(*heading, box=SIMPLE_HEAD)
     table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
@@ -176,7 +176,7 @@ def _times(plans: Sequence[Plan], rounds: int) -> Table:
 
 
 def _rough(seconds: float) -> str:
-    """A duration with two digits, which is all that a plan knows."""
+    """Return a duration with two digits, which is as precise as a plan can be."""
     for size, unit in ((3600, "h"), (60, "min"), (1, "s")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {unit}"

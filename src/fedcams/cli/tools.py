@@ -29,7 +29,7 @@ def list_(
 def not_negative(value: float) -> float:
     """Return the value; refuse one that is negative or not a number."""
     if not value >= 0:
-        raise typer.BadParameter(f"{value} is not 0 or more; give a number that is.")
+        raise typer.BadParameter(f"{value} is out of range; give 0 or more.")
     return value
 
 
@@ -60,9 +60,9 @@ def plan(
 ) -> None:
     """Compute what a federation will send before anything is trained, and recommend a downlink.
 
-    A model given by its spec is built for CIFAR-10. Positions of a sparse delta count as uniform.
+    A model given by its spec is built for CIFAR-10. Positions of a sparse delta are assumed to be uniform.
 
-    Bytes are given as expected under uniform sampling, and as counted for the cohorts of one seed.
+    Bytes are shown twice: the expected number under uniform sampling, and the count for the cohorts of one seed.
     """
     from fedcams.cli import tables as plans
 
@@ -84,9 +84,9 @@ bench = typer.Typer(invoke_without_command=True)
 @bench.callback()
 def rounds(
     context: typer.Context,
-    turns: Annotated[int, typer.Option(min=1, help="Timings per contender; the best one counts.")] = 5,
+    turns: Annotated[int, typer.Option(min=1, help="Timings of each engine and of the loop; the best counts.")] = 5,
 ) -> None:
-    """Time rounds on the digits against the same rounds written by hand in PyTorch, in turn on the CPU.
+    """Time rounds on the digits on the CPU, alternating with the same rounds written by hand in PyTorch.
 
     100 clients, 10 per round, 3 epochs, batches of 20. Takes about a minute.
     """
@@ -115,7 +115,7 @@ def gpu(
     loop: Annotated[bool, typer.Option(help="Also time the eager loop over clients.")] = True,
     save: Annotated[Path | None, typer.Option(help="Write the numbers to a JSON file.", show_default=False)] = None,
 ) -> None:
-    """Time rounds of the paper's experiments on a CUDA device, phase by phase, beside the eager loop over clients."""
+    """Time rounds of the paper's experiments on a CUDA device, phase by phase, next to the eager loop over clients."""
     from fedcams.bench.gpu import measure, where
     from fedcams.cli.tables import gpu_table
 

@@ -14,7 +14,7 @@ from fedcams.report.series import Axis
 SIZE = (4.8, 3.2)
 """Inches; two figures fill the width of a page."""
 LINE, LONG = 0.17, 45
-"""Inches per line of the legend, and letters from which on a name gets a line of its own."""
+"""Inches per line of the legend, and the number of characters above which a name gets its own line."""
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # part of matplotlib, so figures are the same everywhere
     "font.size": 9,
@@ -79,7 +79,7 @@ def figure(chart: Chart, axis: Axis) -> Any:
 
 
 def _dress(side: Any, axis: Axis, close: bool) -> None:
-    """Scale, ticks, limits and title of one side of a chart; `close` puts ticks at 1, 2 and 5 of a logarithmic one."""
+    """Set scale, ticks, limits and title of one axis; with `close`, a logarithmic one has ticks at 1, 2 and 5."""
     ticker, name = library("matplotlib.ticker"), side.axis_name
     if axis.log:
         side.axes.set(**{f"{name}scale": "log"})
@@ -102,7 +102,7 @@ def _dress(side: Any, axis: Axis, close: bool) -> None:
 def _lines(axes: Any, chart: Chart, axis: Axis) -> None:
     for series in chart.series:
         x, look = series.x[axis.key], series.look
-        marker = "o" if len(x) == 1 else None  # one point makes no line
+        marker = "o" if len(x) == 1 else None  # a line needs two points
         axes.plot(x, series.y, color=look.colour, linestyle=LINES[look.dash], marker=marker, label=_text(series.name))
         if series.low is not None:
             axes.fill_between(x, series.low, series.high, color=look.colour, alpha=0.16, linewidth=0)
@@ -159,5 +159,5 @@ def _legend(drawn: Any) -> None:
 
 
 def _text(label: str) -> str:
-    """A label that matplotlib shows unchanged: it reads dollars as mathematics and hides a leading underscore."""
+    """Return a label that matplotlib shows unchanged: it reads dollars as math and hides a leading underscore."""
     return (f" {label}" if label.startswith("_") else label).replace("$", r"\$")

@@ -51,13 +51,13 @@ class Row:
     bytes_total: float
     """Up plus down."""
     down_catchup: float | None
-    """The part of the bytes down that updates clients which missed deltas; None if it was not recorded."""
+    """The part of the bytes down for clients that missed deltas; None if it was not recorded."""
     down_dense: float | None
     """The part of the bytes down that is dense models."""
     reached: int
     """The number of seeds that reached the target."""
     rounds_to_target: float | None
-    """None unless every seed reached it: a mean over some of them would look too good."""
+    """None unless every seed reached the target: a mean over some seeds would look too good."""
     bytes_up_to_target: float | None
     bytes_to_target: float | None
     seconds_per_round: float | None
@@ -87,7 +87,7 @@ def summarize(collection: Collection, target: float | None = None) -> Summary:
     given = target is not None
     finals = [spread.mean for method in collection.methods if (spread := _spread(method, final_score))]
     if not finals:
-        target = None  # even if one was given: there is nothing to compare
+        target = None  # even if one was given, because there is nothing to compare
     elif target is None:
         target = float(f"{max(finals) - (1 - TARGET_PART) * abs(max(finals)):.4g}")  # a number that is easy to quote
     scores = np.concatenate([_evaluations(run)[1] for run in collection.runs])
@@ -156,7 +156,7 @@ def _share(runs: list[Run], key: str) -> float | None:
 
 
 def _evaluations(run: Run, metric: Metric = ACCURACY) -> tuple[Array, Array]:
-    """The rounds and scores of a run's evaluations."""
+    """Return the rounds and scores of a run's evaluations."""
     scores = values(run, metric)
     known = np.isfinite(scores)
     return position(run, ROUNDS)[known], scores[known]
@@ -168,12 +168,12 @@ def _spread(method: Method, number: Callable[[Run], float | None]) -> Spread | N
 
 
 def _hits(method: Method, target: float | None) -> list[int | None]:
-    """For each seed the index of the first round that reached the target."""
+    """Return, for each seed, the index of the first round that reached the target."""
     return [None if target is None else first_at(values(run, ACCURACY), target) for run in method.runs]
 
 
 def _at_target(method: Method, target: float | None, axis: Axis) -> float | None:
-    """Where the seeds were on an axis when they reached the target."""
+    """Return where the seeds were on an axis when they reached the target."""
     hits = _hits(method, target)
     places = [position(run, axis)[hit] for run, hit in zip(method.runs, hits, strict=True) if hit is not None]
     return float(np.mean(places)) if len(places) == len(hits) else None
@@ -195,7 +195,7 @@ PARTS = {
     "Dense models": "#d55e00",
     "Buffers and heads": "#999999",
 }
-"""What bytes are for, in the order of drawing, with colours; all but the first go down."""
+"""What the bytes are used for, in drawing order, with colours; all but the first go down."""
 
 
 @dataclass(frozen=True)
