@@ -458,7 +458,7 @@ HUGE = b"](" + b"\x8a\x09" + (2**64).to_bytes(9, "little") + b"J\x00\x00\x00\x00
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (batch(data=CALL_OF_SYSTEM, fine_labels=TWO), "it asks for os.system, as no file of arrays does"),
+        (batch(data=CALL_OF_SYSTEM, fine_labels=TWO), "it asks for os.system, which no file of arrays does"),
         (batch(data=b"c__builtin__\neval\n", fine_labels=TWO), "it asks for __builtin__.eval"),
         (batch(data=b"cnumpy\nload\n", fine_labels=TWO), "it asks for numpy.load"),
         (batch(data=b"cnumpy\nndarray.tofile\n", fine_labels=TWO), "it asks for numpy.ndarray.tofile"),
