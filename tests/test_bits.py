@@ -184,7 +184,7 @@ def test_damaged_gaps_are_refused() -> None:
     def decode(data: bytes, k: int, d: int) -> None:
         rice.rice_decode(np.frombuffer(data, np.uint8), k, d)
 
-    with pytest.raises(Truncated, match="9 positions cannot stand in 1 bytes"):
+    with pytest.raises(Truncated, match="9 positions do not fit into 1 bytes"):
         decode(b"\0", 9, 100)
     with pytest.raises(Truncated, match="end within"):
         decode(b"\0", 3, 1000)

@@ -263,7 +263,7 @@ def test_layers_that_draw_are_left_to_the_loop() -> None:
     tasks = [problem() for _ in range(2)]
     for task in tasks:
         task.model.append(nn.Dropout(0.5))  # type: ignore[operator]
-        with pytest.raises(SpecError, match=r"layer '4' is a Dropout and draws; use engine=loop"):
+        with pytest.raises(SpecError, match=r"layer '4' is a random Dropout; use engine=loop"):
             train("stacked", task)
     first, second = (train("loop", task) for task in tasks)
     assert torch.equal(first.delta, second.delta), "dropout is a function of seed, round and client too"
@@ -450,8 +450,8 @@ def test_an_engine_that_cannot_train_a_model_is_refused_before_it_runs() -> None
     dropping = problem()
     dropping.model.append(nn.Dropout(0.5))  # type: ignore[operator]
     cases = {
-        "stacked": (dropping, "layer '4' is a Dropout and draws; use engine=loop"),
-        "stacked(compile=true)": (problem("batch-norm"), "only models without buffers"),
+        "stacked": (dropping, "layer '4' is a random Dropout; use engine=loop"),
+        "stacked(compile=true)": (problem("batch-norm"), "compiling needs a model without buffers"),
         "graphs": (problem(), "the model is on cpu; move it to a CUDA device"),
     }
     for spec, (task, reason) in cases.items():
@@ -510,7 +510,7 @@ def test_a_compiled_step_is_the_same() -> None:
     again = dataclasses.replace(first, local=local("sgd(lr=0.2, batch=8)"), loss=lambda out, y: out.square().sum(-1))
     assert_close(train("stacked(compile=true)", first), train("loop", problem("mlp", spec)), 1e-9)
     assert_close(train("stacked(compile=true)", again), train("loop", again), 1e-9)
-    with pytest.raises(SpecError, match="only models without buffers"):
+    with pytest.raises(SpecError, match="compiling needs a model without buffers"):
         train("stacked(compile=true)", problem("batch-norm"))
 
 

@@ -28,7 +28,7 @@ MAGNITUDE = 0x7FFFFFFF
 
 
 def most(bits: int) -> int:
-    """Return the largest |q|; on the side opposite to the step it is one less."""
+    """Return the largest |q| on the side of the step's sign; on the other side it is one less."""
     return 1 << (bits - 1)
 
 
@@ -99,7 +99,7 @@ def _quantise_(
 
 @kernel
 def _step(words: NDArray[np.int32], bits: int, draw: bool) -> np.uint32:
-    """The bits of the step, rounded away from zero to bfloat16. Floats of one sign order as their bits do."""
+    """Return the bits of the step, rounded away from zero to bfloat16. Floats of one sign sort like their bits."""
     above, below = np.int32(0), np.uint32(0)
     for i in range(words.size):
         above = max(above, words[i])
@@ -110,7 +110,7 @@ def _step(words: NDArray[np.int32], bits: int, draw: bool) -> np.uint32:
     sizes = pair.view(np.float32)
     half = 1 << (bits - 1)
     size = np.float32(sizes[0] / np.float32(half))
-    if draw:  # nothing may be cut off, on either side
+    if draw:  # nothing may be clipped, on either side
         size = max(size, np.float32(sizes[1] / np.float32(half - 1)))
     if pair[0] >= np.uint32(0x7F800000):  # infinity or NaN: shows in the step
         return np.uint32(0x7F800000)
@@ -145,7 +145,7 @@ def _round_at_random_(
 
 @kernel
 def _hash(i: np.uint32, first: np.uint32, second: np.uint32) -> np.uint32:
-    """32 bits for a coordinate, from two words of a key."""
+    """Return 32 random bits for a coordinate, from two words of a key."""
     value = i ^ first
     value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x7FEB352D))
     value = np.uint32((value ^ (value >> np.uint32(15))) * np.uint32(0x846CA68B))
@@ -156,7 +156,7 @@ def _hash(i: np.uint32, first: np.uint32, second: np.uint32) -> np.uint32:
 
 @kernel
 def _pack_(levels: Bytes, bits: int, out: Bytes) -> None:
-    """Eight levels are `bits` whole bytes; one and two to a byte, the common cases, in loops that become vectors."""
+    """Pack levels, eight into `bits` bytes; the common cases of one or two per byte are loops that vectorise."""
     if bits == 8:
         out[:] = levels[: out.size]
     elif bits == 4:
@@ -196,7 +196,7 @@ def _quantise_torch(x: Tensor, bits: int, block: int, seeds: Tensor | None) -> t
 
 
 def _chances(seeds: Tensor, d: int, block: int, device: torch.device) -> Tensor:
-    """`[C, blocks, block]` in [0, 1), the same as the kernel's."""
+    """Return random numbers `[C, blocks, block]` in [0, 1), the same as the kernel's."""
     place = torch.arange(d + -d % block, device=device) & MASK
     value = place ^ seeds[:, :1].to(device)
     value = ((value ^ value >> 16) * 0x7FEB352D) & MASK
@@ -212,12 +212,12 @@ def _chances(seeds: Tensor, d: int, block: int, device: torch.device) -> Tensor:
 
 def add_levels_(out: Tensor, levels: Tensor, steps: Tensor, bits: int, block: int, weight: float) -> None:
     """Add `weight·q·steps` to `out [C, d]` in place; `steps` is bfloat16 `[C, ceil(d/block)]`, `levels` is packed."""
-    limit = largest_step(bits)  # no writer sends more, but anybody may
+    limit = largest_step(bits)  # our encoder sends no larger step, but others might
     if out.device.type != "cpu":
         sizes = (steps.float().clamp(-limit, limit) * weight).repeat_interleave(block, -1)
         out += (unpack_levels(levels, bits, out.shape[-1]).float() - (most(bits) - 1)) * sizes[..., : out.shape[-1]]
         return
-    words = steps.view(torch.int16).numpy().astype(np.uint32) << 16  # not torch, whose threads would spin on
+    words = steps.view(torch.int16).numpy().astype(np.uint32) << 16  # not with torch, whose threads keep spinning
     scaled = np.clip(words.view(np.float32), -limit, limit) * np.float32(weight)
     for row, packed, size in zip(out.numpy(), levels.numpy(), scaled, strict=True):
         _add_row_(row, packed, size, bits, block)

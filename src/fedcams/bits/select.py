@@ -1,7 +1,7 @@
 """Exact top-k: the positions of the k largest magnitudes, ties to the lower index, in ascending order.
 
-On the CPU a sample tells a magnitude that a few more than k coordinates reach, one pass collects those, and the rest is
-exact work on these few. Should the sample mislead, a histogram of the whole vector takes its place.
+On the CPU, a sample gives a magnitude that slightly more than k coordinates reach; one pass collects those, and exact
+selection works only on them. If the sample was misleading, a histogram of the whole vector replaces it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
 Positions = NDArray[np.int64]
 
-MAGNITUDE = np.uint32(0x7FFFFFFF)  # a float's bits without the sign order as its absolute value does
+MAGNITUDE = np.uint32(0x7FFFFFFF)  # without the sign, a float's bits sort like its absolute value
 SHIFT = 19  # 31 - 12 bits
 BINS = 1 << 12
 CHUNK = 4096  # words whose hits fit in the first-level cache
@@ -50,7 +50,7 @@ def top_positions_torch(row: Tensor, k: int) -> Tensor:
 def _select_(words: Words, k: int, out: Positions) -> None:
     stride = max(CHUNK, words.size // SAMPLED_CHUNKS)
     positions, magnitudes = _candidates(words, _least(_histogram(words, stride), words.size, k))
-    if positions.size < k and stride > CHUNK:  # the sample misled
+    if positions.size < k and stride > CHUNK:  # the sample was misleading
         whole = np.sum(map_ranges(words.size, lambda a, b: _histogram(words[a:b], CHUNK)), axis=0)
         positions, magnitudes = _candidates(words, _least(whole, words.size, k))
     if positions.size < k:  # the rest of the k are zeros
@@ -60,7 +60,7 @@ def _select_(words: Words, k: int, out: Positions) -> None:
 
 
 def _least(histogram: NDArray[np.int64], size: int, k: int) -> int:
-    """A magnitude above zero that, by this histogram of all or some of the words, at least k of them reach."""
+    """Return a magnitude above zero that at least k words reach, judging by a histogram of all or some of them."""
     seen = int(histogram.sum())
     rank = k * seen / size
     edge, _ = _boundary(histogram, k if seen == size else min(seen, math.ceil(rank + 4 * math.sqrt(rank) + 1)))
@@ -75,7 +75,7 @@ def _candidates(words: Words, least: int) -> tuple[Positions, Words]:
 
 @kernel
 def _histogram(words: Words, stride: int) -> NDArray[np.int64]:
-    """Counts of the upper 12 bits, over a chunk at the start of every stride: of all words when stride is CHUNK."""
+    """Count the upper 12 bits over a chunk at the start of every stride; over all words if the stride is CHUNK."""
     counts = np.zeros(BINS, np.int64)
     for start in range(0, words.size, stride):
         chunk = words[start : start + CHUNK]
@@ -86,7 +86,7 @@ def _histogram(words: Words, stride: int) -> NDArray[np.int64]:
 
 @kernel
 def _boundary(counts: NDArray[np.int64], k: int) -> tuple[int, int]:
-    """The bin in which the k-th largest lies, and how many of that bin belong to the k largest."""
+    """Return the bin that contains the k-th largest, and how many of that bin belong to the k largest."""
     above = 0
     for i in range(counts.size - 1, -1, -1):
         if above + counts[i] >= k:
@@ -97,7 +97,7 @@ def _boundary(counts: NDArray[np.int64], k: int) -> tuple[int, int]:
 
 @kernel
 def _collect(words: Words, least: np.uint32, base: int) -> tuple[Positions, Words]:
-    """Position and magnitude of all that reach `least`; of the buffer only pages written to become memory."""
+    """Return the positions and magnitudes of all that reach `least`; only pages written to use memory."""
     found = np.empty(words.size + 1, np.int64)
     hits, places = np.empty(CHUNK // 8, np.uint8), np.empty(CHUNK // 8 + 1, np.int64)
     whole = words.size // CHUNK * CHUNK
@@ -154,7 +154,7 @@ def _refine_(positions: Positions, magnitudes: Words, out: Positions) -> None:
         prefix, shift = (prefix << bits) | found, shift - bits
     count = 0
     for i in range(magnitudes.size):
-        if count < out.size:  # once full, what is left are ties of a higher index
+        if count < out.size:  # once it is full, only ties with a higher index are left
             out[count] = positions[i]
         tie = int(magnitudes[i] == prefix and remaining > 0)
         count += tie | int(magnitudes[i] > prefix)
