@@ -1,8 +1,8 @@
 """FedCAMS against dense updates on real sockets: TLS, node authentication, four SuperNodes, five rounds each.
 
-Every SuperNode reaches the SuperLink through a proxy of its own that counts bytes. Run by `make flower-demo`; with
-`--save` it writes what it measured to `benchmarks/records/flower-wire.json`, and `flower-wire.md`, which the
-documentation shows.
+Every SuperNode reaches the SuperLink through its own proxy, which counts bytes. Run by `make flower-demo`; with
+`--save`, it writes what it measured to `benchmarks/records/flower-wire.json`, and to `flower-wire.md`, which the documentation
+shows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measure(folder: Path, nodes: int = NODES, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Bytes of every node and round for each uplink, and the same per round and node."""
+    """Return the bytes of every node and round for each uplink."""
     config = {**CONFIG, "clients": nodes, "rounds": rounds}
     d = build(experiment({**config, "uplink": "sign", "data": ""})).simulation.problem.layout.d
     with federation(folder, secure=True, env={"OMP_NUM_THREADS": "1"}) as fed:
@@ -79,7 +79,7 @@ def measure(folder: Path, nodes: int = NODES, rounds: int = ROUNDS) -> dict[str,
 
 
 def run(fed: Federation, proxies: list[CountingProxy], config: dict[str, Any]) -> dict[str, Any]:
-    """One run; the counts of a round are those from the end of the round before to its own."""
+    """Run once; the bytes of a round are counted from the end of the previous round to its own end."""
     uplink, name = config["uplink"], "".join(c for c in config["uplink"] if c.isalnum())
     checkpoint, rounds = fed.folder / f"server-{name}", config["rounds"]
     started = fed.submit(
@@ -104,19 +104,19 @@ def run(fed: Federation, proxies: list[CountingProxy], config: dict[str, Any]) -
 
 
 def wait_for_greetings_or_round(fed: Federation, run: str, checkpoint: Path, round: int) -> None:
-    """Round 0 begins when the server has opened its folder for replies: by then all nodes are known.
+    """Wait for the end of a round, or, for round 0, until the server has opened its folder for replies.
 
-    Looks at files only: asking Flower takes seconds, in which the next round would begin to be counted.
+    By then, all nodes are known. Only looks at files: asking Flower takes seconds, in which the next round would begin.
     """
     end = time.monotonic() + PATIENCE
     while fed.rounds_done(checkpoint) < round if round else not (checkpoint / "replies").exists():
         if time.monotonic() > end:
-            raise TimeoutError(f"round {round} does not end:\n{fed.flwr('log', run, 'here', '--show')}")
+            raise TimeoutError(f"round {round} did not end:\n{fed.flwr('log', run, 'here', '--show')}")
         time.sleep(0.05)
 
 
 def mean_bytes(measured: dict[str, Any]) -> tuple[float, float]:
-    """Up and down of one node in one round."""
+    """Return the mean bytes up and down of one node in one round."""
     flat = [pair for counts in measured["bytes"] for pair in counts]
     return sum(up for up, _ in flat) / len(flat), sum(down for _, down in flat) / len(flat)
 
