@@ -1,8 +1,8 @@
 """FedCAMS against dense updates on real sockets: TLS, node authentication, four SuperNodes, five rounds each.
 
 Every SuperNode reaches the SuperLink through its own proxy, which counts bytes. Run by `make flower-demo`; with
-`--save`, it writes what it measured to `benchmarks/records/flower-wire.json`, and to `flower-wire.md`, which the documentation
-shows.
+`--save`, it writes what it measured to `benchmarks/records/flower-wire.json`, and to `flower-wire.md`, which the
+documentation shows.
 """
 
 from __future__ import annotations
