@@ -1,7 +1,7 @@
-"""The core against memory bandwidth and against the same thing composed of library calls. Run by `make bench`.
+"""The core, compared with memory bandwidth and with the same work done by library calls. Run by `make bench`.
 
-Everything is timed in one process in turn and printed as ratios; `--save` writes `benchmarks/records/core.json` and the
-table that the README shows, `core.md`.
+Everything is timed alternately in one process and printed as ratios; `--save` writes `benchmarks/records/core.json` and
+`core.md`, the table that the README shows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECORD = Path(__file__).parent / "records" / "core.json"
 
 
 class Goal(NamedTuple):
-    """At most so many copies' time, and at least so many times faster than the library calls."""
+    """The time allowed, in copies, and the minimum speedup over the library calls."""
 
     copies: float
     baseline: str = ""

@@ -24,7 +24,7 @@ LOOKS = {
     "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 13,
     "FedCAMS sign, stateless 8 bits": 12,
 }  # fmt: skip
-"""A method looks the same in every picture, and no two methods in one picture look alike."""
+"""A method looks the same in every picture, and no two methods in one picture look the same."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Results:
     def of(self, preset: str) -> list[Done]:
         """Return the runs of a preset in its order, also those that were made for another preset.
 
-        Of several equal runs it takes one that measured γ, else the first.
+        Of several equal runs, it takes one that measured γ, or else the first.
         """
         known: dict[tuple[object, ...], Run] = {}
         for run in sorted(self.runs, key=lambda run: not run.records[0].probes.get("gamma")):
@@ -151,5 +151,5 @@ def collection(runs: list[Done]) -> Collection:
 
 
 def looks(runs: list[Done]) -> list[Look]:
-    """Return the look of each run: that of `LOOKS`, else by place."""
+    """Return the look of each run: the one in `LOOKS`, or else one by its position."""
     return [look(LOOKS.get(done.label, place)) for place, done in enumerate(runs)]

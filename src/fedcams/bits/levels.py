@@ -2,9 +2,9 @@
 
 A block of n coordinates has one step s, a bfloat16 with the sign of the block's largest magnitude; coordinate x becomes
 the integer q nearest to x/s (or one of its two neighbours at random), -(2^(b-1) - 1) <= q <= 2^(b-1), and travels as
-the b-bit level q + 2^(b-1) - 1. A step has 8 significant bits, so s·q is exact in float32. Levels lie one after the
-other, the lowest bit first, padding zero. A block is a power of two of at least 8 coordinates: it starts at a whole
-byte, and no thread's range cuts it.
+the b-bit level q + 2^(b-1) - 1. A step has 8 significant bits, so s·q is exact in float32. Levels are stored one after
+the other, lowest bit first, padded with zeros. A block is a power of two of at least 8 coordinates: it starts at a
+whole byte, and no thread's range cuts it.
 
 Each function has a kernel for one row on the CPU and a batched torch version for any other device.
 """
@@ -43,7 +43,7 @@ def largest_step(bits: int) -> float:
 def quantise(x: Tensor, bits: int, block: int, seeds: Tensor | None) -> tuple[Tensor, Tensor]:
     """Quantise `x [C, d]` to bfloat16 steps `[C, ceil(d/block)]` and packed uint8 levels `[C, ceil(d·bits/8)]`.
 
-    Without seeds to the nearest; with them (int64 `[C, 2]`, 32 bits each) at random, so that the mean of q·s is x.
+    Without seeds, rounds to the nearest; with seeds (int64 `[C, 2]`, 32 bits each), at random, so that q·s has mean x.
     """
     if x.device.type != "cpu":
         return _quantise_torch(x, bits, block, seeds)

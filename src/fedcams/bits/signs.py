@@ -1,4 +1,4 @@
-"""Signs as bits: one bit per coordinate, 1 for x >= 0 (and -0.0), the lowest bit of a byte first, padding zero.
+"""Signs as bits: one bit per coordinate, 1 for x >= 0 (and -0.0), lowest bit of a byte first, padded with zeros.
 
 Each function has a kernel for one row on the CPU and a batched torch version for any other device.
 """

@@ -43,7 +43,7 @@ def plan(
     uplink: Annotated[str, typer.Option(help="Compressor for the updates.")] = "sign",
     downlink: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="A downlink to compare; repeat for several. Default: seven."),
+        typer.Option(metavar="SPEC", help="A downlink to compare; repeat for several. Default: a set of seven."),
     ] = None,
     memory: Annotated[
         float, typer.Option(callback=not_negative, help="Memory the server has for the downlink, in GiB.")
@@ -52,7 +52,7 @@ def plan(
         float,
         typer.Option(
             callback=not_negative,
-            help="Recommend only deltas that provably leave at most this part of ‖x - held‖².",
+            help="Recommend only downlinks whose deltas leave at most this part of ‖x - held‖², proven.",
         ),
     ] = 0.9,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulated participation.")] = 1,

@@ -95,7 +95,7 @@ class Downlink(Spec, ABC):
     def acknowledge(
         self, state: Any, broadcast: Broadcast, acks: Mapping[int, Held | None], closing: bool = True
     ) -> Any:
-        """Return the state after clients said what they hold; None stands for nothing usable.
+        """Return the state after clients said what they hold; None means nothing usable.
 
         Clients that are not in `acks` said nothing. `closing` ends the round: what was sent in it can be forgotten,
         because the next message builds only on what clients said.

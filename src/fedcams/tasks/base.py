@@ -43,7 +43,7 @@ class TaskData:
     metric: Score
     """Returns one score per example, `[n]`, larger is better: 1.0 if the class is right."""
     mean: Tensor | None = None
-    """`[c, 1, 1]`, on the scale of pixels from 0 to 1; None leaves that scale as it is."""
+    """`[c, 1, 1]`, on the scale of pixels from 0 to 1; None keeps that scale."""
     std: Tensor | None = None
     augment: Augmentation | None = None
     groups: Tensor | None = None

@@ -20,7 +20,7 @@ ALIGN = 64
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in a row of the block."""
+    """Where a tensor is stored in a row of the block."""
 
     start: int
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Packing:
         for name in sorted(shapes, key=lambda name: name not in orders):
             shape = shapes[name]
             order = orders.get(name, tuple(range(len(shape))))
-            order = order if len(order) == len(shape) else tuple(range(len(shape)))  # linear layers: as they are
+            order = order if len(order) == len(shape) else tuple(range(len(shape)))  # linear layers keep their order
             places[name] = Place(start, tuple(shape[axis] for axis in order), order)
             start += -(-math.prod(shape) // ALIGN) * ALIGN
             rest = start if name in orders else rest

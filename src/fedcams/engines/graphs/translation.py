@@ -66,7 +66,7 @@ class _Translation:
         module = self.modules.get(str(node.target)) if node.op == "call_module" else None
         act = ACTIVATIONS.get(type(module) if module is not None else node.target)
         if not node.args:
-            self._refuse(node, "a tensor of its own, or a call by keywords")
+            self._refuse(node, "a separate tensor, or a call with keyword arguments")
         if isinstance(module, nn.Conv2d | nn.Linear):
             self._layer(node, module)
         elif isinstance(module, nn.BatchNorm2d):
