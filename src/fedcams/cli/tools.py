@@ -52,7 +52,7 @@ def plan(
         float,
         typer.Option(
             callback=not_negative,
-            help="Recommend only downlinks whose deltas leave at most this part of ‖x - held‖², proven.",
+            help="Recommend only downlinks proven to leave at most this part of ‖x - held‖² after a delta.",
         ),
     ] = 0.9,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulated participation.")] = 1,
