@@ -276,7 +276,7 @@ DAMAGED: list[tuple[str, Callable[[bytes], bytes]]] = [
     (r"the layout id of 'control' is '666f726569676e21' instead of", edited(80, b"foreign!")),
     (r"the d of 'control' is 6 instead of 3", edited(88, b"\6")),
     (r"the d of 'residual' is 6 instead of 5", edited(88 + 64, b"\6")),
-    (r"not the rows that were written, digest is", edited(96, b"\6")),
+    (r"not the rows that were written, digest ", edited(96, b"\6")),
 ]
 
 

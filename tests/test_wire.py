@@ -65,7 +65,7 @@ CASES = [
     (LayoutMismatch, build("sign(scope=tensor)", 2, bytes(9), layout=Layout(("a", "b"), ((1,), (1,)))), "pass layout="),
     (Truncated, build("identity", 2, bytes(7)), "field 'values' needs at least 8 bytes, 7 are left"),
     (Truncated, build("topk(ratio=1)", 1000, bytes(99)), "field 'position' needs at least 125 bytes"),
-    (Truncated, build("topk(k=9)", 10_000, bytes(8)), "end within the 9 positions"),
+    (Truncated, build("topk(k=9)", 10_000, bytes(8)), "ends within the 9 positions"),
     (TrailingBytes, build("identity", 2, bytes(9)), "1 bytes follow the last field of identity"),
     (NonFinite, build("identity", 2, struct.pack("<2f", 1, math.nan)), "field 'values': 1 of 2 numbers are NaN"),
     (NonFinite, build("sign", 2, struct.pack("<f", math.inf) + b"\0"), "field 'scale'"),
