@@ -243,6 +243,8 @@ def test_rows_of_ones_own_beside_a_folder_are_refused(out: Path) -> None:
     rows = fedcams.RowStore.in_memory({"residual": fedcams.Layout.of(net())})
     with pytest.raises(SpecError, match="rows and out"):
         start(out, rows=rows)
+    with pytest.raises(SpecError, match="trackers='tensorboard'; give a list of trackers"):
+        start(out, trackers="tensorboard")
     with pytest.raises(SpecError, match="checkpoint_every=0; allowed: 1 or more"):
         fedcams.simulate(net(), data(), out=out, cohort=2, checkpoint_every=0)
     assert not out.exists()

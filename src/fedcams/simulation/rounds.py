@@ -67,13 +67,15 @@ class Simulation:
         """Return the simulation of a method on a problem.
 
         `test` and `metric` are for evaluation every `evaluate_every` rounds, `sampling_weights` for samplers that need
-        them, and `rows` is where clients keep theirs, in memory unless given. Refuses rows and engines that do not fit.
+        them, and `rows` is where clients keep theirs, in memory unless given. Refuses a cohort larger than the
+        population, and rows and engines that do not fit.
         """
         layout, buffer_layout, device = problem.layout, problem.buffer_layout, problem.device
         memory = method.memory(layout, buffer_layout)
         rows = rows or (RowStore.in_memory(memory, device) if memory else None)
         replicas = RowStore.in_memory({REPLICA: layout}, device) if method.downlink.server_keeps_rows else None
         population = len(problem.clients)
+        sampler.expected(population)  # refuses a cohort larger than the population
         server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler)
         client = Client(method, layout, buffer_layout, rows, None, rounds)
         chosen = choose(engine, problem, rounds, sampler.size_varies)
