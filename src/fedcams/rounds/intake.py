@@ -184,7 +184,8 @@ class Intake:
             one = arrival.facts.take([place]) if guards else arrival.facts
             reason = next((found for guard in guards if (found := guard.refuses(norms[place], one))), "")
             if not (math.isfinite(weight) and weight > 0):
-                reason = f"client {client}: weight={weight}; allowed: a finite number above 0"
+                source = f"weighting={self.method.weighting}, examples={arrival.facts.examples[place]}"
+                reason = f"client {client}: weight={weight} by {source}; allowed: a finite number above 0"
             if reason:
                 self.refused[client] = f"UpdateError: {reason}"
             else:
