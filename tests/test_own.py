@@ -98,7 +98,7 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["auto", "loop"])
-@pytest.mark.parametrize("method", [{}, FULL], ids=["FedCAMS", "everything"])
+@pytest.mark.parametrize("method", [{"uplink": "identity"}, {}, FULL], ids=["no rows", "FedCAMS", "everything"])
 def test_the_same_call_continues_and_a_finished_run_is_returned(out: Path, method: dict[str, Any], engine: str) -> None:
     whole = start(None, engine=engine, **method).run()
     for round in (2, 3, 5, 6):

@@ -84,6 +84,7 @@ class Checkpoint:
         """Make this state the one to go on from. Nobody goes on from the last one, so that has no rows."""
         kept = {} if last else self.rows
         with disk_errors("write", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._write(state, {name: rows.save() for name, rows in kept.items()})
             for rows in kept.values():
                 rows.mark(state.round)
