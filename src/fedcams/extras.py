@@ -13,7 +13,7 @@ class ExtraMissing(FedcamsError, ImportError):
 
 
 def load(module: str, *, what: str, extra: str) -> Any:
-    """The module, or an error that says what needs it and how to get it."""
+    """Return a module of an extra; refuses a missing one with what needs it and how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

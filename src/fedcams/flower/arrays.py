@@ -38,7 +38,11 @@ class ArrayNames:
     def of(
         cls, arrays: ArrayRecord, model: nn.Module | None = None, averaged: Sequence[str] = STATISTICS
     ) -> ArrayNames:
-        """From an app's initial arrays; by the model where it is given, else by type and by the names of buffers."""
+        """Return the names in an app's initial arrays: by the model if it is given, otherwise by type and `averaged`.
+
+        `averaged` holds patterns of the names of buffers. Refuses arrays without floats, or without a tensor of
+        the model.
+        """
         values = {name: from_array(array) for name, array in arrays.items()}
         if model is not None:
             layout, buffers = Layout.of(model), Layout.of_buffers(model)
@@ -60,13 +64,13 @@ class ArrayNames:
     # -- over the wire -------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """For the clients, who know only their app."""
+        """Return the names as JSON, for clients, who know only their app."""
         layouts = [None if part is None else [part.names, part.shapes] for part in (self.layout, self.buffer_layout)]
         return json.dumps([self.order, *layouts], separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> ArrayNames:
-        """The reverse of `to_json`."""
+        """Return the names that `to_json` wrote; refuses names without an array that trains."""
         order, trained, buffers = json.loads(text)
         layouts = [None if part is None else Layout(tuple(part[0]), _shapes(part[1])) for part in (trained, buffers)]
         if layouts[0] is None:
@@ -76,12 +80,12 @@ class ArrayNames:
     # -- there and back ------------------------------------------------------------------------------------------
 
     def rest(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Of an app's arrays those that are in neither vector."""
+        """Return those of an app's arrays that are in neither vector."""
         known = {*self.layout.names, *(self.buffer_layout.names if self.buffer_layout else ())}
         return ArrayRecord({name: array for name, array in arrays.items() if name not in known})
 
     def join(self, x: Tensor, buffers: Tensor | None, rest: ArrayRecord) -> ArrayRecord:
-        """The app's arrays, in its order: one copy of the model."""
+        """Return the app's arrays, in its order, from parameters `x [d]`, buffers and the rest, copied once."""
         values = dict(self.layout.split(x))
         if self.buffer_layout is not None and buffers is not None:
             values |= self.buffer_layout.split(buffers)
@@ -90,16 +94,16 @@ class ArrayNames:
         return ArrayRecord({name: made.pop(name) if name in made else rest[name] for name in self.order})
 
     def trained(self, vector: Tensor) -> ArrayRecord:
-        """A vector `[d]` as the arrays that train."""
+        """Return a vector `[d]` as the arrays that train."""
         return ArrayRecord({name: to_array(part.numpy()) for name, part in self.layout.split(vector.cpu()).items()})
 
     def vectors(self, arrays: ArrayRecord) -> tuple[Tensor, Tensor | None]:
-        """The parameters `[d]` and the buffers of an app's arrays; takes them out of the record as it goes."""
+        """Return the parameters `[d]` and the buffers of an app's arrays, which are taken out of the record."""
         buffers = self.buffer_layout
         return _take(self.layout, arrays), None if buffers is None else _take(buffers, arrays)
 
     def change(self, arrays: ArrayRecord, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """What training changed, `arrays - x [d]`, and the buffers; takes the arrays out of the record as it goes.
+        """Return what training changed, `arrays - x [d]`, and the buffers; the arrays are taken out of the record.
 
         `out` is memory for the first, which may be that of x.
         """

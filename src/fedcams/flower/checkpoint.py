@@ -55,14 +55,14 @@ class FlowerCheckpoint:
         return state
 
     def save(self, state: ServerState, line: Mapping[str, Any]) -> None:
-        """Make a round count."""
+        """Write the state and the ledger's line of a round, which then counts."""
         assert self._ledger is not None, "load comes first"
         self._ledger.append(json.dumps(line))
         self._ledger.sync()
         self._checkpoint.save(state)
 
     def close(self) -> None:
-        """Let go of the ledger."""
+        """Close the ledger."""
         if self._ledger is not None:
             self._ledger.close()
 

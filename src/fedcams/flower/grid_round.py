@@ -33,7 +33,7 @@ logger = logging.getLogger("flwr.fedcams")
 
 
 class GridRound:
-    """What stays the same from round to round."""
+    """Runs the rounds of one run over a grid: asks clients, waits for their answers, and saves what came of them."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class GridRound:
         self.roster = Roster(strategy.configrecord_key, strategy.arrayrecord_key, min(deadline, GREETING))
 
     def advance(self, grid: Grid, state: ServerState) -> tuple[ServerState, dict[str, Any], Mapping[int, RecordDict]]:
-        """The state after the round, which is on disk by then; its line in the ledger, and the clients' metrics."""
+        """Run the next round; return the state, which is on disk by then, the ledger's line and the metrics."""
         self.roster.wait(grid, max(self._needed().values()), self.deadline)
         skipped = self._too_few("clients connected", len(self.roster.clients), self._needed())
         cohort = self._cohort(state.round + 1)

@@ -35,10 +35,10 @@ LONGEST = 300
 
 
 class Inbox:
-    """What came of one round."""
+    """The answers of one round's clients: replies on disk, and the reasons why others do not count."""
 
     def __init__(self, folder: Path, names: ArrayNames, arrays_key: str, server: Server, state: ServerState) -> None:
-        """Empties the folder; `state` is the server's when it opened the round."""
+        """Begin a round and empty the folder; `state` is the server's at its start."""
         self.folder, self.names, self.arrays_key, self.server, self.state = folder, names, arrays_key, server, state
         self.limit = SLACK * _dense_reply(server)
         self.came: dict[int, list[int]] = {}
@@ -57,7 +57,7 @@ class Inbox:
         folder.mkdir(parents=True)
 
     def take(self, client: int, plain: bool, message: Message) -> None:
-        """Checks a reply as far as it can be without decoding it; what is wrong with it is kept as the reason."""
+        """Check an answer as far as possible without decoding it, and keep it, or the reason why it is refused."""
         if message.has_error():
             where = self.refused if message.error.code in APP_RAISED else self.absent
             reason = " ".join((message.error.reason or "").split())
@@ -79,7 +79,7 @@ class Inbox:
         self.metrics[client] = RecordDict(dict(message.content.metric_records))
 
     def first_refusal(self, client: int) -> Refusal | None:
-        """The client's refusal, once: it is answered within the round, and of that only a note stays."""
+        """Return the refusal of a client that is out of step, and note it; None if it was told again already."""
         refusal = self.refusals.get(client)
         if refusal is None or client in self.told_again or refusal.round != self.state.round + 1:
             return None
@@ -93,7 +93,7 @@ class Inbox:
         self.notes[client] = "; ".join(filter(None, [self.notes.get(client, ""), note[:LONGEST]]))
 
     def replies(self) -> Iterator[Reply]:
-        """In ascending client id, one at a time."""
+        """Yield the replies in ascending client id, one at a time."""
         for client in sorted(self.came):
             with (self.folder / str(client)).open("rb") as file:
                 parts = [file.read(size) for size in self.came[client]]  # so that none has to be cut out
@@ -154,7 +154,7 @@ class Inbox:
 
 
 def dense_size(layout: Layout | None) -> int:
-    """About the bytes of a vector in full."""
+    """Return about how many bytes a vector takes in full; 0 for None."""
     return 0 if layout is None else 64 + 4 * layout.d
 
 
@@ -165,7 +165,7 @@ def _dense_reply(server: Server) -> int:
 
 
 def weigh(metrics: Mapping[int, RecordDict], accepted: list[int]) -> list[RecordDict]:
-    """The metrics of the accepted replies that tell what they weigh, in ascending client id."""
+    """Return the metrics of the accepted replies that include their weight, in ascending client id."""
     chosen = [metrics[client] for client in sorted(accepted) if client in metrics]
     return [
         record

@@ -117,7 +117,7 @@ def uplink(
     arrays_key: str = "arrays",
     config_key: str = "config",
 ) -> Uplink:
-    """A mod that sends updates compressed by `spec`, or where that is None by what the strategy names.
+    """Return a mod that sends updates compressed by `spec`, or, if that is None, as the strategy says.
 
     `state_dir` is where residuals live: a folder that outlives process and machine, `<run>/<site>` below it. The two
     keys are those under which the app expects the model's arrays and its configuration.
@@ -176,7 +176,7 @@ class Training:
 
 
 def site_of(context: Context) -> int:
-    """Which client this node is."""
+    """Return which client this node is; refuses a configuration that does not say it."""
     for key in SITE:
         if key in context.node_config:
             value = context.node_config[key]
@@ -187,7 +187,7 @@ def site_of(context: Context) -> int:
 
 
 def safe_name(run: str) -> str:
-    """A run's name as that of a folder: the server chooses it, so it must not lead anywhere else."""
+    """Return a run's name if it can name a folder; refuses others: the server chooses it, and it may lead elsewhere."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
         raise SpecError(
             f"run={run!r}: allowed are up to 100 letters, digits, '.', '_' and '-', a letter or digit first"

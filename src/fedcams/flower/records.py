@@ -30,13 +30,13 @@ SHIFTED = "shift-applied"
 
 
 def message_record(parts: Sequence[bytes], shared: dict[int, Array] | None = None) -> ArrayRecord:
-    """A message's parts, each an array. What `shared` holds already is not made, hashed and sent again."""
+    """Return a message's parts, each as an array; what `shared` holds is not made, hashed and sent again."""
     shared = {} if shared is None else shared
     return ArrayRecord({str(i): shared.get(id(part)) or _opaque(part) for i, part in enumerate(parts)})
 
 
 def share(messages: Iterable[Sequence[bytes]]) -> dict[int, Array]:
-    """Arrays for the parts that several messages have in common. They are known by identity, so keep the parts."""
+    """Return arrays for the parts that several messages share, by the parts' identity: keep the parts alive."""
     uses: dict[int, list[bytes]] = {}
     for part in itertools.chain.from_iterable(messages):
         uses.setdefault(id(part), []).append(part)
@@ -44,7 +44,7 @@ def share(messages: Iterable[Sequence[bytes]]) -> dict[int, Array]:
 
 
 def message_parts(record: ArrayRecord, limit: int) -> list[bytes]:
-    """The reverse of `message_record`; refuses what is not one of our messages or longer than `limit` bytes."""
+    """Return the parts that `message_record` took; refuses other records, and more than `limit` bytes."""
     keys = [str(i) for i in range(len(record))]
     if sorted(record) != sorted(keys) or any(array.stype != MESSAGE for array in record.values()):
         found = ", ".join(sorted({array.stype for array in record.values()})) or "nothing"
@@ -60,14 +60,14 @@ def _opaque(data: bytes) -> Array:
 
 
 def to_array(values: NDArray[Any]) -> Array:
-    """Numbers as Flower sends them, copied once."""
+    """Return numbers as Flower sends them, copied once."""
     values = np.asarray(values, order="C")
     data = b"".join([_head(values.dtype, values.shape), values.reshape(-1).view(np.uint8).data])
     return Array(dtype=str(values.dtype), shape=tuple(values.shape), stype=NUMPY, data=data)
 
 
 def from_array(array: Array) -> NDArray[Any]:
-    """The numbers of an array, where they lie: not copied, only to be read."""
+    """Return the numbers of an array, not copied and read-only; refuses what cannot be read."""
     if array.stype != NUMPY:
         raise UpdateError(f"an array of the kind {array.stype!r}; expected {NUMPY!r}")
     try:
@@ -94,7 +94,7 @@ def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def only_arrays(content: RecordDict, key: str) -> ArrayRecord:
-    """The model's arrays in an app's message: those under the key, or the only ones there are."""
+    """Return the model's arrays in an app's message: those under the key, or the only ones; refuses several."""
     records = content.array_records
     if key in records:
         return records[key]
@@ -126,10 +126,10 @@ def _count(metrics: Mapping[str, Any], name: str) -> int:
 
 
 def about(**values: Any) -> ConfigRecord:
-    """Our record of small values."""
+    """Return these small values as a record of Flower."""
     return ConfigRecord(values)
 
 
 def about_of(content: RecordDict) -> Mapping[str, Any] | None:
-    """Our record of small values in a message; None where there is none."""
+    """Return the small values that fedcams put into a message; None if there are none."""
     return content.config_records.get(ABOUT)

@@ -46,7 +46,7 @@ class Roster:
     """Node id -> the greeting that waits for an answer, and until when."""
 
     def node_of(self, client: int) -> int | None:
-        """The node that speaks for a client; None where nobody does."""
+        """Return the node that speaks for a client; None if there is none."""
         return self.sites.get(client, client if client in self.plain else None)
 
     @property
@@ -55,7 +55,7 @@ class Roster:
         return sorted([*self.sites, *self.plain])
 
     def wait(self, grid: Grid, least: int, seconds: float) -> None:
-        """Waits until so many clients are there, or time is up."""
+        """Wait until `least` clients are there, or for so many seconds."""
         end = time.monotonic() + seconds
         self.refresh(grid)
         while len(self.clients) < least and time.monotonic() < end:
@@ -63,7 +63,7 @@ class Roster:
             self.refresh(grid)
 
     def refresh(self, grid: Grid) -> None:
-        """Greets who is new, hears who has answered and lets go of who is gone."""
+        """Greet new nodes, hear their answers, and drop nodes that are gone."""
         online = set(grid.get_node_ids())
         self._keep(lambda node: node in online)
         for message in grid.pull_messages([name for name, _ in self.greeted.values()]) if self.greeted else []:
@@ -75,7 +75,7 @@ class Roster:
         self._greet(grid, sorted(online - known))
 
     def forget(self, clients: Iterable[int]) -> None:
-        """Those did not answer: they have to introduce themselves again."""
+        """Drop clients that did not answer, so that they are greeted again."""
         gone = {self.node_of(client) for client in clients}
         self._keep(lambda node: node not in gone)
 

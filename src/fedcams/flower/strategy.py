@@ -192,15 +192,15 @@ class _Evaluation:
         self.timeout, self.config, self.function = timeout, config, function
 
     def arrays(self, state: ServerState) -> ArrayRecord:
-        """The model as the app has it."""
+        """Return the model as the app has it."""
         return self.names.join(state.x, state.buffers, self.rest)
 
     def averaged_arrays(self, state: ServerState) -> ArrayRecord | None:
-        """The averaged model as the app has it; None for a method without one."""
+        """Return the averaged model as the app has it; None for a method without one."""
         return None if state.average is None else self.names.join(state.average.x, state.average.buffers, self.rest)
 
     def on_server(self, state: ServerState, result: Result) -> None:
-        """By the app's function, where it gave one."""
+        """Evaluate by the app's function, if it gave one, and add the metrics to the result."""
         found = None if self.function is None else self.function(state.round, self.arrays(state))
         if found is not None and self.function is not None and (averaged := self.averaged_arrays(state)) is not None:
             more = self.function(state.round, averaged) or MetricRecord()

@@ -46,16 +46,16 @@ class Rows(Protocol):
     """Rows that follow a run from checkpoint to checkpoint: `fedcams.rows.SavedRows` or `DirectRows`."""
 
     def save(self) -> Versions:
-        """Make the rows as they are now last, beside those of the last checkpoint; return what is there."""
+        """Write the rows to disk beside those of the last checkpoint; return what is there."""
 
     def mark(self, round: int) -> None:
-        """Say that the checkpoint of this round is complete."""
+        """Record that the checkpoint of this round is complete."""
 
     def load(self, round: int, expected: Versions) -> None:
-        """Bring back the rows of the checkpoint of this round."""
+        """Restore the rows of this round's checkpoint; `expected` is what `save` returned for it."""
 
     def clear(self) -> None:
-        """Remove them all: there is no checkpoint."""
+        """Remove all rows, if there is no checkpoint."""
 
 
 class Checkpoint:

@@ -22,7 +22,7 @@ PACKAGES = (torch, np, numba)
 
 
 def environment(device: str | torch.device, engine: Engine | None = None) -> dict[str, Any]:
-    """Everything besides the experiment that its numbers and seconds may depend on."""
+    """Return everything besides the experiment that its numbers and seconds may depend on."""
     return {
         "fedcams": __version__,
         **{package.__name__: package.__version__ for package in PACKAGES},
@@ -38,13 +38,13 @@ def environment(device: str | torch.device, engine: Engine | None = None) -> dic
 
 
 def peak_memory() -> int:
-    """The most bytes that this process has held in memory."""
+    """Return the most bytes that this process has held in memory."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, others KiB
 
 
 def peak_device_memory(device: str | torch.device) -> int | None:
-    """The most bytes that torch has held on this GPU; None on the CPU."""
+    """Return the most bytes that torch has held on this GPU; None on the CPU."""
     device = torch.device(device)
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 

@@ -73,7 +73,7 @@ def resume(
     checkpoint_every: int = 25,
     watch: Watch | None = None,
 ) -> Run:
-    """Go on from the last checkpoint, or from the beginning; a finished run is returned as it is.
+    """Continue a run from its last checkpoint, or from the beginning; a finished run is returned as it is.
 
     On the same machine the records become, byte for byte, those of a run that was never stopped. A run that was started
     from Python is refused unless it is finished: only Python has its model and data.

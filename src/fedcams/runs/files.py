@@ -18,7 +18,7 @@ RESTORE = "restore the file, or delete the folder and start the run again"
 
 @contextlib.contextmanager
 def disk_errors(what: str, path: Path, fix: str = REPAIR) -> Iterator[None]:
-    """A RunError that names the path and the fix, for what the system or the residuals on disk refuse."""
+    """Raise a RunError that names the path and the fix for what the system or the rows on disk refuse inside."""
     try:
         with os_errors(RunError, what, path, fix):
             yield
@@ -27,14 +27,14 @@ def disk_errors(what: str, path: Path, fix: str = REPAIR) -> Iterator[None]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Writes a whole file at once and makes it last: a kill at any moment leaves what was there before or the new."""
+    """Write a whole file durably: a kill at any moment leaves what was there before or the new."""
     with disk_errors("write", path):
         write_whole(path, data)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Makes the folder ours, or refuses; the system lets go of it when the process ends, however it ends."""
+    """Lock the folder for this process, or refuse; the lock ends with the process, however that ends."""
     with disk_errors("open", folder):
         descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -66,24 +66,24 @@ class Lines:
             raise
 
     def append(self, line: str) -> None:
-        """Adds a line. It survives a kill of the process; after `sync` also a failure of the machine."""
+        """Add a line. It survives a kill of the process; after `sync` also a failure of the machine."""
         rest = memoryview(f"{line}\n".encode())
         with disk_errors("write", self.path):
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
 
     def sync(self) -> None:
-        """Makes all lines last."""
+        """Wait until all lines are on disk."""
         with disk_errors("sync", self.path):
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
 def end_of(path: Path, count: int) -> int:
-    """The byte after line `count`; refuses a file whose first lines are not those of rounds 1 to `count`."""
+    """Return where line `count` ends; refuses a file whose first lines are not those of rounds 1 to `count`."""
     with disk_errors("read", path, RESTORE):
         *lines, _ = path.read_bytes().split(b"\n", count)  # what follows the last of these lines may be anything
     rounds = [_round(line) for line in lines]

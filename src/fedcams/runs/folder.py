@@ -51,12 +51,12 @@ class Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder holds a run."""
+    """Return whether a folder holds a run."""
     return (path / EXPERIMENT).is_file()
 
 
 def read_run(path: Path) -> Run:
-    """Everything about a run; what a run that was not finished lacks is empty."""
+    """Return everything about the run in a folder; what an unfinished run lacks is empty."""
     return Run(
         path,
         read_experiment(path),
@@ -74,7 +74,7 @@ def read_call(path: Path) -> str:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """What defines the run in a folder."""
+    """Return the experiment of the run in a folder; refuses a folder without one."""
     if not is_run(path):
         raise RunError(f"{path} holds no run: {EXPERIMENT} is missing; name the folder that a run was written to")
     return Experiment.read(path / EXPERIMENT)
