@@ -107,6 +107,17 @@ def test_pieces_of_ones_own_are_loaded_by_name(folder: Path, monkeypatch: pytest
     assert "error: --import mime: No module named 'mime'" in refused("--import", "mime", "list")
 
 
+def test_a_module_that_cannot_be_imported_is_named(folder: Path) -> None:
+    (folder / "garbled.py").write_text("x = = 3")
+    (folder / "falls.py").write_text("\nraise RuntimeError('boom')")
+    message = "--import garbled: SyntaxError: invalid syntax (garbled.py, line 1); correct the module"
+    assert message in refused("--import", "garbled", "list")
+    message = "--import falls: RuntimeError: boom (falls.py, line 2); correct the module"
+    assert message in refused("--import", "falls", "list")
+    for name in ("./falls.py", ".falls"):
+        assert f"--import {name}: give the name of a module" in refused("--import", name, "list")
+
+
 # -- run -------------------------------------------------------------------------------------------------------------
 
 

@@ -208,6 +208,26 @@ def test_a_rule_of_ones_own_trains_in_every_engine(fast: str, model: str) -> Non
     assert_close(ours, truth, 1e-9)
 
 
+class Layerwise(Signs):
+    """A rule that looks at whole tensors: each takes a step of the same length."""
+
+    elementwise = False
+
+    def init(self, x: Tensor) -> Slots:
+        return {}
+
+    def step_(self, x: Tensor, gradient: Tensor, slots: Slots, rate: Rate, active: Tensor | None = None) -> None:
+        with only_active(active, x):
+            parts = gradient.split(self.sections, dim=-1)
+            descend_(x, torch.cat([part / (1e-3 + part.norm(dim=-1, keepdim=True)) for part in parts], -1), rate)
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_a_rule_of_whole_tensors_knows_them_in_every_engine(fast: str) -> None:
+    ours, truth = (train(by, dataclasses.replace(problem("mlp"), local=Layerwise())) for by in (fast, "loop"))
+    assert_close(ours, truth, 1e-9)
+
+
 @pytest.mark.parametrize("fast", FAST)
 @pytest.mark.parametrize("model", MODELS)
 def test_one_step_in_float32(fast: str, model: str) -> None:

@@ -86,7 +86,7 @@ def test_batched_rounds_are_the_two_halves_bit_for_bit(number: int) -> None:
     assert_equal_rounds(batched, apart)
 
 
-@pytest.mark.parametrize("codec", CONTRACTIVE)
+@pytest.mark.parametrize("codec", [*CONTRACTIVE, "topk(ratio=linear(1, 1/16))"])
 @pytest.mark.parametrize("name", ["shared", "replica"])
 def test_downlinks_of_every_compressor_over_many_rounds(name: str, codec: str) -> None:
     """Long enough for clients to miss rounds, come back and catch up."""

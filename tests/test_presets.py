@@ -189,6 +189,7 @@ def test_folders_are_named_after_labels(label: str, folder: str) -> None:
             "server = 'fedasm'",
             r"\[\[run\]\] 1: experiment: server: no server is named 'fedasm' \(did you mean 'fedams'\?\)",
         ),
+        ("measure_gamma = 1", "measure_gamma=1; allowed: true or false, or probes = 'q . gamma'"),
         ("rounds = ", "own.toml: not a TOML file"),
     ],
 )

@@ -68,7 +68,8 @@ class Shared(Downlink):
         check_contractive(self.name, self.codec)
 
     def init(self, x: Tensor) -> SharedState:
-        sparse = all(field.count < x.numel() for field in self.codec.fields(Layout.flat(x.numel())).values())
+        fields = self.codec.at(1, 1).fields(Layout.flat(x.numel())).values()
+        sparse = bool(self.codec.schedules()) or all(field.count < x.numel() for field in fields)  # in some rounds
         touched = torch.zeros(x.numel(), dtype=torch.int32, device=x.device) if sparse else None
         return SharedState(x.clone(), 0, touched, {}, 0, {}, {})
 

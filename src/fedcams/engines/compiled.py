@@ -82,7 +82,7 @@ def _step(problem: Problem, names: list[str], shifted: bool) -> Step:
         gradient = gradient + rest[0] if shifted else gradient
         slots = {name: slot.clone() for name, slot in zip(names, rest[shifted:], strict=True)}
         after = parameters.clone()
-        problem.local.step_(after, gradient, slots, rate, weight.sum(-1) > 0)
+        problem.rule.step_(after, gradient, slots, rate, weight.sum(-1) > 0)
         return losses, after, *slots.values()
 
     return step

@@ -94,6 +94,11 @@ class Problem:
         return Layout.of(self.model)
 
     @functools.cached_property
+    def rule(self) -> Local:
+        """The local rule for rows in the order of the layout: one that is not elementwise knows its tensors' sizes."""
+        return self.local if self.local.elementwise else self.local.in_sections(self.layout.sizes)
+
+    @functools.cached_property
     def buffer_layout(self) -> Layout | None:
         """The model's floating-point buffers."""
         return Layout.of_buffers(self.model)

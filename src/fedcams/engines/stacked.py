@@ -179,7 +179,7 @@ class _Stack:
             for name, part in problem.buffer_layout.split(buffers).items():
                 held[name].copy_(part)
         parameters = received.clone(memory_format=torch.contiguous_format)
-        slots, shift = problem.local.init(parameters), None if shift is None else shift.to(parameters)
+        slots, shift = problem.rule.init(parameters), None if shift is None else shift.to(parameters)
         return cls(problem, received, parameters, slots, held, shift, rate, parameters.new_full((count,), rate))
 
     def delta(self) -> Tensor:
@@ -205,7 +205,7 @@ class _Stack:
         loss, gradient = _gradients(self.problem, parameters, buffers, *batch)
         if self.shift is not None:
             gradient.add_(self.shift[rows])
-        self.problem.local.step_(parameters, gradient, slots, self.rate)
+        self.problem.rule.step_(parameters, gradient, slots, self.rate)
         if not isinstance(rows, slice):  # rows selected by index are copies
             self.parameters[rows] = parameters
             for mine, changed in ((self.slots, slots), (self.buffers, buffers)):

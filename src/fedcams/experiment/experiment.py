@@ -27,6 +27,8 @@ from fedcams.tasks import Task
 
 FIRST = ("label", "task", "model", "partition", "clients", "train_fraction", "sampler")
 """The first keys of a TOML file; those of the method follow, and then the rest."""
+RETIRED = ("measure_gamma",)
+"""Keys that files of version 0.1 have, and that are still read."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,10 @@ class Experiment(Method):
         Refuses an unknown key, suggesting the nearest one.
         """
         values = dict(values)
-        if values.pop("measure_gamma", False) is True:  # a probe since 0.2
+        gamma = values.pop("measure_gamma", False)  # a probe since 0.2
+        if not isinstance(gamma, bool):
+            raise SpecError(f"{cls.name}: measure_gamma={gamma!r}; allowed: true or false, or probes = 'q + gamma'")
+        if gamma:
             values["probes"] = " + ".join(dict.fromkeys([*str(values.get("probes", "q")).split(" + "), "gamma"]))
         return super().from_dict(values)
 

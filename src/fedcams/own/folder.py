@@ -66,7 +66,7 @@ class RunFolder:
             self._begin(experiment)
             return start, [], False
         with locked(self.path):
-            self._compare(read_object(self.path / PYTHON))
+            self._compare(read_object(self.path / PYTHON, "restore it, or give another folder"))
             self._refuse_fewer_rounds()
             state = self._journal.load(start)
             if read_experiment(self.path) != experiment:
@@ -138,8 +138,10 @@ class RunFolder:
         return [RoundRecord.from_json(line.decode()) for line in lines]
 
     def _compare(self, known: Mapping[str, Any]) -> None:
-        if not known:
+        if not known and read_experiment(self.path).task != Task.parse("python"):
             raise RunError(f"{self.path} holds a run of `fedcams run`; use `fedcams resume`, or give another folder")
+        if not {"identity", "names"} <= known.keys():
+            raise RunError(f"{self.path / PYTHON}: missing or damaged; restore it, or give another folder")
         if found := differences(self._identity, known["identity"]):
             raise RunError(f"{self.path}: another run: {found}; call it as before, or give another folder")
         if changed := differences(self._names(), known["names"]):
@@ -184,7 +186,8 @@ class RunFolder:
     def _names(self) -> dict[str, str]:
         """Return the names of the functions that the run was given; they can only be compared by name."""
         problem = self.simulation.problem
-        functions = {"loss": problem.loss, "metric": self.simulation.metric, "prepare": problem.prepare}
+        functions: dict[str, Any] = {"loss": problem.loss, "metric": self.simulation.metric, "prepare": problem.prepare}
+        functions |= {} if problem.augment is None else {"augment": problem.augment}
         return {key: getattr(value, "__qualname__", type(value).__qualname__) for key, value in functions.items()}
 
     def _call(self) -> str:

@@ -82,9 +82,12 @@ def simulate(
         label: the name of the run in reports, with `out`.
     """
     rounds, evaluate_every = _whole("rounds", rounds, low=1), _whole("evaluate_every", evaluate_every, low=1)
-    seed, chosen = _whole("seed", seed), method_of(method, settings)
+    checkpoint_every, seed = _whole("checkpoint_every", checkpoint_every, low=1), _whole("seed", seed)
+    chosen = method_of(method, settings)
+    _check_functions({"loss": loss, "metric": metric, "prepare": prepare})
     if (trackers or label != "run") and out is None:
         raise SpecError("trackers and label need the run's folder; give out=...")
+    _check_objects(augment, rows, callbacks, trackers)
     if rows is not None and out is not None:
         raise SpecError("rows and out: a run with out=... keeps its clients' rows in its folder; give only one of them")
     problem = _problem(copy.deepcopy(model), clients, loss, chosen.local, prepare, augment)
@@ -116,6 +119,25 @@ def _whole(name: str, value: Any, low: int | None = None) -> int:
     if low is not None and value < low:
         raise SpecError(f"{name}={value}; allowed: {low} or more")
     return int(value)
+
+
+def _check_functions(functions: Mapping[str, Any]) -> None:
+    """Refuse now what would fail when it is first called."""
+    for name, function in functions.items():
+        if not callable(function):
+            raise SpecError(f"{name}={function!r}; give a function")
+
+
+def _check_objects(augment: Any, rows: Any, callbacks: Any, trackers: Any) -> None:
+    """Refuse now what would fail when it is first used."""
+    if augment is not None and not (hasattr(augment, "draw") and hasattr(augment, "apply")):
+        raise SpecError(f"augment={augment!r}; give something with the methods draw and apply")
+    if rows is not None and not isinstance(rows, RowStore):
+        raise SpecError(f"rows={rows!r}; give a RowStore, such as RowStore.on_disk(...)")
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise SpecError(f"callbacks={callbacks!r}; give a list of functions that take a record")
+    if not isinstance(trackers, Sequence) or not all(hasattr(tracker, "log") for tracker in trackers):
+        raise SpecError(f"trackers={trackers!r}; give a list of trackers, such as [fedcams.trackers.TensorBoard()]")
 
 
 def _sampler(cohort: Any) -> Sampler:

@@ -17,8 +17,9 @@ from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.method import BUFFERS, CONTROL
-from fedcams.rounds.cohort import Arrival, Outgoing, streams_up
+from fedcams.rounds.cohort import Arrival, Outgoing, some_rows, streams_up
 from fedcams.rounds.messages import UPDATE, Refusal, Reply, expect_streams
+from fedcams.rounds.sending import not_finite
 from fedcams.transforms import Facts
 from fedcams.wire import unpack
 
@@ -133,7 +134,7 @@ class Intake:
             self.take(outgoing.arrival)
 
     def take(self, arrival: Arrival) -> None:
-        """Take the rows of some clients; those that a guard refuses are left out, with the reason in `refused`.
+        """Take the rows of some clients; those refused are left out, with the reason in `refused`.
 
         Everything is checked before anything is added, so that a client counts completely or not at all.
         """
@@ -141,16 +142,27 @@ class Intake:
         arrival = arrival.only(self._sound(arrival))
         if not len(arrival):
             return
-        codec, code = arrival.codes[UPDATE]
-        if any("arrival" in transform.points for transform in self.method.transforms):
-            rows = codec.decode(code, self.server.layout)
-            for transform in self.method.transforms:
-                transform.arrival_(rows, arrival.facts, self.server.layout)
-            codec, code = IDENTITY, IDENTITY.encode(rows, self.server.layout)
+        arrival, codec, code = self._transformed(arrival)
+        if not len(arrival):
+            return
         self._add(arrival, codec, code)
         facts = arrival.facts
         known = zip(facts.examples, facts.steps, facts.weights, arrival.losses, strict=True)
         self._accepted |= dict(zip(facts.ids, itertools.starmap(_Client, known), strict=True))
+
+    def _transformed(self, arrival: Arrival) -> tuple[Arrival, Compressor, Code]:
+        """Return the arrival and its updates after the transforms, without the clients whose rows overflowed there."""
+        (codec, code), layout, transforms = arrival.codes[UPDATE], self.server.layout, self.method.transforms
+        if not any("arrival" in transform.points for transform in transforms):
+            return arrival, codec, code
+        rows = codec.decode(code, layout)
+        for transform in transforms:
+            transform.arrival_(rows, arrival.facts, layout)
+        ids = arrival.facts.ids
+        bad = {} if bool(torch.isfinite(rows).all()) else not_finite(ids, rows, layout)
+        self.refused |= {client: f"UpdateError: {why}" for client, why in bad.items()}
+        places = [place for place, client in enumerate(ids) if client not in bad]
+        return arrival.only(places), IDENTITY, {"values": some_rows(rows, places)}
 
     def _weighed(self, arrival: Arrival) -> Arrival:
         """Return the arrival with the weights that its clients have in the mean."""
@@ -174,7 +186,8 @@ class Intake:
             one = arrival.facts.take([place]) if guards else arrival.facts
             reason = next((found for guard in guards if (found := guard.refuses(norms[place], one))), "")
             if not (math.isfinite(weight) and weight > 0):
-                reason = f"client {client}: weight={weight}; allowed: a finite number above 0"
+                source = f"weighting={self.method.weighting}, examples={arrival.facts.examples[place]}"
+                reason = f"client {client}: weight={weight} by {source}; allowed: a finite number above 0"
             if reason:
                 self.refused[client] = f"UpdateError: {reason}"
             else:

@@ -107,7 +107,9 @@ def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerSta
     server.layout.check_finite(x, "model")
     method = server.method
     control = method.control.init(x) if method.control.active else None
-    average = Averaged(x.clone(), None if buffers is None else buffers.clone()) if method.average.active else None
+    average = None
+    if method.average.active:
+        average = Averaged(method.average.init(x), None if buffers is None else method.average.init(buffers))
     return ServerState(0, x, buffers, method.server.init(x), method.downlink.init(x), {}, control, average)
 
 

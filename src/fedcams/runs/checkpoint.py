@@ -85,6 +85,7 @@ class Checkpoint:
         """Make this state the checkpoint. A run never continues from its `last` state, so that one has no rows."""
         kept = {} if last else self.rows
         with disk_errors("write", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._write(state, {name: rows.save() for name, rows in kept.items()})
             for rows in kept.values():
                 rows.mark(state.round)

@@ -80,14 +80,14 @@ def read_experiment(path: Path) -> Experiment:
     return Experiment.read(path / EXPERIMENT)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if there is no file."""
+def read_object(path: Path, fix: str = "delete it") -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one if there is no file. Refuses a damaged file, and says the fix."""
     if not path.exists():
         return {}
     try:
         return dict(json.loads(_read(path)))
     except (TypeError, ValueError) as error:
-        raise RunError(f"{path}: damaged ({error}); delete it") from None
+        raise RunError(f"{path}: damaged ({error}); {fix}") from None
 
 
 def _records(path: Path) -> list[RoundRecord]:
