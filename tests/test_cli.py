@@ -88,6 +88,7 @@ class Mirror(Identity):
 """
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_pieces_of_ones_own_are_loaded_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`test_extension` does so in processes of their own; here the piece is forgotten after every command."""
     (folder / "mine.py").write_text(OWN)

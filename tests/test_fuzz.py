@@ -94,7 +94,7 @@ def with_checksum(data: bytes) -> bytes:
     return data[:-4] + struct.pack("<I", zlib.crc32(data[:-4])) if len(data) >= 4 else data
 
 
-@pytest.mark.parametrize("worker", range(WORKERS))
+@pytest.mark.parametrize("worker", [0, 1, *(pytest.param(more, marks=pytest.mark.slow) for more in range(2, WORKERS))])
 def test_damaged_payloads_are_refused_or_canonical(worker: int) -> None:
     draw, pool = random.Random(worker), seeds()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

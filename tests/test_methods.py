@@ -27,7 +27,7 @@ def examples_of(kind: str) -> list[str]:
 def small(spec: str) -> str:
     """The local rule with few short batches, none of a single example, which batch-norm cannot train on."""
     rule = local(spec)
-    return str(dataclasses.replace(rule, batch=min(rule.batch, 8), drop_last=True))
+    return str(dataclasses.replace(rule, epochs=rule.epochs and 1, batch=min(rule.batch, 8), drop_last=True))
 
 
 CONTRACTIVE = [

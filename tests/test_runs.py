@@ -17,7 +17,6 @@ import torch
 
 from fedcams import FedcamsError, models
 from fedcams.engines import CohortUpdate, Engine, engine
-from fedcams.engines.compiled import has_compiler
 from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Experiment, build
 from fedcams.rounds.messages import Accepted
@@ -188,16 +187,6 @@ def test_stopped_anywhere_and_resumed_is_never_stopped(tmp_path: Path, kind: dic
         assert seen == ([] if at == 7 else list(range(at - at % 3 + 1, 8)))
         assert [timing["round"] for timing in made.timings] == list(range(1, 8))
         assert lasting(folder) == lasting(tmp_path / "whole")
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
-@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
-def test_resumed_in_compiled_code_is_never_stopped(tmp_path: Path) -> None:
-    experiment = small(uplink="sign", engine="stacked(compile=true)")
-    run(experiment, tmp_path / "whole")
-    folder = stopped(tmp_path / "5", 5, experiment)
-    resume(folder)
-    assert lasting(folder) == lasting(tmp_path / "whole")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -28,6 +28,8 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8,
     "figure.dpi": 200,  # text is placed and drawn at the same width
     "savefig.dpi": 200,
+    "figure.autolayout": False,  # by itself, beside the layout that is asked for
+    "figure.constrained_layout.use": False,
     "svg.hashsalt": "fedcams",  # otherwise ids in SVG are random
 }
 LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -58,9 +60,12 @@ def write_figures(folder: Path, charts: Charts) -> list[Path]:
 
 
 def _laid_out(drawn: Any) -> Any:
-    """Place everything, once for both files, and return the frame around it."""
-    drawn.draw_without_rendering()
-    drawn.set_layout_engine("none")
+    """Place everything, once for both files, and return the frame around it.
+
+    A figure that keeps a layout engine, even the empty one, is drawn twice for each file.
+    """
+    drawn.get_layout_engine().execute(drawn)
+    drawn.set_layout_engine(None)
     return drawn.get_tightbbox().padded(0.1)
 
 
