@@ -186,7 +186,7 @@ class Written(nn.Module):
         (lambda model, x: x.mean((2, 3), keepdim=True), "nothing that it knows"),
         (lambda model, x: x.mean((2, 3), True), "nothing that it knows"),
         (lambda model, x: x * model.scale, "a separate tensor"),
-        (lambda model, x: model.relu(input=x), "a call by keywords"),
+        (lambda model, x: model.relu(input=x), "a call with keyword arguments"),
     ],
 )
 def test_what_it_would_get_wrong_is_refused(forward: Callable[[nn.Module, Tensor], Tensor], refused: str) -> None:
