@@ -16,6 +16,7 @@ from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
+from fedcams.layout import floor_variances_
 from fedcams.method import BUFFERS, CONTROL
 from fedcams.rounds.cohort import Arrival, Outgoing, streams_up
 from fedcams.rounds.messages import UPDATE, Refusal, Reply, expect_streams
@@ -227,10 +228,17 @@ class Intake:
             transform.mean_(update, facts, self.server.layout)
         if not math.isfinite(norm := float(update.norm())):
             raise UpdateError(f"the mean of the updates has the norm {norm}; refuse such updates with max_norm")
-        buffers = self.sums[BUFFERS].mean() if BUFFERS in self.sums else None
-        if buffers is not None and self.method.buffers != IDENTITY and self.state.buffers is not None:
-            buffers = self.state.buffers + buffers
-        return Means(update, norm, buffers, self.sums[CONTROL].mean() if CONTROL in self.sums else None)
+        control = self.sums[CONTROL].mean() if CONTROL in self.sums else None
+        return Means(update, norm, self._new_buffers(), control)
+
+    def _new_buffers(self) -> Tensor | None:
+        """Return the server's next buffers `[b]`: the mean of the clients' own, or of their changes if compressed."""
+        if BUFFERS not in self.sums:
+            return None
+        mean = self.sums[BUFFERS].mean()
+        if self.method.buffers == IDENTITY or self.state.buffers is None:
+            return mean
+        return floor_variances_(self.state.buffers + mean, self.sums[BUFFERS].layout)
 
     def _combined(self, facts: Facts) -> Tensor:
         if self.method.aggregate.streaming:
