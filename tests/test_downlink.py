@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedcams import HeldStore, Layout, LayoutError, Method, RowStore, WireError, compressor, encode
-from fedcams.downlink import Broadcast, Downlink, Held, downlink
+from fedcams.downlink import REPLICA, Broadcast, Downlink, Held, downlink
 from fedcams.downlink.message import ADD, DENSE, SET, Message, digest_of, message_size
 from fedcams.downlink.shared import Shared
 from fedcams.registry import registered
@@ -36,7 +36,6 @@ from fedcams.rounds import (
 )
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
-from fedcams.rounds.server import REPLICA
 from fedcams.runs.state import pack, restore
 from fedcams.wire import unpack as unpack_payload
 
@@ -172,7 +171,7 @@ class World:
         """What the server takes this client to hold."""
         if self.server.replicas is not None:
             return self.server.replicas.gather(REPLICA, [i])[0]
-        return self.method.downlink.common(self.state.downlink)
+        return self.method.downlink.common(self.state.downlink).get("model")
 
     def check(self) -> None:
         assert self.concluded is not None
@@ -267,7 +266,7 @@ def test_what_stays_still_is_reached(spec: str) -> None:
     rows = RowStore.in_memory({REPLICA: LAYOUT}) if one.server_keeps_rows else None
     state, target = one.init(START), torch.randn(D, generator=torch.Generator().manual_seed(5))
     for round in range(1, 16):
-        start, _, state = one.deliver(state, Broadcast(target, LAYOUT, round, 0, rows), [0])
+        start, _, state, _ = one.deliver(state, Broadcast(target, LAYOUT, round, 0, rows), [0])
     assert torch.allclose(start.reshape(-1), target, atol=1e-6)
 
 
@@ -280,9 +279,9 @@ def server_only(one: Downlink, rounds: int, walk: float = 0.1) -> tuple[Any, lis
     xs, ws = [], []
     for round in range(1, rounds + 1):
         x = x + walk * torch.randn(D, generator=draw)
-        _, _, state = one.deliver(state, Broadcast(x, LAYOUT, round, 0), [0])
+        _, _, state, _ = one.deliver(state, Broadcast(x, LAYOUT, round, 0), [0])
         xs.append(x)
-        ws.append(state.w)
+        ws.append(state.model.w)
     return state, xs, ws
 
 
@@ -295,20 +294,20 @@ def test_every_way_to_catch_up_ends_at_the_same_bits_and_the_cheapest_is_taken(c
     for held in range(1, rounds):
         way = one.way(state, LAYOUT, held)
         kinds.add(way.kind)
-        chain = [state.log[v].numel() for v in range(held + 1, rounds + 1) if v in state.log]
-        dense = message_size([len(encode("identity", state.w, LAYOUT))])
-        whole = held >= state.since
+        chain = [state.model.log[v].numel() for v in range(held + 1, rounds + 1) if v in state.model.log]
+        dense = message_size([len(encode("identity", state.model.w, LAYOUT))])
+        whole = held >= state.model.since
         assert whole == (len(chain) == rounds - held)
         assert way.size <= min([dense] + [message_size(chain)] * whole)
         if way.kind == "dense":
             assert way.size == dense
             continue
-        result = one.expected(state._replace(digests={rounds: digest_of(state.w).hex()}), 0)
+        result = one.expected(state._replace(digests={rounds: digest_of(state.model.w).hex()}), 0)
         kind = SET if way.replaces else ADD
         message = Message(kind, Held(held, digest_of(ws[held - 1])), result, way.payloads())
         assert len(message.to_bytes()) == way.size
-        assert torch.equal(message.apply(ws[held - 1], LAYOUT).view(torch.int32), state.w.view(torch.int32))
-    assert sum(payload.numel() for payload in state.log.values()) <= dense
+        assert torch.equal(message.apply(ws[held - 1], LAYOUT).view(torch.int32), state.model.w.view(torch.int32))
+    assert sum(payload.numel() for payload in state.model.log.values()) <= dense
     assert kinds <= {"delta", "catchup", "dense"}
 
 
@@ -320,11 +319,11 @@ def test_a_long_absence_under_sparse_deltas_is_made_up_by_values() -> None:
     for round in range(1, 31):
         x = x.clone()
         x[:50] += torch.randn(50, generator=torch.Generator().manual_seed(round))
-        _, sent, state = one.deliver(state, Broadcast(x, layout, round, 0), [0] if round < 30 else [0, 1])
+        _, sent, state, _ = one.deliver(state, Broadcast(x, layout, round, 0), [0] if round < 30 else [0, 1])
     assert [way.kind for way in sent] == ["delta", "dense"]
     state = state._replace(known={1: 2})
-    _, [way], _ = one.deliver(state, Broadcast(x + 1e-3, layout, 31, 0), [1])
-    delta = state.log[30].numel()
+    _, [way], *_ = one.deliver(state, Broadcast(x + 1e-3, layout, 31, 0), [1])
+    delta = state.model.log[30].numel()
     assert way.kind == "catchup"
     assert way.size < 4 * delta
 
@@ -334,7 +333,7 @@ def test_the_parts_of_a_round_are_counted_by_kind() -> None:
     state, x = one.init(START), START
     kinds = []
     for round, cohort in enumerate([[0, 1], [0, 1], [0], [0], [0, 1], [2]], start=1):
-        _, sent, state = one.deliver(state, Broadcast(x, LAYOUT, round, 0), cohort)
+        _, sent, state, _ = one.deliver(state, Broadcast(x, LAYOUT, round, 0), cohort)
         kinds.append([way.kind for way in sent])
         x = x + 0.1
     assert kinds == [["dense"] * 2, ["delta"] * 2, ["delta"], ["delta"], ["delta", "catchup"], ["dense"]]
@@ -466,7 +465,7 @@ def test_a_client_killed_while_training_is_in_step_when_it_comes_back(tmp_path: 
     assert done.returncode == -signal.SIGKILL
     staged = HeldStore.on_disk(LAYOUT, tmp_path).staged(0)
     assert staged is not None
-    assert staged.result.version == 3
+    assert staged["model"].result.version == 3
     other = answer_from_bytes(world.answer(1, instructions[1].to_bytes()))
     world.conclude([0, 1], [other])
     world.stores[0] = HeldStore.on_disk(LAYOUT, tmp_path)
@@ -502,8 +501,8 @@ def test_files_that_are_damaged_or_foreign_count_as_nothing(tmp_path: Path) -> N
         (tmp_path / "3.held").write_bytes(damaged)
         assert store.held(3) is None
     message = Message(ADD, Held(0, digest_of(START)), Held(1, bytes(16)), [b"payload"])
-    store.stage(3, message)
-    assert store.staged(3) == message
+    store.stage(3, {"model": message})
+    assert store.staged(3) == {"model": message}
     (tmp_path / "3.staged").write_bytes(message.to_bytes()[:-1])
     assert store.staged(3) is None
 

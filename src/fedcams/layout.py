@@ -69,6 +69,10 @@ class Layout:
     def _of_tensors(cls, tensors: Mapping[str, Tensor]) -> Layout:
         return cls(tuple(tensors), tuple(tuple(tensor.shape) for tensor in tensors.values()))
 
+    def __add__(self, other: Layout) -> Layout:
+        """Return the layout of both, one after the other; refuses a name that is in both."""
+        return Layout(self.names + other.names, self.shapes + other.shapes)
+
     # -- what it says --------------------------------------------------------------------------------------------
 
     @functools.cached_property
