@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedcams import HeldStore, Layout, LayoutError, Method, RowStore, WireError, compressor, encode
-from fedcams.downlink import REPLICA, Broadcast, Downlink, Held, downlink
+from fedcams.downlink import REPLICA, ROWS, Broadcast, Downlink, Held, downlink
 from fedcams.downlink.message import ADD, DENSE, SET, Message, digest_of, message_size
 from fedcams.downlink.shared import Shared
 from fedcams.registry import registered
@@ -32,6 +32,7 @@ from fedcams.rounds import (
     Refusal,
     Reply,
     Server,
+    ServerState,
     answer_from_bytes,
 )
 from fedcams.rounds import client as client_side
@@ -40,6 +41,7 @@ from fedcams.runs.state import pack, restore
 from fedcams.wire import unpack as unpack_payload
 
 LAYOUT = Layout(("w", "b"), ((5, 10), (10,)))
+BUFFERS = Layout(("norm.running_mean", "norm.running_var"), ((6,), (6,)))
 D, CLIENTS = LAYOUT.d, 4
 CODECS = [spec for cls in registered("compressor").values() for spec in cls.examples]
 CONTRACTIVE = [spec for spec in CODECS if compressor(spec).squared_error_bound(Layout.flat(1)) is not None]
@@ -48,7 +50,17 @@ KEEPING = [
     f"{name}({codec}{warm})" for name in ("shared", "replica") for codec in CONTRACTIVE for warm in ("", ", warm=true")
 ]
 ALL = ["none", *KEEPING, *(f"stateless({codec})" for codec in UNBIASED)]
+WITH_BUFFERS = [
+    "shared(topk(ratio=0.1))",
+    "shared(sign, warm=true)",
+    "replica(blockq)",
+    "replica(sign, warm=true)",
+    "stateless",
+]
+WORLDS = [*((spec, "") for spec in ALL), *((spec, "blockq(bits=2, block=8)") for spec in WITH_BUFFERS)]
+"""A downlink, and the codec of the buffers; the model has none if that is empty."""
 START = torch.randn(D, generator=torch.Generator().manual_seed(1))
+START_BUFFERS = torch.cat([torch.zeros(6), torch.ones(6)])
 
 FATES = (
     "fine",
@@ -68,6 +80,7 @@ class World:
     """A server, its clients and the network between them; every message crosses as bytes."""
 
     spec: str
+    buffers: str = ""
     resends: bool = False
     concluded: Concluded | None = None
     trained: set[tuple[int, int, bytes]] = field(default_factory=set)
@@ -75,16 +88,20 @@ class World:
     last: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.method = Method(server="fedavg(lr=0.5)", downlink=self.spec)
-        self.server = Server(self.method, LAYOUT, seed=7)
-        self.state = server_side.start(self.server, START.clone())
+        self.layout = BUFFERS if self.buffers else None
+        self.method = Method(server="fedavg(lr=0.5)", downlink=self.spec, buffers=self.buffers or "identity")
+        self.server = Server(self.method, LAYOUT, self.layout, seed=7)
+        self.state = self.start()
         self.stores = {i: self.new_store(i) for i in range(CLIENTS)}
         self.save()
 
+    def start(self) -> ServerState:
+        return server_side.start(self.server, START.clone(), START_BUFFERS.clone() if self.buffers else None)
+
     def new_store(self, i: int) -> HeldStore:
-        store = HeldStore.in_memory(LAYOUT)
+        store = HeldStore.in_memory(LAYOUT, self.layout)
         if getattr(self.method.downlink, "warm", False):
-            store.start(i, START)
+            store.start(i, START, START_BUFFERS if self.buffers else None)
         return store
 
     # -- the server's disk ---------------------------------------------------------------------------------------
@@ -98,8 +115,7 @@ class World:
     def restart(self) -> None:
         """As after a kill: what happened since the checkpoint is gone."""
         round, small, tensors = self.saved
-        begin = server_side.start(self.server, START.clone())
-        self.state = restore(round, json.loads(small), tensors, tensors.__getitem__, self.server, begin)
+        self.state = restore(round, json.loads(small), tensors, tensors.__getitem__, self.server, self.start())
         if self.server.replicas is not None:
             self.server.replicas.rollback(round)
 
@@ -125,7 +141,7 @@ class World:
         if fate == "instruction lost":
             return []
         if fate == "disk lost":
-            self.stores[i] = HeldStore.in_memory(LAYOUT)
+            self.stores[i] = HeldStore.in_memory(LAYOUT, self.layout)
         if fate == "instruction twice":
             self.answer(i, sent)
         answer = self.answer(i, sent, killed=fate == "killed while training")
@@ -140,7 +156,7 @@ class World:
     def answer(self, i: int, sent: bytes, killed: bool = False, again: bool = False) -> bytes:
         """The client's half; one that refuses is, in some worlds, sent another instruction at once."""
         instruction = Instruction.from_bytes(sent)
-        me = Client(self.method, LAYOUT, held=self.stores[i])
+        me = Client(self.method, LAYOUT, self.layout, held=self.stores[i])
         try:
             reply, _ = client_side.answer(
                 me, instruction, lambda received, *_: self.train(received, instruction, killed)
@@ -161,28 +177,34 @@ class World:
     def train(self, received: Received, instruction: Instruction, killed: bool) -> ClientUpdate:
         if killed:
             raise Killed
-        self.trained.add((instruction.round, instruction.client, digest_of(received.start)))
-        target = torch.randn(D, generator=torch.Generator().manual_seed(instruction.client + 1))
-        return ClientUpdate(0.5 * (target - received.start), None, examples=1, steps=1, loss=0.0)
+        parts = [part for part in (received.start, received.buffers) if part is not None]
+        self.trained.add((instruction.round, instruction.client, digest_of(*parts)))
+        draw = torch.Generator().manual_seed(instruction.client + 1)
+        update = 0.5 * (torch.randn(D, generator=draw) - received.start)
+        after = None
+        if received.buffers is not None:
+            assert bool((received.buffers[6:] >= 0).all()), "variances"
+            after = 0.2 * received.buffers + 0.01 * torch.rand(BUFFERS.d, generator=draw)
+        return ClientUpdate(update, after, examples=1, steps=1, loss=0.0)
 
     # -- what must hold ------------------------------------------------------------------------------------------
 
-    def model_of(self, i: int) -> Tensor | None:
-        """What the server takes this client to hold."""
-        if self.server.replicas is not None:
-            return self.server.replicas.gather(REPLICA, [i])[0]
-        return self.method.downlink.common(self.state.downlink).get("model")
+    def vectors_of(self, i: int) -> list[Tensor]:
+        """What the server takes this client to hold: the model and, if they travel with it, the buffers."""
+        rows = self.server.replicas
+        if rows is not None:
+            return [rows.gather(name, [i])[0] for name in ROWS.values() if name in rows.layouts]
+        return list(self.method.downlink.common(self.state.downlink).values())
 
     def check(self) -> None:
         assert self.concluded is not None
         for i in self.concluded.accepted:
-            model = self.model_of(i)
-            if model is not None:
-                assert (self.concluded.round, i, digest_of(model)) in self.trained, (
+            if held := self.vectors_of(i):
+                assert (self.concluded.round, i, digest_of(*held)) in self.trained, (
                     "from what the server takes it to hold"
                 )
         if self.server.replicas is not None:
-            assert self.state.downlink.sent == {}
+            assert (self.state.downlink.sent, self.state.downlink.buffers) == ({}, {})
 
 
 class Killed(BaseException):
@@ -199,11 +221,13 @@ ROUNDS = st.lists(
 )
 
 
-@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize(("spec", "buffers"), WORLDS)
 @settings(max_examples=6)
 @given(rounds=ROUNDS, resends=st.booleans())
-def test_nobody_trains_from_a_wrong_model_unnoticed(spec: str, rounds: Sequence[Any], resends: bool) -> None:
-    world = World(spec, resends)
+def test_nobody_trains_from_a_wrong_model_unnoticed(
+    spec: str, buffers: str, rounds: Sequence[Any], resends: bool
+) -> None:
+    world = World(spec, buffers, resends)
     for fates, event in rounds:
         world.round(fates)
         if event == "save":
@@ -219,10 +243,10 @@ def test_nobody_trains_from_a_wrong_model_unnoticed(spec: str, rounds: Sequence[
     assert not second.refused
 
 
-@pytest.mark.parametrize("spec", ALL)
-def test_lost_messages_alone_never_cost_a_dense_model(spec: str) -> None:
+@pytest.mark.parametrize(("spec", "buffers"), WORLDS)
+def test_lost_messages_alone_never_cost_a_dense_model(spec: str, buffers: str) -> None:
     """Whatever is lost, twice or late: the client still has what the next message builds on."""
-    world = World(spec)
+    world = World(spec, buffers)
     harmless = [fate for fate in FATES if fate not in ("disk lost", "older instruction again")]
     for t in range(40):
         cohort = [i for i in range(CLIENTS) if (t * 7 + i * 3) % 4]
@@ -252,8 +276,7 @@ def test_what_was_sent_and_what_is_left_is_the_servers_model(codec: str) -> None
         for _ in range(20):
             x = world.state.x.clone()
             world.round(dict.fromkeys(range(CLIENTS), "fine"))
-            held = world.model_of(0)
-            assert held is not None
+            (held,) = world.vectors_of(0)
             sent = after(sent, world.last[0])
             left = x.double() - held.double()
             assert float((sent + left - x.double()).norm()) <= 1e-5 * float(x.double().norm())
