@@ -120,6 +120,11 @@ class Downlink(Spec, ABC):
     carries_buffers: ClassVar[bool] = False
     """Whether buffers that the method compresses travel by its rule too; if not, they go dense beside the model."""
 
+    @property
+    def starts_warm(self) -> bool:
+        """Whether clients hold the initial model before their first contact."""
+        return False
+
     def init(self, x: Tensor, buffers: Tensor | None = None) -> Any:
         """Return the server's state before anything is sent, for the initial model `x [d]`; None for no state.
 

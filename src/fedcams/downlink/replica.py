@@ -84,6 +84,10 @@ class Replica(Downlink):
         super().__post_init__()
         check_contractive(self.name, self.codec)
 
+    @property
+    def starts_warm(self) -> bool:
+        return self.warm
+
     def init(self, x: Tensor, buffers: Tensor | None = None) -> ReplicaState:
         given = {MODEL: x} | ({} if buffers is None else {BUFFERS: buffers})
         initial = {name: vector.clone() for name, vector in given.items()} if self.warm else {}

@@ -107,6 +107,10 @@ class Shared(Downlink):
         super().__post_init__()
         check_contractive(self.name, self.codec)
 
+    @property
+    def starts_warm(self) -> bool:
+        return self.warm
+
     def init(self, x: Tensor, buffers: Tensor | None = None) -> SharedState:
         sparse = all(field.count < x.numel() for field in self.codec.fields(Layout.flat(x.numel())).values())
         touched = torch.zeros(x.numel(), dtype=torch.int32, device=x.device) if sparse else None
