@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor
 
@@ -125,10 +125,10 @@ class Downlink(Spec, ABC):
         """Whether clients hold the initial model before their first contact."""
         return False
 
-    def init(self, x: Tensor, buffers: Tensor | None = None) -> Any:
+    def init(self, x: Tensor, buffers: Part | None = None) -> Any:
         """Return the server's state before anything is sent, for the initial model `x [d]`; None for no state.
 
-        `buffers [b]` are given if they travel by the downlink's rule.
+        `buffers` are given if they travel by the downlink's rule.
         """
         return None
 
@@ -180,6 +180,10 @@ class Downlink(Spec, ABC):
             f"{self}: its cost is not known before it runs; write {type(self).__name__}.cost, or plan with another "
             "downlink"
         )
+
+    def for_buffers(self, codec: Compressor) -> Self:
+        """Return the downlink by whose rule buffers travel if `codec` is the method's for them."""
+        return self
 
     def common(self, state: Any) -> dict[str, Tensor]:
         """Return what all clients of the last round hold, by name; empty if they differ or it is the server's."""
