@@ -128,6 +128,20 @@ def topk(h: Vector, ratio: Fraction | float | str) -> Vector:
     return out
 
 
+def ternary(h: Vector, ratio: Fraction | float | str, sizes: Sequence[int] = (), scope="global", magnitudes="tensor"):
+    """Of top-k the signs times the mean magnitude kept, of each tensor or of all; `sizes` are those of the tensors."""
+    tensors = np.split(np.arange(len(h)), np.cumsum(sizes)[:-1]) if len(sizes) else [np.arange(len(h))]
+    everything = [np.arange(len(h))]
+    kept = np.zeros_like(h)
+    for part in everything if scope == "global" else tensors:
+        kept[part] = topk(np.where(h[part] == 0, 1e-300, h[part]), ratio)  # a zero that is kept counts as positive
+    out = np.zeros_like(h)
+    for part in everything if magnitudes == "global" else tensors:
+        chosen = part[kept[part] != 0]
+        out[chosen] = np.sign(kept[chosen]) * np.abs(h[chosen]).sum() / max(1, len(chosen))
+    return out
+
+
 # -- FedCAMS -----------------------------------------------------------------------------------------------------------
 
 Compress = Callable[[Vector], Vector]

@@ -44,14 +44,20 @@ def test_the_readmes_results_are_those_of_the_reproduction() -> None:
     assert [number for number in numbers if f"| {number.removesuffix(' %')} |" not in made] == []
 
 
-def test_the_payload_in_hex_is_the_one_that_encode_writes() -> None:
-    text = (DOCS / "wire-format.md").read_text()
-    block = text.split("## One payload in hex")[1].split("```text")[1].split("```")[0]
-    data = bytes.fromhex("".join(re.findall(r"^(?:[0-9a-f]{2} ?)+", block, re.MULTILINE)))
-    x = torch.zeros(20)
+def bytes_in_hex(heading: str) -> bytes:
+    """The bytes that the wire format's page shows under this heading."""
+    block = (DOCS / "wire-format.md").read_text().split(f"## {heading}")[1].split("```text")[1].split("```")[0]
+    return bytes.fromhex("".join(re.findall(r"^(?:[0-9a-f]{2} )+", block, re.MULTILINE)))
+
+
+def test_the_payloads_in_hex_are_those_that_encode_writes() -> None:
+    x, layout = torch.zeros(20), Layout(tuple("abc"), ((6,), (4,), (10,)))
     x[3], x[16] = -1.5, 2.0
-    assert encode("topk(k=2)", x) == data
-    assert torch.equal(decode(data), x)
+    assert encode("topk(k=2)", x) == bytes_in_hex("One payload in hex")
+    assert torch.equal(decode(bytes_in_hex("One payload in hex")), x)
+    signs = bytes_in_hex("A payload of signs and magnitudes in hex")
+    assert encode("ternary(k=2)", x, layout) == signs
+    assert torch.equal(decode(signs, layout), x)
 
 
 def test_error_feedback_is_what_the_guide_says() -> None:

@@ -78,7 +78,14 @@ def length_bomb(data: bytearray, draw: random.Random, _: list[bytes]) -> None:
 
 
 LENGTHS = [0, 2, 2**14, 2**26, 2**31, 2**40, 2**63, 2**64 - 1]
-BOMBS = [b"topk(k=9999999)", b"topk(ratio=1)", b"randk(k=1e300)", b"topk(k=16384)", b"sign(scope=tensor)"]
+BOMBS = [
+    b"topk(k=9999999)",
+    b"topk(ratio=1)",
+    b"randk(k=1e300)",
+    b"topk(k=16384)",
+    b"sign(scope=tensor)",
+    b"ternary(k=9)",
+]
 MUTATIONS = [flip, overwrite, truncate, splice, insert, length_bomb]
 
 

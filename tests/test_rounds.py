@@ -83,6 +83,7 @@ def conclude(
         ("identity", None),
         ("sign", oracle.scaled_sign),
         ("topk(ratio=0.1)", partial(oracle.topk, ratio="1/10")),
+        ("ternary(ratio=0.1)", partial(oracle.ternary, ratio="1/10", sizes=LAYOUT.sizes)),
     ],
 )
 @pytest.mark.parametrize("name", ["fedams", "fedavg", "fedyogi"])

@@ -351,6 +351,11 @@ def test_the_oracle_by_hand() -> None:
     assert oracle.scaled_sign(np.array([3.0, -0.0, -1.0, 0.0])).tolist() == [1.0, 1.0, -1.0, 1.0]
     assert oracle.topk(np.array([1.0, -2.0, 2.0, 2.0]), 0.5).tolist() == [0.0, -2.0, 2.0, 0.0]
     assert oracle.topk(np.array([1.0, -2.0, 2.0, 2.0]), "1/64").tolist() == [0.0, -2.0, 0.0, 0.0]
+    h = np.array([1.0, -4.0, 2.0, 3.0, 0.0, -0.0])
+    assert oracle.ternary(h, 0.5).tolist() == [0.0, -3.0, 3.0, 3.0, 0.0, 0.0]
+    assert oracle.ternary(h, 0.5, [2, 4]).tolist() == [0.0, -4.0, 2.5, 2.5, 0.0, 0.0]
+    assert oracle.ternary(h, 0.5, [2, 4], "tensor").tolist() == [0.0, -4.0, 2.5, 2.5, 0.0, 0.0]
+    assert oracle.ternary(h, 0.5, [4, 2], "tensor", "global").tolist() == [0.0, -7 / 3, 0.0, 7 / 3, 7 / 3, 0.0]
 
 
 def test_the_oracle_keeps_the_error_of_a_client_that_is_away() -> None:

@@ -9,13 +9,15 @@ import zlib
 import pytest
 import torch
 
-from fedcams import Layout, WireError, decode, encode, payload_size
+from fedcams import Layout, WireError, compressor, decode, encode, payload_size
 from fedcams.errors import (
     BadMagic,
+    BadMagnitude,
     BadPadding,
     BadPosition,
     ChecksumMismatch,
     LayoutMismatch,
+    NonCanonical,
     NonFinite,
     TooLarge,
     TrailingBytes,
@@ -24,6 +26,7 @@ from fedcams.errors import (
     UnknownVersion,
     UpdateError,
 )
+from fedcams.wire import unpack
 
 HEADER = struct.Struct("<4sBBQ8s")
 
@@ -43,6 +46,14 @@ def test_a_payload_by_hand_is_what_encode_writes() -> None:
 
 
 GOOD = encode("topk(k=2)", torch.arange(100.0))
+PAIR = Layout(("a", "b"), ((2,), (1,)))
+TERNARY = encode("ternary(k=1)", torch.tensor([1.0, -2.0, 1.0]), PAIR)
+
+
+def ternary(*magnitudes: float, layout: Layout = PAIR) -> bytes:
+    """A payload of `ternary(k=1)` that keeps the second of three coordinates, which is negative."""
+    return build("ternary(k=1)", 3, b"\x02\x00" + struct.pack(f"<{len(magnitudes)}f", *magnitudes), layout=layout)
+
 
 CASES = [
     (BadMagic, b"PK\x03\x04" + GOOD[4:], "starts with b'FCMS'"),
@@ -105,6 +116,40 @@ def test_a_layout_may_be_larger_than_what_strangers_may_claim() -> None:
     assert decode(encode("sign", torch.ones(1001)), layout, max_d=1000).shape == (1001,)
 
 
+def test_ternary_by_hand_is_what_encode_writes() -> None:
+    assert ternary(2.0, 0.0) == TERNARY
+    assert decode(TERNARY, PAIR).tolist() == [0.0, -2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "data", "message"),
+    [
+        (BadMagnitude, ternary(-2.0, 0.0), "field 'magnitude': -2.0 is negative; allowed: 0 or more"),
+        (BadMagnitude, ternary(2.0, -1e-45), "is negative"),
+        (NonFinite, ternary(math.inf, 0.0), "field 'magnitude': 1 of 2 numbers are NaN or infinite"),
+        (NonFinite, ternary(2.0, math.nan), "field 'magnitude': 1 of 2 numbers are NaN or infinite"),
+        (NonCanonical, ternary(2.0, 1e-45), "a number other than 0 where nothing is kept"),
+        (NonCanonical, ternary(2.0, -0.0), "-0.0"),
+        (NonCanonical, ternary(-0.0, 0.0), "-0.0"),
+        (Truncated, ternary(2.0), "field 'magnitude' needs at least 8 bytes, 4 are left"),
+        (TrailingBytes, ternary(2.0, 0.0, 0.0), "4 bytes follow the last field of ternary"),
+        (LayoutMismatch, ternary(2.0, 0.0, 0.0, layout=Layout.flat(3)), "use the same model"),
+    ],
+)
+def test_magnitudes_that_ternary_does_not_write_are_refused(error: type[WireError], data: bytes, message: str) -> None:
+    with pytest.raises(WireError, match=message) as caught:
+        decode(data, PAIR)
+    assert type(caught.value) is error
+
+
+def test_ternary_needs_the_layout_of_its_magnitudes() -> None:
+    with pytest.raises(LayoutMismatch, match=r"ternary\(k=1\) needs the layout .* it was written with: pass layout="):
+        decode(TERNARY)
+    codec, code = compressor("ternary(k=1)"), unpack(TERNARY, PAIR).code
+    with pytest.raises(LayoutMismatch, match="field 'magnitude' has 2 numbers; the layout needs 1"):
+        codec.check_code(code, Layout.flat(3))
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_any_buffer_is_read(kind: type) -> None:
     assert torch.equal(decode(kind(encode("sign", torch.ones(9)))), torch.ones(9))
@@ -128,7 +173,12 @@ D = 11_173_962  # ResNet-18 with ten classes
 
 @pytest.mark.parametrize(
     ("spec", "most"),
-    [("sign", 1_396_850), ("topk(ratio=1/64)", 870_000), ("topk(ratio=1/64, values=bf16)", 530_000)],
+    [
+        ("sign", 1_396_850),
+        ("topk(ratio=1/64)", 870_000),
+        ("topk(ratio=1/64, values=bf16)", 530_000),
+        ("ternary(ratio=1/16)", 570_000),
+    ],
 )
 def test_sizes_of_a_resnet_update(spec: str, most: int) -> None:
     x = torch.randn(D, generator=torch.Generator().manual_seed(0))
@@ -136,8 +186,9 @@ def test_sizes_of_a_resnet_update(spec: str, most: int) -> None:
     assert size <= most
     data = encode(spec, x)
     assert len(data) == size
-    k = D // 64
-    limit = (math.lgamma(D + 1) - math.lgamma(k + 1) - math.lgamma(D - k + 1)) / math.log(2) / 8
-    if spec.startswith("topk"):
-        positions = size - k * (2 if "bf16" in spec else 4) - 26 - len(spec)
+    if "ratio" in spec:
+        ratio, bits = {"ternary(ratio=1/16)": (16, 1), "topk(ratio=1/64)": (64, 32)}.get(spec, (64, 16))
+        k = D // ratio
+        limit = (math.lgamma(D + 1) - math.lgamma(k + 1) - math.lgamma(D - k + 1)) / math.log(2) / 8
+        positions = size - k * bits / 8 - 26 - len(spec)
         assert limit < positions <= 1.03 * limit

@@ -75,6 +75,10 @@ class NonFinite(WireError):
     """A real number in the payload is NaN or infinite."""
 
 
+class BadMagnitude(WireError):
+    """A magnitude is negative."""
+
+
 class BadPosition(WireError):
     """A coordinate's position is outside the vector."""
 

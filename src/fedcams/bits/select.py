@@ -7,6 +7,7 @@ selection works only on them. If the sample was misleading, a histogram of the w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from fedcams.bits.parallel import kernel, map_ranges
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
 Positions = NDArray[np.int64]
+Segments = Sequence[tuple[int, int]]
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # without the sign, a float's bits sort like its absolute value
 SHIFT = 19  # 31 - 12 bits
@@ -27,36 +29,43 @@ SAMPLED_CHUNKS = 32
 LOWEST_ONE = np.array([max(0, (byte & -byte).bit_length() - 1) for byte in range(256)], np.int64)
 
 
-def top_positions(x: Tensor, k: int) -> Tensor:
-    """Return the positions of the k largest magnitudes of each row: `x [C, n]` -> int64 `[C, k]`, ascending."""
+def top_values(x: Tensor, segments: Segments, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the positions of the `counts[j]` largest magnitudes of each segment j of `x [C, d]`, and their values.
+
+    Positions are int64 `[C, k]`, ascending; values float32 `[C, k]`; k is the sum of the counts.
+    """
     if x.device.type != "cpu":
-        return torch.stack([top_positions_torch(row, k) for row in x])
-    words = x.numpy().view(np.uint32)
-    out = np.empty((x.shape[0], k), np.int64)
-    for row, target in zip(words, out, strict=True):
-        _select_(row, k, target)
-    return torch.from_numpy(out)
+        parts = zip(segments, counts, strict=True)
+        positions = torch.cat([top_positions_torch(x[:, a:b], k) + a for (a, b), k in parts], dim=-1)
+        return positions, x.gather(-1, positions)
+    shape = len(x), sum(counts)
+    places, values = np.empty(shape, np.int64), np.empty(shape, np.float32)
+    found = values.view(np.uint32)
+    for row, words in enumerate(x.numpy().view(np.uint32)):
+        at = 0
+        for (start, stop), k in zip(segments, counts, strict=True):
+            _select_(words[start:stop], start, places[row, at : at + k], found[row, at : at + k])
+            at += k
+    return torch.from_numpy(places), torch.from_numpy(values)
 
 
-def top_positions_torch(row: Tensor, k: int) -> Tensor:
-    """Return the positions of the k largest magnitudes of one row `[n]`, in torch operations on any device."""
-    magnitude = row.view(torch.int32) & int(MAGNITUDE)
-    smallest = torch.topk(magnitude, k, sorted=False).values.min()
-    above, ties = magnitude > smallest, magnitude == smallest
-    keep = above | (ties & (ties.cumsum(0) <= k - above.sum()))
-    return keep.nonzero().squeeze(-1)
+def top_positions_torch(x: Tensor, k: int) -> Tensor:
+    """Return the positions of the k largest magnitudes of each row, `x [C, n]` -> int64 `[C, k]`, on any device."""
+    magnitude = x.contiguous().view(torch.int32) & int(MAGNITUDE)
+    return magnitude.sort(dim=-1, descending=True, stable=True).indices[:, :k].sort(dim=-1).values
 
 
-def _select_(words: Words, k: int, out: Positions) -> None:
-    stride = max(CHUNK, words.size // SAMPLED_CHUNKS)
-    positions, magnitudes = _candidates(words, _least(_histogram(words, stride), words.size, k))
-    if positions.size < k and stride > CHUNK:  # the sample was misleading
+def _select_(words: Words, base: int, places: Positions, found: Words) -> None:
+    """Write the positions, from `base` on, and the words of the largest magnitudes, as many as there is room for."""
+    k, stride = places.size, max(CHUNK, words.size // SAMPLED_CHUNKS)
+    at, kept = _candidates(words, _least(_histogram(words, stride), words.size, k))
+    if at.size < k and stride > CHUNK:  # the sample misled
         whole = np.sum(map_ranges(words.size, lambda a, b: _histogram(words[a:b], CHUNK)), axis=0)
-        positions, magnitudes = _candidates(words, _least(whole, words.size, k))
-    if positions.size < k:  # the rest of the k are zeros
-        _take_nonzero_and_first_zeros_(words, k - positions.size, out)
+        at, kept = _candidates(words, _least(whole, words.size, k))
+    if at.size < k:  # the rest of the k are zeros
+        _take_nonzero_and_first_zeros_(words, k - at.size, base, places, found)
     else:
-        _refine_(positions, magnitudes, out)
+        _refine_(at, kept, base, places, found)
 
 
 def _least(histogram: NDArray[np.int64], size: int, k: int) -> int:
@@ -69,8 +78,8 @@ def _least(histogram: NDArray[np.int64], size: int, k: int) -> int:
 
 def _candidates(words: Words, least: int) -> tuple[Positions, Words]:
     parts = map_ranges(words.size, lambda a, b: _collect(words[a:b], np.uint32(least), a))
-    positions, magnitudes = zip(*parts, strict=True)
-    return np.concatenate(positions), np.concatenate(magnitudes)
+    positions, found = zip(*parts, strict=True)
+    return np.concatenate(positions), np.concatenate(found)
 
 
 @kernel
@@ -97,7 +106,7 @@ def _boundary(counts: NDArray[np.int64], k: int) -> tuple[int, int]:
 
 @kernel
 def _collect(words: Words, least: np.uint32, base: int) -> tuple[Positions, Words]:
-    """Return the positions and magnitudes of all that reach `least`; only pages written to use memory."""
+    """Position and word of all that reach `least`; of the buffer only pages written to become memory."""
     found = np.empty(words.size + 1, np.int64)
     hits, places = np.empty(CHUNK // 8, np.uint8), np.empty(CHUNK // 8 + 1, np.int64)
     whole = words.size // CHUNK * CHUNK
@@ -108,10 +117,10 @@ def _collect(words: Words, least: np.uint32, base: int) -> tuple[Positions, Word
     for i in range(whole, words.size):
         found[count] = i
         count += int((words[i] & MAGNITUDE) >= least)
-    magnitudes = np.empty(count, np.uint32)
+    hit = np.empty(count, np.uint32)
     for i in range(count):
-        magnitudes[i] = words[found[i]] & MAGNITUDE
-    return found[:count] + base, magnitudes
+        hit[i] = words[found[i]]
+    return found[:count] + base, hit
 
 
 @kernel
@@ -141,32 +150,35 @@ def _list_(hits: Bytes, places: Positions, start: int, out: Positions, count: in
 
 
 @kernel
-def _refine_(positions: Positions, magnitudes: Words, out: Positions) -> None:
+def _refine_(positions: Positions, words: Words, base: int, places: Positions, found: Words) -> None:
     """Find the exact k-th magnitude, from the top bits down, then keep what lies above it and the first ties."""
-    prefix, remaining, shift = 0, out.size, 31
+    prefix, remaining, shift = 0, places.size, 31
     for bits in (12, 12, 7):
         counts = np.zeros(1 << bits, np.int64)
-        for i in range(magnitudes.size):
-            magnitude = np.int64(magnitudes[i])
+        for i in range(words.size):
+            magnitude = np.int64(words[i] & MAGNITUDE)
             if magnitude >> shift == prefix:
                 counts[(magnitude >> (shift - bits)) & ((1 << bits) - 1)] += 1
-        found, remaining = _boundary(counts, remaining)
-        prefix, shift = (prefix << bits) | found, shift - bits
+        here, remaining = _boundary(counts, remaining)
+        prefix, shift = (prefix << bits) | here, shift - bits
     count = 0
-    for i in range(magnitudes.size):
-        if count < out.size:  # once it is full, only ties with a higher index are left
-            out[count] = positions[i]
-        tie = int(magnitudes[i] == prefix and remaining > 0)
-        count += tie | int(magnitudes[i] > prefix)
+    for i in range(words.size):
+        if count < places.size:  # once full, what is left are ties of a higher index
+            places[count] = base + positions[i]
+            found[count] = words[i]
+        magnitude = np.int64(words[i] & MAGNITUDE)
+        tie = int(magnitude == prefix and remaining > 0)
+        count += tie | int(magnitude > prefix)
         remaining -= tie
 
 
 @kernel
-def _take_nonzero_and_first_zeros_(words: Words, zeros: int, out: Positions) -> None:
+def _take_nonzero_and_first_zeros_(words: Words, zeros: int, base: int, places: Positions, found: Words) -> None:
     count = 0
     for i in range(words.size):
         zero = words[i] & MAGNITUDE == 0
         if not zero or zeros > 0:
-            out[count] = i
+            places[count] = base + i
+            found[count] = words[i]
             count += 1
             zeros -= int(zero)

@@ -160,6 +160,13 @@ class Compressor(Spec, ABC):
         rows = range(len(next(iter(code.values()))))
         return torch.cat([row_norms(self.decode({k: v[i : i + 1] for k, v in code.items()}, layout)) for i in rows])
 
+    def check_code(self, code: Code, layout: Layout) -> None:
+        """Refuse one row of a code, tensors `[columns]` as read from bytes, that no `compress` returns.
+
+        Each field is sound by itself already; override this if some of their values contradict each other, and raise a
+        WireError that names the field.
+        """
+
     @property
     def unbiased(self) -> bool:
         """Whether the expectation of C(x) over the key is x."""

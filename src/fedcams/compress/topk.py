@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.bits.positions import add_at_, take_at
-from fedcams.bits.select import top_positions
+from fedcams.bits.positions import add_at_
+from fedcams.bits.select import top_values
 from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.compress.budget import check_budget, kept
@@ -73,18 +73,8 @@ class TopK(Compressor):
         return lost + (1 - lost) * dropped
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
-        positions = self._positions(x, layout)
-        values = take_at(x, positions)
-        if self.values == "bf16":
-            values = _to_bf16(values)
-        return {"position": positions, "value": values}
-
-    def _positions(self, x: Tensor, layout: Layout) -> Tensor:
-        """Return the kept positions `[C, k]`, ascending."""
-        if self.scope == "global":
-            return top_positions(x, *self._kept(layout))
-        parts = zip(segments(layout, self.scope), self._kept(layout), strict=True)
-        return torch.cat([top_positions(x[:, a:b].contiguous(), k) + a for (a, b), k in parts], dim=-1)
+        positions, values = top_values(x, segments(layout, self.scope), self._kept(layout))
+        return {"position": positions, "value": _to_bf16(values) if self.values == "bf16" else values}
 
     def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_at_(out, code["position"], code["value"].float(), weight)

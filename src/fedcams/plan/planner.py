@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcams.compress import Compressor
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Downlink, downlink
+from fedcams.downlink import Downlink, DownlinkCost, downlink
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.report.profiles import Link, Profile
@@ -31,12 +31,14 @@ CANDIDATES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What is planned for: a model of `d` parameters and `buffers` buffer values, the uplink's codec and the rounds."""
+    """What is planned for: a model of `d` parameters and `buffers` buffer values, the codecs and the rounds."""
 
     d: int
     buffers: int
     uplink: Compressor
     rounds: int
+    buffer_codec: Compressor = IDENTITY
+    """How buffers travel: up as `Method.buffers` says and, if it compresses them, down by the downlink's rule."""
 
     @property
     def layout(self) -> Layout:
@@ -79,17 +81,29 @@ class Plan:
 
 def plan(setting: Setting, spec: str | Downlink, contacts: Contacts) -> Plan:
     """Return what these contacts cost with this downlink; refuses schedules, and a downlink without an estimate."""
-    chosen, layout = downlink(spec), setting.layout
-    for name, piece in {"uplink": setting.uplink, "downlink": chosen}.items():
+    chosen, layout, total = downlink(spec), setting.layout, contacts.total
+    for name, piece in {"uplink": setting.uplink, "downlink": chosen, "buffers": setting.buffer_codec}.items():
         if piece.schedules():
             raise SpecError(f"{name}={piece}: a plan needs numbers that do not change; give one in place of a schedule")
-    extra = {"buffers": payload_bytes(IDENTITY, Layout.flat(setting.buffers))} if setting.buffers else {}
+    codec, beside = setting.buffer_codec, Layout.flat(setting.buffers) if setting.buffers else None
+    extra = {} if beside is None else {"buffers": payload_bytes(codec, beside)}
     up = reply_size({"update": payload_bytes(setting.uplink, layout), **extra}, chosen.client_keeps_model)
-    rest = instruction_size({"model": 0, **extra})
     cost = chosen.cost(layout, contacts, setting.rounds)
+    carried = _cost_of_buffers(chosen, codec, beside, contacts, setting.rounds)
+    rest = instruction_size({"model": 0}) * total + carried.deltas + carried.catchup + carried.dense
     models = (cost.deltas, cost.catchup, cost.dense)
-    total = contacts.total
-    return Plan(chosen, up * total, *models, rest * total, total, cost.memory, cost.bound)
+    return Plan(chosen, up * total, *models, rest, total, cost.memory + carried.memory, cost.bound)
+
+
+def _cost_of_buffers(
+    chosen: Downlink, codec: Compressor, layout: Layout | None, contacts: Contacts, rounds: int
+) -> DownlinkCost:
+    """Return what buffers cost on their way down: by the downlink's rule if they are compressed, else dense."""
+    if layout is None:
+        return DownlinkCost(0.0, 0.0, 0.0)
+    if codec == IDENTITY or not chosen.carries_buffers:
+        return DownlinkCost(0.0, 0.0, payload_bytes(IDENTITY, layout) * contacts.total)
+    return chosen.for_buffers(codec).cost(layout, contacts, rounds)
 
 
 def recommend(plans: Sequence[Plan], memory: float, bound: float) -> Plan | None:

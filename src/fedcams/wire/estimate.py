@@ -36,5 +36,6 @@ def _log2_choices(d: int, k: int) -> float:
 
 def coordinates_changed(codec: Compressor, layout: Layout) -> int | None:
     """Return how many coordinates a payload of `codec` changes; None if it may change all of them."""
-    counts = [field.count for field in codec.fields(layout).values()]
-    return None if max(counts) >= layout.d else max(counts)
+    fields = codec.fields(layout).values()
+    count = max(field.count for field in [field for field in fields if field.kind == "index"] or fields)
+    return None if count >= layout.d else count

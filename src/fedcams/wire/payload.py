@@ -120,6 +120,7 @@ def unpack(
         body = body[used:]
     if body.size:
         raise TrailingBytes(f"{body.size} bytes follow the last field of {codec}")
+    codec.check_code(code, layout)
     return Payload(codec, layout, layout_id, code)
 
 
