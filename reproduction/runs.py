@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +103,12 @@ class Done:
         return ", ".join(known)
 
 
+@functools.cache  # a page asks a hundred times, and reading takes longer than all that is done with it
+def shipped(preset: str) -> list[Experiment]:
+    """Return the experiments of a preset that comes with the package."""
+    return load_preset(preset).experiments
+
+
 class Results:
     """All finished runs below a folder."""
 
@@ -117,12 +124,12 @@ class Results:
         known: dict[tuple[object, ...], Run] = {}
         for run in sorted(self.runs, key=lambda run: not run.records[0].probes.get("gamma")):
             known.setdefault(key(run.experiment), run)
-        return [Done(e.label, known[key(e)]) for e in load_preset(preset).experiments if key(e) in known]
+        return [Done(e.label, known[key(e)]) for e in shipped(preset) if key(e) in known]
 
     def missing(self, preset: str) -> list[str]:
         """Return the labels of a preset that have no run."""
         there = {done.label for done in self.of(preset)}
-        return [e.label for e in load_preset(preset).experiments if e.label not in there]
+        return [e.label for e in shipped(preset) if e.label not in there]
 
     def seeds(self, done: Done) -> list[Done]:
         """Return the runs of the same experiment with every seed."""

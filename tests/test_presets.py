@@ -73,6 +73,8 @@ def test_its_experiments_run_in_miniature(name: str, data: Path) -> None:
     """Everything but the number of clients, local work, rounds and the size of the model is as it is shipped."""
     model = str(load_preset(name).experiments[0].model)
     tiny = {"clients": "20", "rounds": "2", "local": "sgd(steps=1, batch=2)", "model": SMALL[model], "seed": "1"}
+    tiny["engine"] = "stacked"  # that `auto` takes it for every model is tested with the engines
+
     for experiment in overridden(load_preset(name), tiny).experiments:
         records = run_once(dataclasses.replace(experiment, label=""), data)
         assert [record.round for record in records] == [1, 2]

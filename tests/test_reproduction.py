@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from fedcams.experiment.preset import folder_name, load_preset
 from fedcams.optimizers import server
@@ -22,6 +23,7 @@ from test_report import rising, write_run
 
 STALE = "is stale: run `make reproduction`"
 ROUNDS = 500
+BLANK = Image.new("RGB", (64, 64))
 
 
 # -- what is in the repository -----------------------------------------------------------------------------------------
@@ -78,7 +80,7 @@ def made(root: Path, drawn: bool = False) -> str:
     results = Results(root / "results")
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
-            patch.setattr(make.draw, "picture", lambda path, panels: path.write_bytes(bytes(1001)))
+            patch.setattr(make.draw, "picture", lambda path, panels: BLANK.save(path, compress_level=0))
         make.write(results, root / "docs")
     text = (root / "docs" / "reproduction.md").read_text("utf-8")
     for target in re.findall(r"\]\((reproduction/[^)]+)\)", text):

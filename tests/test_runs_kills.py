@@ -88,7 +88,7 @@ def test_death_at_every_step_and_again_while_resuming(
 ) -> None:
     for name in SYNCS:
         monkeypatch.setattr(os, name, lambda descriptor: None)  # it is the process that dies here, not the machine
-    experiment = small(rounds=5, clients=3, **kind)
+    experiment = small(rounds=5, clients=3, engine="loop", **kind)  # started hundreds of times, so no trial of engines
     run(experiment, tmp_path / "whole")
     folder, whole, moment = tmp_path / "run", lasting(tmp_path / "whole"), 0
     while dies(experiment, folder, moment):
