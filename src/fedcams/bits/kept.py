@@ -107,16 +107,26 @@ def _units(
 def group_means_torch(values: Tensor, bounds: Tensor) -> Tensor:
     """The same in torch operations, on any device."""
     k, counts = values.shape[-1], bounds.diff(dim=-1)
-    groups = _group_of_each(bounds, k)
-    words = (values.view(torch.int32) & MAGNITUDE).long()
-    largest = torch.zeros_like(counts).scatter_reduce_(-1, groups, words, "amax")
+    largest = _largest_torch(values, bounds)
     exponents = (largest >> 23).clamp(min=1)
+    words = (values.view(torch.int32) & MAGNITUDE).long()
     own = words >> 23
     fraction = (words & FRACTION) | ((own > 0).long() << 23)
-    units = (fraction << _spare(k)) >> (exponents.gather(-1, groups) - own.clamp(min=1)).clamp(max=63)
+    units = (fraction << _spare(k)) >> (exponents.gather(-1, _group_of_each(bounds, k)) - own.clamp(min=1)).clamp(
+        max=63
+    )
     unit = (exponents - 150 - _spare(k) + 1023 << 52).view(torch.float64)  # a power of two, by its bits
     means = _sums_between(units, bounds).double() * unit / counts.clamp(min=1)
     return torch.where(largest >= INFINITE, torch.inf, means).float()
+
+
+def _largest_torch(values: Tensor, bounds: Tensor) -> Tensor:
+    """The bits of the largest magnitude of each group: int64 `[C, S]`; NaN counts as largest."""
+    rows, k = values.shape
+    starts = bounds[:, :-1] + k * torch.arange(rows, device=values.device)[:, None]
+    offsets = torch.nn.functional.pad(starts.flatten(), (0, 1), value=rows * k)
+    largest = torch.segment_reduce(values.abs().flatten(), "max", offsets=offsets, initial=0.0, unsafe=True)
+    return (largest.view(torch.int32) & MAGNITUDE).long().view(rows, -1)
 
 
 def _group_of_each(bounds: Tensor, k: int) -> Tensor:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcams.bits.parallel import kernel, map_ranges, map_threads, trailing_zeros
+from fedcams.bits.select_torch import top_positions_torch
 
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
@@ -58,12 +59,6 @@ def top_values(x: Tensor, segments: Segments, counts: Sequence[int]) -> tuple[Te
             _select_(words[start:stop], start, places[row, at : at + k], found[row, at : at + k])
             at += k
     return torch.from_numpy(places), torch.from_numpy(values)
-
-
-def top_positions_torch(x: Tensor, k: int) -> Tensor:
-    """Return the positions of the k largest magnitudes of each row, `x [C, n]` -> int64 `[C, k]`, on any device."""
-    magnitude = x.contiguous().view(torch.int32) & int(MAGNITUDE)
-    return magnitude.sort(dim=-1, descending=True, stable=True).indices[:, :k].sort(dim=-1).values
 
 
 def _select_(words: Words, base: int, places: Positions, found: Words) -> None:
