@@ -197,7 +197,8 @@ def test_buffers_that_rest_are_reached() -> None:
         ({"downlink": "replica(sign)", "buffers": "identity"}, False),
         ({"downlink": "none", "buffers": "blockq"}, False),
         ({"downlink": "replica(sign)", "buffers": "blockq"}, True),
-        ({"downlink": "stateless", "buffers": "blockq"}, True),
+        ({"downlink": "stateless", "buffers": "blockq"}, False),
+        ({"downlink": "shared(sign)", "buffers": "blockq"}, True),
     ],
 )
 def test_buffers_go_dense_unless_the_method_compresses_them_and_the_model(parts: dict[str, str], carried: bool) -> None:

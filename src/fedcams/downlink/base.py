@@ -33,15 +33,15 @@ class Part(NamedTuple):
     codec: Compressor
 
     def move_(self, rows: Tensor, keys: int | Sequence[int]) -> Code:
-        """Move `rows [..., d]` towards the values by what the codec leaves of the difference; return its code."""
+        """Move `rows [..., d]` towards the values by what the codec leaves of the difference; return its code.
+
+        The variances among buffers are floored at zero.
+        """
         code = self.codec.encode(self.values - rows, self.layout, keys)
         self.codec.add_to_(rows, code, self.layout)
-        self.floor_(rows)
+        if self.name == BUFFERS:
+            floor_variances_(rows, self.layout)
         return code
-
-    def floor_(self, rows: Tensor) -> Tensor:
-        """Floor the variances among buffers at zero, in place; the model is left as it is. Return the rows."""
-        return floor_variances_(rows, self.layout) if self.name == BUFFERS else rows
 
 
 class Broadcast(NamedTuple):
@@ -182,7 +182,10 @@ class Downlink(Spec, ABC):
         )
 
     def for_buffers(self, codec: Compressor) -> Self:
-        """Return the downlink by whose rule buffers travel if `codec` is the method's for them."""
+        """Return the downlink by whose rule buffers travel if `codec` is the method's for them.
+
+        Only asked of a downlink that carries buffers.
+        """
         return self
 
     def common(self, state: Any) -> dict[str, Tensor]:
