@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor
 
+from fedcams.buffers import add_change, change_between
 from fedcams.compress import Code, Compressor
 from fedcams.downlink.held import HeldStore
 from fedcams.downlink.message import BUFFERS, MODEL, Held, Message, OutOfStep, apply_messages, base_of
 from fedcams.errors import SpecError
 from fedcams.keys import derive
-from fedcams.layout import Layout, floor_variances_
+from fedcams.layout import Layout
 from fedcams.registry import Spec
 from fedcams.rows import RowStore
 from fedcams.sampler import Contacts
@@ -33,15 +34,18 @@ class Part(NamedTuple):
     codec: Compressor
 
     def move_(self, rows: Tensor, keys: int | Sequence[int]) -> Code:
-        """Move `rows [..., d]` towards the values by what the codec leaves of the difference; return its code."""
+        """Move `rows [..., d]` towards the values by what the codec leaves of the difference; return its code.
+
+        That of buffers is in units of their own, see `fedcams.buffers`.
+        """
+        if self.name == BUFFERS:
+            change = change_between(rows, self.values, self.layout)
+            code = self.codec.encode(change, self.layout, keys)
+            rows.copy_(add_change(rows, self.codec.decode(code, self.layout), self.layout))
+            return code
         code = self.codec.encode(self.values - rows, self.layout, keys)
         self.codec.add_to_(rows, code, self.layout)
-        self.floor_(rows)
         return code
-
-    def floor_(self, rows: Tensor) -> Tensor:
-        """Floor the variances among buffers at zero, in place; the model is left as it is. Return the rows."""
-        return floor_variances_(rows, self.layout) if self.name == BUFFERS else rows
 
 
 class Broadcast(NamedTuple):
@@ -182,7 +186,10 @@ class Downlink(Spec, ABC):
         )
 
     def for_buffers(self, codec: Compressor) -> Self:
-        """Return the downlink by whose rule buffers travel if `codec` is the method's for them."""
+        """Return the downlink by whose rule buffers travel if `codec` is the method's for them.
+
+        Only asked of a downlink that carries buffers.
+        """
         return self
 
     def common(self, state: Any) -> dict[str, Tensor]:

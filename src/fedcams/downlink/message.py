@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from fedcams.bits.parallel import map_threads
+from fedcams.buffers import add_change
 from fedcams.compress import compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.compress.topk import TopK
 from fedcams.errors import FedcamsError, NonCanonical, Truncated
-from fedcams.layout import Layout, floor_variances_
+from fedcams.layout import Layout
 from fedcams.wire import decode, encode, unpack
 from fedcams.wire.estimate import payload_bytes
 from fedcams.wire.frames import Frame
@@ -111,16 +112,19 @@ class Message:
     def apply(self, base: Tensor | None, layout: Layout, name: str = MODEL) -> Tensor:
         """Return the vector `[d]` that this message makes from `base [d]`, in new memory.
 
-        `name` says what it is. The variances among buffers are floored after each payload, as where it was made.
+        `name` says what it is: changes of buffers are in units of their own, see `fedcams.buffers`.
         """
         if self.kind == DENSE:
             return decode(self.payloads[0], layout)
         assert base is not None, "only the dense model has no base"
         vector = base.clone()
         for payload in self.payloads:
-            (_add_ if self.kind == ADD else _set_)(vector, payload, layout)
-            if name == BUFFERS:
-                floor_variances_(vector, layout)
+            if self.kind == SET:
+                _set_(vector, payload, layout)
+            elif name == BUFFERS:
+                vector = add_change(vector, decode(payload, layout), layout)
+            else:
+                _add_(vector, payload, layout)
         return vector
 
 
