@@ -8,6 +8,7 @@ all that follow, where a sign differs from the one before it; they are coded as 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -36,24 +37,25 @@ class Cells(NamedTuple):
         lengths = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
         return cls(np.cumsum([0, *lengths], dtype=np.int64), np.array(sizes, np.int64))
 
+    @property
+    def single(self) -> bool:
+        """Whether every cell is a single coordinate, so that no sign follows another."""
+        return bool((self.sizes <= 1).all())
+
 
 def signs_encode(signs: Bytes, positions: Positions, cells: Cells) -> Bytes:
     """Encode packed signs, one bit for each of the ascending positions."""
-    follows, followers = _find_followers(positions, cells)
+    leading, changes, followers = _split(signs, positions, cells)
     if not followers:
-        return signs
-    leading, changes = _split(signs, follows, followers)
+        return leading
     count = np.frombuffer(changes.size.to_bytes(_count_size(followers), "little"), np.uint8)
     return np.concatenate([leading, count, rice_encode(changes, followers)])
 
 
 def signs_size(signs: Bytes, positions: Positions, cells: Cells) -> int:
     """Return the exact length of the code in bytes, without writing it."""
-    follows, followers = _find_followers(positions, cells)
-    if not followers:
-        return signs.size
-    leading, changes = _split(signs, follows, followers)
-    return leading.size + _count_size(followers) + rice_size(changes, followers)
+    leading, changes, followers = _split(signs, positions, cells)
+    return leading.size + (_count_size(followers) + rice_size(changes, followers) if followers else 0)
 
 
 def signs_decode(data: Bytes, positions: Positions, cells: Cells) -> tuple[Bytes, int]:
@@ -83,34 +85,38 @@ def _count_size(followers: int) -> int:
     return packed_size(followers.bit_length())
 
 
+def _unpacked(signs: Bytes, count: int) -> Bytes:
+    return np.unpackbits(signs, count=count, bitorder="little")
+
+
 # -- which signs follow --------------------------------------------------------------------------------------------
 
 
 def _find_followers(positions: Positions, cells: Cells) -> tuple[Bytes, int]:
     """Return 1 for each position in the cell of the one before, else 0: uint8 `[k]`; and how many there are."""
     out = np.zeros(positions.size, np.uint8)
-    if cells.sizes.size == 0 or cells.sizes.max() <= 1:
+    if cells.single:
         return out, 0
     bounds = np.searchsorted(positions, cells.offsets)
-    counts = map_ranges(out.size, lambda a, b: int(_follow_(positions, bounds, cells.offsets, cells.sizes, a, b, out)))
+    counts = map_ranges(out.size, lambda a, b: int(_follow_(positions, bounds, *cells, a, out[a:b])))
     return out, sum(counts)
 
 
 @kernel
 def _follow_(
-    positions: Positions, bounds: Positions, offsets: Positions, sizes: Positions, first: int, last: int, out: Bytes
+    positions: Positions, bounds: Positions, offsets: Positions, sizes: Positions, first: int, out: Bytes
 ) -> int:
-    """Those from `first` to `last` among the positions; the quotients by a cell's size are exact below 2^50."""
+    """Those from `first` on among the positions; return how many follow. Quotients are exact below 2^50."""
     count = 0
     for tensor in range(sizes.size):
-        a, b = max(first, bounds[tensor]), min(last, bounds[tensor + 1])
-        if sizes[tensor] <= 1 or a >= b:
+        a, b = max(first, bounds[tensor]), min(first + out.size, bounds[tensor + 1])
+        if a >= b:
             continue
         start, scale = offsets[tensor] - 0.5, 1.0 / sizes[tensor]
         before = int((positions[a - 1] - start) * scale) if a > bounds[tensor] else -1
         for i in range(a, b):
             cell = int((positions[i] - start) * scale)
-            out[i] = cell == before
+            out[i - first] = cell == before
             count += int(cell == before)
             before = cell
     return count
@@ -119,25 +125,35 @@ def _follow_(
 # -- leading signs and changes -------------------------------------------------------------------------------------
 
 
-def _split(signs: Bytes, follows: Bytes, followers: int) -> tuple[Bytes, Positions]:
-    """Return the leading signs, packed, and the places among the followers whose sign is not that before it."""
-    leading = np.empty(follows.size - followers + 1, np.uint8)
-    changes = np.empty(followers + 1, np.int64)
-    found = int(_split_(_unpacked(signs, follows.size), follows, leading, changes))
-    return np.packbits(leading[:-1], bitorder="little"), changes[:found]
+def _split(signs: Bytes, positions: Positions, cells: Cells) -> tuple[Bytes, Positions, int]:
+    """Return the leading signs, packed; where, among the followers, a sign changes; and the number of followers."""
+    if cells.single:
+        return signs, np.empty(0, np.int64), 0
+    bounds, unpacked = np.searchsorted(positions, cells.offsets), _unpacked(signs, positions.size)
+    parts = map_ranges(positions.size, lambda a, b: _split_range(unpacked, positions, bounds, *cells, a, b))
+    before = list(itertools.accumulate((followers for _, _, followers in parts), initial=0))
+    changes = [found + start for (_, found, _), start in zip(parts, before, strict=False)]
+    leading = np.packbits(np.concatenate([part for part, _, _ in parts]), bitorder="little")
+    return leading, np.concatenate(changes), before[-1]
 
 
 @kernel
-def _split_(signs: Bytes, follows: Bytes, leading: Bytes, changes: Positions) -> int:
-    """Work without branches, since what follows cannot be foreseen; so one entry is written behind either end."""
-    before, leader, follower, found = 0, 0, 0, 0
+def _split_range(
+    signs: Bytes, positions: Positions, bounds: Positions, offsets: Positions, sizes: Positions, first: int, last: int
+) -> tuple[Bytes, Positions, int]:
+    """Those from `first` to `last`, without branches, since what follows cannot be foreseen."""
+    follows = np.zeros(last - first, np.uint8)
+    followers = _follow_(positions, bounds, offsets, sizes, first, follows)
+    leading, changes = np.empty(follows.size - followers + 1, np.uint8), np.empty(followers + 1, np.int64)
+    before = int(signs[max(first - 1, 0)])
+    leader, follower, found = 0, 0, 0
     for i in range(follows.size):
-        sign, follow = int(signs[i]), int(follows[i])
+        sign, follow = int(signs[first + i]), int(follows[i])
         leading[leader] = sign
         changes[found] = follower
         leader, follower, found = leader + 1 - follow, follower + follow, found + (follow & (sign ^ before))
         before = sign
-    return found
+    return leading[:leader], changes[:found], followers
 
 
 def _join(leading: Bytes, changes: Positions, follows: Bytes, followers: int) -> Bytes:
@@ -150,13 +166,10 @@ def _join(leading: Bytes, changes: Positions, follows: Bytes, followers: int) ->
 
 @kernel
 def _join_(leading: Bytes, changed: Bytes, follows: Bytes, out: Bytes) -> None:
+    """Without branches: -1 and 0 as masks choose between the changed sign and the next that leads."""
     sign, leader, follower = 0, 0, 0
     for i in range(follows.size):
         follow = int(follows[i])
-        sign = (sign ^ int(changed[follower])) if follow else int(leading[leader])
+        sign = ((sign ^ int(changed[follower])) & -follow) | (int(leading[leader]) & (follow - 1))
         leader, follower = leader + 1 - follow, follower + follow
         out[i] = sign
-
-
-def _unpacked(signs: Bytes, count: int) -> Bytes:
-    return np.unpackbits(signs, count=count, bitorder="little")
