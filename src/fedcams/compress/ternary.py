@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from torch import Tensor
 
-from fedcams.bits.kept import add_signs_at_, group_bounds, group_means
+from fedcams.bits.kept import add_rows_of_signs_at_, add_signs_at_, group_bounds, group_means
 from fedcams.bits.select import top_values
 from fedcams.bits.signs import pack_signs
 from fedcams.bits.vectors import row_norms
@@ -103,8 +104,14 @@ class Ternary(Compressor):
         return group_bounds(positions, segments(layout, self.magnitudes))
 
     def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
-        bounds = self._bounds(code["position"], layout)
-        add_signs_at_(out, code["position"], code["sign"], bounds, code["magnitude"] * weight)
+        add_signs_at_(out, *self._signs(code, layout, weight))
+
+    def accumulate_codes_(self, out: Tensor, codes: Sequence[Code], layout: Layout, weights: Sequence[float]) -> None:
+        add_rows_of_signs_at_(out, [self._signs(*each) for each in zip(codes, repeat(layout), weights)])
+
+    def _signs(self, code: Code, layout: Layout, weight: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the positions, their signs, the bounds of what shares a magnitude, and the magnitudes times weight."""
+        return code["position"], code["sign"], self._bounds(code["position"], layout), code["magnitude"] * weight
 
     def norms(self, code: Code, layout: Layout) -> Tensor:
         counts = self._bounds(code["position"], layout).diff(dim=-1)
