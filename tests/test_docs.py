@@ -51,12 +51,13 @@ def bytes_in_hex(heading: str) -> bytes:
 
 
 def test_the_payloads_in_hex_are_those_that_encode_writes() -> None:
-    x, layout = torch.zeros(20), Layout(tuple("abc"), ((6,), (4,), (10,)))
+    x = torch.zeros(20)
     x[3], x[16] = -1.5, 2.0
     assert encode("topk(k=2)", x) == bytes_in_hex("One payload in hex")
     assert torch.equal(decode(bytes_in_hex("One payload in hex")), x)
+    layout, x[4], x[5] = Layout(tuple("abc"), ((1, 2, 3), (4,), (10,))), -1.5, 1.5
     signs = bytes_in_hex("A payload of signs and magnitudes in hex")
-    assert encode("ternary(k=2)", x, layout) == signs
+    assert encode("ternary(k=4)", x, layout) == signs
     assert torch.equal(decode(signs, layout), x)
 
 

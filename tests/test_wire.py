@@ -11,6 +11,7 @@ import torch
 
 from fedcams import Layout, WireError, compressor, decode, encode, payload_size
 from fedcams.errors import (
+    BadChangeCount,
     BadMagic,
     BadMagnitude,
     BadPadding,
@@ -173,6 +174,44 @@ def test_a_class_without_members_has_no_magnitude() -> None:
     bad = build("topk(k=2, values=b2)", 3, data[42:-12] + struct.pack("<2f", 1, 2))
     with pytest.raises(NonCanonical, match="where nothing is kept"):
         decode(bad)
+
+
+FILTERS = Layout(("a",), ((1, 2, 3),))
+
+
+def four_signs(body: bytes) -> bytes:
+    """A payload of `ternary(k=4)` that keeps positions 0, 1, 2 and 5, whose signs are `body`; the magnitude is 1."""
+    return build("ternary(k=4)", 6, b"\x18" + body + struct.pack("<f", 1), layout=FILTERS)
+
+
+def test_signs_by_hand_are_what_encode_writes() -> None:
+    x = torch.tensor([1.0, 1.0, -1.0, 0.0, 0.0, 1.0])
+    assert encode("ternary(k=4)", x, FILTERS) == four_signs(b"\x03\x01\x01")
+    assert torch.equal(decode(four_signs(b"\x03\x01\x01"), FILTERS), x)
+
+
+@pytest.mark.parametrize(
+    ("error", "body", "message"),
+    [
+        (BadChangeCount, b"\x03\x03\x00", "field 'sign': 3 changes among 2 signs that follow; allowed: 0 to 2"),
+        (BadPosition, b"\x03\x01\x03", r"field 'sign': a position is not in \[0, 2\)"),
+        (BadPadding, b"\x07\x01\x01", "field 'sign': the bits after the last of 2 leading signs are not zero"),
+        (BadPadding, b"\x03\x01\x81", "field 'sign': the bits after the last position"),
+        (TrailingBytes, b"\x03\x01\x01\x00", "1 bytes follow the last field of ternary"),
+        (Truncated, b"", "field 'magnitude' needs at least 4 bytes"),
+    ],
+)
+def test_signs_that_are_not_written_so_are_refused(error: type[WireError], body: bytes, message: str) -> None:
+    with pytest.raises(WireError, match=message) as caught:
+        decode(four_signs(body), FILTERS)
+    assert type(caught.value) is error
+
+
+def test_signs_need_the_shapes_even_with_one_magnitude() -> None:
+    data = encode("ternary(k=2, magnitudes=global)", torch.arange(6.0), FILTERS)
+    assert decode(data, FILTERS).tolist() == [0, 0, 0, 0, 4.5, 4.5]
+    with pytest.raises(LayoutMismatch, match="pass layout="):
+        decode(data)
 
 
 def test_ternary_needs_the_layout_of_its_magnitudes() -> None:
