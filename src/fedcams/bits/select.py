@@ -1,8 +1,8 @@
 """Exact top-k: the positions of the k largest magnitudes, ties to the lower index, in ascending order.
 
-On the CPU, a sample gives two magnitudes that the k-th largest lies between. A first pass over the vector finds it among
-the few words between them, and a second pass writes what is kept to its final place: reading twice costs less than new
-memory. If the sample was misleading, a histogram of the whole vector replaces it.
+On the CPU, a sample gives two magnitudes that the k-th largest lies between. A first pass over the vector finds it
+among the few words between them, and a second pass writes what is kept to its final place: reading twice costs less
+than new memory. If the sample was misleading, a histogram of the whole vector replaces it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _select_(words: Words, base: int, places: Positions, found: Words) -> None:
 
 
 def _bracket(histogram: NDArray[np.int64], size: int, k: int) -> tuple[int, int]:
-    """Return two magnitudes, both above zero, that the k-th largest lies between, judging by a histogram of some words."""
+    """Return two magnitudes that the k-th largest lies between, judging by a histogram of all or some words."""
     seen = int(histogram.sum())
     rank = k * seen / size
     allowance = 0.0 if seen == size else SPREADS * math.sqrt(rank) + 1
