@@ -36,7 +36,7 @@ test-slow: $(READY) ## Run the tests that take minutes: chaos over Flower, its s
 lint: $(READY) ## Check format, lint and types
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(PY) -m mypy
+	MYPY_NUM_WORKERS=2 $(PY) -m mypy
 
 format: $(READY) ## Format the code and fix what the linter can fix
 	$(PY) -m ruff check --fix .
