@@ -45,23 +45,25 @@ def group_bounds(positions: Tensor, segments: Segments) -> Tensor:
 # -- means -----------------------------------------------------------------------------------------------------------
 
 
-def group_means(values: Tensor, bounds: Tensor) -> Tensor:
+def group_means(values: Tensor, bounds: Tensor, counts: Tensor | None = None) -> Tensor:
     """Return the mean of |values| of each group, +0.0 where it is empty: `[C, k]`, `[C, S + 1]` -> float32 `[C, S]`.
 
-    Infinity and NaN in a group make its mean infinite.
+    Where only some of a group count and the others are zero, `counts [C, S]` says how many. Infinity and NaN in a group
+    make its mean infinite.
     """
+    counts = (bounds.diff(dim=-1) if counts is None else counts).clamp(min=1)
     if values.device.type != "cpu":
-        return group_means_torch(values, bounds)
-    rows = zip(values.numpy().view(np.uint32), bounds.numpy(), strict=True)
-    return torch.from_numpy(np.stack([_means(words, cuts) for words, cuts in rows]))
+        return group_means_torch(values, bounds, counts)
+    rows = zip(values.numpy().view(np.uint32), bounds.numpy(), counts.numpy(), strict=True)
+    return torch.from_numpy(np.stack([_means(*row) for row in rows]))
 
 
-def _means(words: Words, cuts: Positions) -> Vector:
+def _means(words: Words, cuts: Positions, counts: Positions) -> Vector:
     up = _spare(words.size)
     largest = np.max(map_ranges(words.size, lambda a, b: _largest(words, cuts, a, b)), axis=0)
     exponents = np.maximum(largest >> 23, 1)
     units = np.sum(map_ranges(words.size, lambda a, b: _units(words, cuts, exponents, up, a, b)), axis=0)
-    means = np.ldexp(units.astype(np.float64), exponents - 150 - up) / np.maximum(np.diff(cuts), 1)
+    means = np.ldexp(units.astype(np.float64), exponents - 150 - up) / counts
     return np.where(largest >= INFINITE, np.inf, means).astype(np.float32)
 
 
@@ -104,19 +106,17 @@ def _units(
     return out
 
 
-def group_means_torch(values: Tensor, bounds: Tensor) -> Tensor:
-    """The same in torch operations, on any device."""
-    k, counts = values.shape[-1], bounds.diff(dim=-1)
+def group_means_torch(values: Tensor, bounds: Tensor, counts: Tensor) -> Tensor:
+    """The same in torch operations, on any device; the counts are at least 1."""
+    k = values.shape[-1]
     largest = _largest_torch(values, bounds)
     exponents = (largest >> 23).clamp(min=1)
     words = (values.view(torch.int32) & MAGNITUDE).long()
     own = words >> 23
     fraction = (words & FRACTION) | ((own > 0).long() << 23)
-    units = (fraction << _spare(k)) >> (exponents.gather(-1, _group_of_each(bounds, k)) - own.clamp(min=1)).clamp(
-        max=63
-    )
+    units = (fraction << _spare(k)) >> (exponents.gather(-1, group_of_each(bounds, k)) - own.clamp(min=1)).clamp(max=63)
     unit = (exponents - 150 - _spare(k) + 1023 << 52).view(torch.float64)  # a power of two, by its bits
-    means = _sums_between(units, bounds).double() * unit / counts.clamp(min=1)
+    means = sums_between(units, bounds).double() * unit / counts
     return torch.where(largest >= INFINITE, torch.inf, means).float()
 
 
@@ -129,16 +129,16 @@ def _largest_torch(values: Tensor, bounds: Tensor) -> Tensor:
     return (largest.view(torch.int32) & MAGNITUDE).long().view(rows, -1)
 
 
-def _group_of_each(bounds: Tensor, k: int) -> Tensor:
-    """The group of each kept coordinate: `[C, S + 1]` -> int64 `[C, k]`."""
+def group_of_each(bounds: Tensor, k: int) -> Tensor:
+    """Return the group of each kept coordinate: `[C, S + 1]` -> int64 `[C, k]`."""
     places = torch.arange(k, device=bounds.device).repeat(len(bounds), 1)
     return torch.searchsorted(bounds[:, 1:].contiguous(), places, right=True)
 
 
-def _sums_between(units: Tensor, bounds: Tensor) -> Tensor:
-    """Sums of integers over each group: `[C, k]` -> `[C, S]`, as differences of one running sum, which may wrap.
+def sums_between(units: Tensor, bounds: Tensor) -> Tensor:
+    """Return the sums of integers over each group, `[C, k]` -> `[C, S]`, as differences of a running sum that may wrap.
 
-    One long vector, since a GPU adds up few rows slowly.
+    It runs through all rows, since a GPU adds up few long rows slowly.
     """
     running = torch.nn.functional.pad(units.flatten().cumsum(0), (1, 0))
     first = torch.arange(len(units), device=units.device)[:, None] * units.shape[-1]
@@ -198,5 +198,5 @@ def add_rows_of_signs_at_(out: Tensor, rows: Sequence[tuple[Tensor, Tensor, Tens
 def add_signs_at_torch_(out: Tensor, positions: Tensor, bits: Tensor, bounds: Tensor, magnitudes: Tensor) -> None:
     """The same in torch operations, on any device."""
     k = positions.shape[-1]
-    size = magnitudes.gather(-1, _group_of_each(bounds, k))
+    size = magnitudes.gather(-1, group_of_each(bounds, k))
     out.scatter_(-1, positions, out.gather(-1, positions) + torch.where(unpack_bools(bits, k), size, -size))

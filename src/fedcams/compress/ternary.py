@@ -14,7 +14,7 @@ from fedcams.bits.signs import pack_signs
 from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.compress.budget import check_budget, kept
-from fedcams.errors import BadMagnitude, LayoutMismatch, NonCanonical
+from fedcams.compress.magnitudes import check_magnitudes
 from fedcams.layout import Layout, segments
 from fedcams.registry import Number, integer, number, register, text
 
@@ -118,13 +118,4 @@ class Ternary(Compressor):
         return row_norms(code["magnitude"].double() * counts.double().sqrt())
 
     def check_code(self, code: Code, layout: Layout) -> None:
-        magnitudes, groups = code["magnitude"], segments(layout, self.magnitudes)
-        if magnitudes.shape[-1] != len(groups):
-            raise LayoutMismatch(
-                f"field 'magnitude' has {magnitudes.shape[-1]} numbers; the layout needs {len(groups)}"
-            )
-        if bool((magnitudes < 0).any()):
-            raise BadMagnitude(f"field 'magnitude': {float(magnitudes.min())} is negative; allowed: 0 or more")
-        empty = self._bounds(code["position"][None], layout)[0].diff() == 0
-        if bool((magnitudes.signbit() | (empty & (magnitudes != 0))).any()):
-            raise NonCanonical("field 'magnitude': -0.0, or a number other than 0 where nothing is kept; write +0.0")
+        check_magnitudes(code["magnitude"], self._bounds(code["position"][None], layout)[0].diff())
