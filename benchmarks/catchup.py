@@ -39,7 +39,7 @@ def main() -> None:
     layout, shared = Layout.flat(D), downlink(SPEC)
     assert isinstance(shared, Shared)
     state = after_rounds(shared, layout, max(MISSED) + 1)
-    source, target = state.w.numpy(), np.zeros(D, np.float32)
+    source, target = state.model.w.numpy(), np.zeros(D, np.float32)
     times = best_of(
         chosen.turns,
         {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import oracle
-from fedcams import HeldStore
+from fedcams import HeldStore, RowStore
 from fedcams.engines import engine
 from fedcams.own import History, simulate
 from fedcams.rounds import ClientUpdate, Instruction, Received, answer_from_bytes
@@ -48,10 +48,11 @@ def through_bytes(history: History) -> Iterator[tuple[Any, Any, int, int]]:
     """The same run client by client: the state, how the round ended, bytes up and bytes down after each round."""
     simulation, state = history.simulation, history.state
     server, problem = simulation.server, simulation.problem
-    held = HeldStore.in_memory(server.layout)
+    kept = server.method.delivered(server.layout, server.buffer_layout).get("buffers")
+    held = HeldStore.in_memory(server.layout, kept)
     if getattr(server.method.downlink, "warm", False):
         for i in problem.clients:
-            held.start(i, state.x)
+            held.start(i, state.x, None if kept is None else state.buffers)
     me = dataclasses.replace(simulation.client, held=held, population=server.population)
 
     def train(received: Received, asked: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
@@ -92,11 +93,12 @@ def assert_equal_rounds(batched: History, apart: History) -> None:
         parts = [record.wire_down_deltas, record.wire_down_catchup, record.wire_down_dense, record.wire_down_buffers]
         if state.control is None:
             assert sum(parts) + len(record.cohort) * instruction_size({"model": 0}) == down
-    assert_equal_rows(batched, apart)
+    ours, theirs = batched.simulation, apart.simulation
+    assert_equal_rows(ours.client.rows, theirs.client.rows)
+    assert_equal_rows(ours.server.replicas, theirs.server.replicas)
 
 
-def assert_equal_rows(batched: History, apart: History) -> None:
-    mine, theirs = batched.simulation.client.rows, apart.simulation.client.rows
+def assert_equal_rows(mine: RowStore | None, theirs: RowStore | None) -> None:
     if mine is None or theirs is None:
         assert mine is theirs
         return

@@ -167,7 +167,7 @@ class Rounded(Downlink):
 
     def send(self, state, broadcast, clients):
         data = encode(self.codec, broadcast.x, broadcast.layout, broadcast.key())
-        return dict.fromkeys(clients, data), state
+        return {client: {"model": data} for client in clients}, state
 
     def deliver(self, state, broadcast, clients):
         code = self.codec.encode(broadcast.x[None], broadcast.layout, broadcast.key())
@@ -177,8 +177,8 @@ class Rounded(Downlink):
     def paper_bits(self, layout):
         return self.codec.paper_bits(layout)
 
-    def receive(self, data, layout, store, client, crc_checked=False):
-        return unpack(data, layout, crc_checked=crc_checked).decode(), None
+    def receive(self, streams, layouts, store, client, crc_checked=False):
+        return {"model": unpack(streams["model"], layouts["model"], crc_checked=crc_checked).decode()}, None
 '''
 
 FILES = {

@@ -55,4 +55,4 @@ def test_a_damaged_model_in_a_sound_message_is_refused() -> None:
     asked = Instruction.from_parts(Instruction(1, 2, 3, {"model": bytes(model)}).to_parts())
     assert not asked.crc_checked
     with pytest.raises(ChecksumMismatch):
-        downlink("none").receive(asked.streams["model"], Layout.flat(10), None, 2, asked.crc_checked)
+        downlink("none").receive(asked.streams, {"model": Layout.flat(10)}, None, 2, asked.crc_checked)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedcams import HeldStore, Layout, LayoutError, Method, RowStore, WireError, compressor, encode
-from fedcams.downlink import Broadcast, Downlink, Held, downlink
+from fedcams.downlink import REPLICA, ROWS, Broadcast, Downlink, Held, downlink
 from fedcams.downlink.message import ADD, DENSE, SET, Message, digest_of, message_size
 from fedcams.downlink.shared import Shared
 from fedcams.registry import registered
@@ -32,15 +32,16 @@ from fedcams.rounds import (
     Refusal,
     Reply,
     Server,
+    ServerState,
     answer_from_bytes,
 )
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
-from fedcams.rounds.server import REPLICA
 from fedcams.runs.state import pack, restore
 from fedcams.wire import unpack as unpack_payload
 
 LAYOUT = Layout(("w", "b"), ((5, 10), (10,)))
+BUFFERS = Layout(("norm.running_mean", "norm.running_var"), ((6,), (6,)))
 D, CLIENTS = LAYOUT.d, 4
 CODECS = [spec for cls in registered("compressor").values() for spec in cls.examples]
 CONTRACTIVE = [spec for spec in CODECS if compressor(spec).squared_error_bound(Layout.flat(1)) is not None]
@@ -49,7 +50,17 @@ KEEPING = [
     f"{name}({codec}{warm})" for name in ("shared", "replica") for codec in CONTRACTIVE for warm in ("", ", warm=true")
 ]
 ALL = ["none", *KEEPING, *(f"stateless({codec})" for codec in UNBIASED)]
+WITH_BUFFERS = [
+    "shared(topk(ratio=0.1))",
+    "shared(sign, warm=true)",
+    "replica(blockq)",
+    "replica(sign, warm=true)",
+    "stateless",
+]
+WORLDS = [*((spec, "") for spec in ALL), *((spec, "blockq(bits=2, block=8)") for spec in WITH_BUFFERS)]
+"""A downlink, and the codec of the buffers; the model has none if that is empty."""
 START = torch.randn(D, generator=torch.Generator().manual_seed(1))
+START_BUFFERS = torch.cat([torch.zeros(6), torch.ones(6)])
 
 FATES = (
     "fine",
@@ -69,6 +80,7 @@ class World:
     """A server, its clients and the network between them; every message crosses as bytes."""
 
     spec: str
+    buffers: str = ""
     resends: bool = False
     concluded: Concluded | None = None
     trained: set[tuple[int, int, bytes]] = field(default_factory=set)
@@ -76,16 +88,20 @@ class World:
     last: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.method = Method(server="fedavg(lr=0.5)", downlink=self.spec)
-        self.server = Server(self.method, LAYOUT, seed=7)
-        self.state = server_side.start(self.server, START.clone())
+        self.layout = BUFFERS if self.buffers else None
+        self.method = Method(server="fedavg(lr=0.5)", downlink=self.spec, buffers=self.buffers or "identity")
+        self.server = Server(self.method, LAYOUT, self.layout, seed=7)
+        self.state = self.start()
         self.stores = {i: self.new_store(i) for i in range(CLIENTS)}
         self.save()
 
+    def start(self) -> ServerState:
+        return server_side.start(self.server, START.clone(), START_BUFFERS.clone() if self.buffers else None)
+
     def new_store(self, i: int) -> HeldStore:
-        store = HeldStore.in_memory(LAYOUT)
+        store = HeldStore.in_memory(LAYOUT, self.layout)
         if getattr(self.method.downlink, "warm", False):
-            store.start(i, START)
+            store.start(i, START, START_BUFFERS if self.buffers else None)
         return store
 
     # -- the server's disk ---------------------------------------------------------------------------------------
@@ -99,8 +115,7 @@ class World:
     def restart(self) -> None:
         """As after a kill: what happened since the checkpoint is gone."""
         round, small, tensors = self.saved
-        begin = server_side.start(self.server, START.clone())
-        self.state = restore(round, json.loads(small), tensors, tensors.__getitem__, self.server, begin)
+        self.state = restore(round, json.loads(small), tensors, tensors.__getitem__, self.server, self.start())
         if self.server.replicas is not None:
             self.server.replicas.rollback(round)
 
@@ -126,7 +141,7 @@ class World:
         if fate == "instruction lost":
             return []
         if fate == "disk lost":
-            self.stores[i] = HeldStore.in_memory(LAYOUT)
+            self.stores[i] = HeldStore.in_memory(LAYOUT, self.layout)
         if fate == "instruction twice":
             self.answer(i, sent)
         answer = self.answer(i, sent, killed=fate == "killed while training")
@@ -141,7 +156,7 @@ class World:
     def answer(self, i: int, sent: bytes, killed: bool = False, again: bool = False) -> bytes:
         """The client's half; one that refuses is, in some worlds, sent another instruction at once."""
         instruction = Instruction.from_bytes(sent)
-        me = Client(self.method, LAYOUT, held=self.stores[i])
+        me = Client(self.method, LAYOUT, self.layout, held=self.stores[i])
         try:
             reply, _ = client_side.answer(
                 me, instruction, lambda received, *_: self.train(received, instruction, killed)
@@ -162,28 +177,34 @@ class World:
     def train(self, received: Received, instruction: Instruction, killed: bool) -> ClientUpdate:
         if killed:
             raise Killed
-        self.trained.add((instruction.round, instruction.client, digest_of(received.start)))
-        target = torch.randn(D, generator=torch.Generator().manual_seed(instruction.client + 1))
-        return ClientUpdate(0.5 * (target - received.start), None, examples=1, steps=1, loss=0.0)
+        parts = [part for part in (received.start, received.buffers) if part is not None]
+        self.trained.add((instruction.round, instruction.client, digest_of(*parts)))
+        draw = torch.Generator().manual_seed(instruction.client + 1)
+        update = 0.5 * (torch.randn(D, generator=draw) - received.start)
+        after = None
+        if received.buffers is not None:
+            assert bool((received.buffers[6:] >= 0).all()), "variances"
+            after = 0.2 * received.buffers + 0.01 * torch.rand(BUFFERS.d, generator=draw)
+        return ClientUpdate(update, after, examples=1, steps=1, loss=0.0)
 
     # -- what must hold ------------------------------------------------------------------------------------------
 
-    def model_of(self, i: int) -> Tensor | None:
-        """What the server takes this client to hold."""
-        if self.server.replicas is not None:
-            return self.server.replicas.gather(REPLICA, [i])[0]
-        return self.method.downlink.common(self.state.downlink)
+    def vectors_of(self, i: int) -> list[Tensor]:
+        """What the server takes this client to hold: the model and, if they travel with it, the buffers."""
+        rows = self.server.replicas
+        if rows is not None:
+            return [rows.gather(name, [i])[0] for name in ROWS.values() if name in rows.layouts]
+        return list(self.method.downlink.common(self.state.downlink).values())
 
     def check(self) -> None:
         assert self.concluded is not None
         for i in self.concluded.accepted:
-            model = self.model_of(i)
-            if model is not None:
-                assert (self.concluded.round, i, digest_of(model)) in self.trained, (
+            if held := self.vectors_of(i):
+                assert (self.concluded.round, i, digest_of(*held)) in self.trained, (
                     "from what the server takes it to hold"
                 )
         if self.server.replicas is not None:
-            assert self.state.downlink.sent == {}
+            assert (self.state.downlink.sent, self.state.downlink.buffers) == ({}, {})
 
 
 class Killed(BaseException):
@@ -200,11 +221,13 @@ ROUNDS = st.lists(
 )
 
 
-@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize(("spec", "buffers"), WORLDS)
 @settings(max_examples=6)
 @given(rounds=ROUNDS, resends=st.booleans())
-def test_nobody_trains_from_a_wrong_model_unnoticed(spec: str, rounds: Sequence[Any], resends: bool) -> None:
-    world = World(spec, resends)
+def test_nobody_trains_from_a_wrong_model_unnoticed(
+    spec: str, buffers: str, rounds: Sequence[Any], resends: bool
+) -> None:
+    world = World(spec, buffers, resends)
     for fates, event in rounds:
         world.round(fates)
         if event == "save":
@@ -220,10 +243,10 @@ def test_nobody_trains_from_a_wrong_model_unnoticed(spec: str, rounds: Sequence[
     assert not second.refused
 
 
-@pytest.mark.parametrize("spec", ALL)
-def test_lost_messages_alone_never_cost_a_dense_model(spec: str) -> None:
+@pytest.mark.parametrize(("spec", "buffers"), WORLDS)
+def test_lost_messages_alone_never_cost_a_dense_model(spec: str, buffers: str) -> None:
     """Whatever is lost, twice or late: the client still has what the next message builds on."""
-    world = World(spec)
+    world = World(spec, buffers)
     harmless = [fate for fate in FATES if fate not in ("disk lost", "older instruction again")]
     for t in range(40):
         cohort = [i for i in range(CLIENTS) if (t * 7 + i * 3) % 4]
@@ -253,8 +276,7 @@ def test_what_was_sent_and_what_is_left_is_the_servers_model(codec: str) -> None
         for _ in range(20):
             x = world.state.x.clone()
             world.round(dict.fromkeys(range(CLIENTS), "fine"))
-            held = world.model_of(0)
-            assert held is not None
+            (held,) = world.vectors_of(0)
             sent = after(sent, world.last[0])
             left = x.double() - held.double()
             assert float((sent + left - x.double()).norm()) <= 1e-5 * float(x.double().norm())
@@ -267,7 +289,7 @@ def test_what_stays_still_is_reached(spec: str) -> None:
     rows = RowStore.in_memory({REPLICA: LAYOUT}) if one.server_keeps_rows else None
     state, target = one.init(START), torch.randn(D, generator=torch.Generator().manual_seed(5))
     for round in range(1, 16):
-        start, _, state = one.deliver(state, Broadcast(target, LAYOUT, round, 0, rows), [0])
+        start, _, state, _ = one.deliver(state, Broadcast(target, LAYOUT, round, 0, rows), [0])
     assert torch.allclose(start.reshape(-1), target, atol=1e-6)
 
 
@@ -280,9 +302,9 @@ def server_only(one: Downlink, rounds: int, walk: float = 0.1) -> tuple[Any, lis
     xs, ws = [], []
     for round in range(1, rounds + 1):
         x = x + walk * torch.randn(D, generator=draw)
-        _, _, state = one.deliver(state, Broadcast(x, LAYOUT, round, 0), [0])
+        _, _, state, _ = one.deliver(state, Broadcast(x, LAYOUT, round, 0), [0])
         xs.append(x)
-        ws.append(state.w)
+        ws.append(state.model.w)
     return state, xs, ws
 
 
@@ -295,20 +317,20 @@ def test_every_way_to_catch_up_ends_at_the_same_bits_and_the_cheapest_is_taken(c
     for held in range(1, rounds):
         way = one.way(state, LAYOUT, held)
         kinds.add(way.kind)
-        chain = [state.log[v].numel() for v in range(held + 1, rounds + 1) if v in state.log]
-        dense = message_size([len(encode("identity", state.w, LAYOUT))])
-        whole = held >= state.since
+        chain = [state.model.log[v].numel() for v in range(held + 1, rounds + 1) if v in state.model.log]
+        dense = message_size([len(encode("identity", state.model.w, LAYOUT))])
+        whole = held >= state.model.since
         assert whole == (len(chain) == rounds - held)
         assert way.size <= min([dense] + [message_size(chain)] * whole)
         if way.kind == "dense":
             assert way.size == dense
             continue
-        result = one.expected(state._replace(digests={rounds: digest_of(state.w).hex()}), 0)
+        result = one.expected(state._replace(digests={rounds: digest_of(state.model.w).hex()}), 0)
         kind = SET if way.replaces else ADD
         message = Message(kind, Held(held, digest_of(ws[held - 1])), result, way.payloads())
         assert len(message.to_bytes()) == way.size
-        assert torch.equal(message.apply(ws[held - 1], LAYOUT).view(torch.int32), state.w.view(torch.int32))
-    assert sum(payload.numel() for payload in state.log.values()) <= dense
+        assert torch.equal(message.apply(ws[held - 1], LAYOUT).view(torch.int32), state.model.w.view(torch.int32))
+    assert sum(payload.numel() for payload in state.model.log.values()) <= dense
     assert kinds <= {"delta", "catchup", "dense"}
 
 
@@ -320,11 +342,11 @@ def test_a_long_absence_under_sparse_deltas_is_made_up_by_values() -> None:
     for round in range(1, 31):
         x = x.clone()
         x[:50] += torch.randn(50, generator=torch.Generator().manual_seed(round))
-        _, sent, state = one.deliver(state, Broadcast(x, layout, round, 0), [0] if round < 30 else [0, 1])
+        _, sent, state, _ = one.deliver(state, Broadcast(x, layout, round, 0), [0] if round < 30 else [0, 1])
     assert [way.kind for way in sent] == ["delta", "dense"]
     state = state._replace(known={1: 2})
-    _, [way], _ = one.deliver(state, Broadcast(x + 1e-3, layout, 31, 0), [1])
-    delta = state.log[30].numel()
+    _, [way], *_ = one.deliver(state, Broadcast(x + 1e-3, layout, 31, 0), [1])
+    delta = state.model.log[30].numel()
     assert way.kind == "catchup"
     assert way.size < 4 * delta
 
@@ -334,7 +356,7 @@ def test_the_parts_of_a_round_are_counted_by_kind() -> None:
     state, x = one.init(START), START
     kinds = []
     for round, cohort in enumerate([[0, 1], [0, 1], [0], [0], [0, 1], [2]], start=1):
-        _, sent, state = one.deliver(state, Broadcast(x, LAYOUT, round, 0), cohort)
+        _, sent, state, _ = one.deliver(state, Broadcast(x, LAYOUT, round, 0), cohort)
         kinds.append([way.kind for way in sent])
         x = x + 0.1
     assert kinds == [["dense"] * 2, ["delta"] * 2, ["delta"], ["delta"], ["delta", "catchup"], ["dense"]]
@@ -466,7 +488,7 @@ def test_a_client_killed_while_training_is_in_step_when_it_comes_back(tmp_path: 
     assert done.returncode == -signal.SIGKILL
     staged = HeldStore.on_disk(LAYOUT, tmp_path).staged(0)
     assert staged is not None
-    assert staged.result.version == 3
+    assert staged["model"].result.version == 3
     other = answer_from_bytes(world.answer(1, instructions[1].to_bytes()))
     world.conclude([0, 1], [other])
     world.stores[0] = HeldStore.on_disk(LAYOUT, tmp_path)
@@ -502,8 +524,8 @@ def test_files_that_are_damaged_or_foreign_count_as_nothing(tmp_path: Path) -> N
         (tmp_path / "3.held").write_bytes(damaged)
         assert store.held(3) is None
     message = Message(ADD, Held(0, digest_of(START)), Held(1, bytes(16)), [b"payload"])
-    store.stage(3, message)
-    assert store.staged(3) == message
+    store.stage(3, {"model": message})
+    assert store.staged(3) == {"model": message}
     (tmp_path / "3.staged").write_bytes(message.to_bytes()[:-1])
     assert store.staged(3) is None
 

@@ -177,7 +177,8 @@ class Federation:
         settings: dict[str, Any] = {"server": "fedavg", "uplink": "sign", "control": "scaffold", "buffers": "sign"}
         self.method = Method(**{**settings, **parts})
         self.server = Server(self.method, LAYOUT, BUFFERS, population=2)
-        self.client = Client(self.method, LAYOUT, BUFFERS, held=HeldStore.in_memory(LAYOUT))
+        kept = self.method.delivered(LAYOUT, BUFFERS).get("buffers")
+        self.client = Client(self.method, LAYOUT, BUFFERS, held=HeldStore.in_memory(LAYOUT, kept))
         self.state = server_side.start(self.server, torch.zeros(D), torch.zeros(4))
         self.instructions, self.state = server_side.instruct(self.server, self.state, [0, 1])
 

@@ -164,7 +164,7 @@ def test_the_model_that_clients_hold_is_evaluated_where_all_hold_one(downlink: s
     history = run(downlink=downlink, uplink="sign", rounds=3).run()
     common = history.simulation.server.method.downlink.common(history.state.downlink)
     for record in history.records:
-        assert (record.held_accuracy is None) == (record.held_loss is None) == (common is None)
+        assert (record.held_accuracy is None) == (record.held_loss is None) == (not common)
 
 
 # -- people's own data and models --------------------------------------------------------------------------------------

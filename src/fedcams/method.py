@@ -20,8 +20,10 @@ import fedcams.transforms  # noqa: F401  (what they register is what specs may n
 from fedcams.aggregates import Aggregate
 from fedcams.averages import Average
 from fedcams.compress import Compressor
+from fedcams.compress.identity import IDENTITY
 from fedcams.control import Control
-from fedcams.downlink import Downlink
+from fedcams.downlink import MODEL, Downlink
+from fedcams.downlink.base import check_contractive
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.local import Local
@@ -48,7 +50,7 @@ class Method(Spec):
     uplink: Compressor = nested("compressor", "identity", doc="how updates travel to the server")
     feedback: bool = flag(True, doc="clients keep what compression loses and send it later")
     downlink: Downlink = nested("downlink", "none", doc="how the model travels to the clients")
-    buffers: Compressor = nested("compressor", "identity", doc="how batch-norm statistics travel to the server")
+    buffers: Compressor = nested("compressor", "identity", doc="how batch-norm statistics travel")
     control: Control = nested("control", "none", doc="control variates that correct the clients' gradients")
     transforms: tuple[Transform, ...] = several("transform", doc="what changes or refuses updates on the way")
     aggregate: Aggregate = nested("aggregate", "mean", doc="how the server combines the updates of a cohort")
@@ -77,6 +79,8 @@ class Method(Spec):
                     f"{field}={codec} has no bound on its error, which would grow without end with feedback=true; "
                     "choose a contractive compressor, or set feedback=false"
                 )
+        if first.downlink.client_keeps_model and first.downlink.carries_buffers:
+            check_contractive(f"downlink={first.downlink}, buffers={first.buffers}", first.buffers)
         first.control.check(first)
         first.aggregate.check(first)
         for transform in first.transforms:
@@ -123,6 +127,14 @@ class Method(Spec):
         if self.control.active:
             rows[CONTROL] = layout
         return rows
+
+    def delivered(self, layout: Layout, buffer_layout: Layout | None) -> dict[str, Layout]:
+        """Return the layouts of what travels to clients by the downlink's rule, by name, for this model.
+
+        It is the model, and its buffers if they are compressed; others go dense beside it.
+        """
+        carried = self.downlink.carries_buffers and self.buffers != IDENTITY
+        return {MODEL: layout} | ({BUFFERS: buffer_layout} if carried and buffer_layout is not None else {})
 
     # -- as TOML values ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from fedcams.flower.checkpoint import RUN, FlowerCheckpoint
 from fedcams.rounds import Server, ServerState
 from fedcams.rounds import server as server_side
 from fedcams.rounds.durable import MODELS, ROWS
-from fedcams.rounds.server import REPLICA
 from fedcams.runs.checkpoint import REPLICAS
 
 Ledger = list[dict[str, Any]]
@@ -54,15 +53,20 @@ def check_in_step(folder: Path, ledger: Ledger, built: Built) -> None:
     if not downlink.client_keeps_model:
         return
     if downlink.server_keeps_rows:
-        rows = RowStore.on_disk({REPLICA: server.layout}, folder / "server" / REPLICAS)
+        held = server_side.replica_layouts(server.method, server.layout, server.buffer_layout)
+        rows = RowStore.on_disk(held, folder / "server" / REPLICAS)
         server = dataclasses.replace(server, replicas=rows)
     instructions, _ = server_side.instruct(server, saved(folder / "server", server, built.state), sites(ledger))
     (run,) = (folder / "sites").iterdir()
     for site, instruction in instructions.items():
-        model = instruction.streams["model"]
-        assert Message.from_bytes(model).base is not None, f"site {site} would get the dense model"
-        held = HeldStore.on_disk(server.layout, run / str(site) / MODELS)
-        downlink.receive(model, server.layout, held, site)  # raises OutOfStep
+        assert Message.from_bytes(instruction.streams["model"]).base is not None, (
+            f"site {site} would get the dense model"
+        )
+        layouts = server.method.delivered(server.layout, server.buffer_layout)
+        store = HeldStore.on_disk(server.layout, run / str(site) / MODELS, layouts.get("buffers"))
+        downlink.receive(
+            {name: instruction.streams[name] for name in layouts}, layouts, store, site
+        )  # raises OutOfStep
 
 
 def saved(folder: Path, server: Server, start: ServerState) -> ServerState:

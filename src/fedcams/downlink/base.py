@@ -1,4 +1,4 @@
-"""The base class of downlinks: how the server's model reaches the clients."""
+"""The base class of downlinks: how the server's model, and maybe its buffers, reach the clients."""
 
 from __future__ import annotations
 
@@ -8,18 +8,40 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fedcams.compress import Compressor
+from fedcams.compress import Code, Compressor
 from fedcams.downlink.held import HeldStore
-from fedcams.downlink.message import Held, Message, OutOfStep
+from fedcams.downlink.message import BUFFERS, MODEL, Held, Message, OutOfStep, apply_messages, base_of
 from fedcams.errors import SpecError
 from fedcams.keys import derive
-from fedcams.layout import Layout
+from fedcams.layout import Layout, floor_variances_
 from fedcams.registry import Spec
 from fedcams.rows import RowStore
 from fedcams.sampler import Contacts
 
 REPLICA = "replica"
 """The name of the rows that a server may keep: the model that each client holds."""
+ROWS = {MODEL: REPLICA, BUFFERS: "replica-buffers"}
+"""What clients hold -> the name of the server's rows of it."""
+
+
+class Part(NamedTuple):
+    """One vector that travels to clients, the model or its buffers: its values `[d]`, its layout and its codec."""
+
+    name: str
+    values: Tensor
+    layout: Layout
+    codec: Compressor
+
+    def move_(self, rows: Tensor, keys: int | Sequence[int]) -> Code:
+        """Move `rows [..., d]` towards the values by what the codec leaves of the difference; return its code."""
+        code = self.codec.encode(self.values - rows, self.layout, keys)
+        self.codec.add_to_(rows, code, self.layout)
+        self.floor_(rows)
+        return code
+
+    def floor_(self, rows: Tensor) -> Tensor:
+        """Floor the variances among buffers at zero, in place; the model is left as it is. Return the rows."""
+        return floor_variances_(rows, self.layout) if self.name == BUFFERS else rows
 
 
 class Broadcast(NamedTuple):
@@ -30,18 +52,32 @@ class Broadcast(NamedTuple):
     round: int
     seed: int
     replicas: RowStore | None = None
+    buffers: Part | None = None
+    """The server's buffers, if they travel by the downlink's rule, and the codec of their changes."""
 
-    def key(self, client: int = 0) -> int:
+    def parts(self, codec: Compressor) -> dict[str, Part]:
+        """Return what is to be sent, by name; `codec` is that of the model."""
+        model = Part(MODEL, self.x, self.layout, codec)
+        return {MODEL: model} if self.buffers is None else {MODEL: model, BUFFERS: self.buffers}
+
+    def key(self, client: int = 0, name: str = MODEL) -> int:
         """Return the key for compressors that draw at random, for one client; 0 for what all clients receive alike."""
-        return derive(self.seed, "downlink", self.round, client)
+        return derive(self.seed, "downlink" if name == MODEL else f"downlink {name}", self.round, client)
+
+
+Kind = Literal["delta", "catchup", "dense"]
+Streams = Mapping[str, bytes]
+"""Name -> the bytes of what it stands for, as instructions carry them."""
 
 
 class Sent(NamedTuple):
     """What was sent to a client: a `delta` or compressed model, a `catchup` for missed rounds, or the `dense` model."""
 
-    kind: Literal["delta", "catchup", "dense"]
+    kind: Kind
     size: int
     """Bytes of the model in the instruction."""
+    buffers: int = 0
+    """Bytes of the buffers, if they travel by the downlink's rule."""
 
 
 class Delivery(NamedTuple):
@@ -51,6 +87,8 @@ class Delivery(NamedTuple):
     """What these clients hold afterwards: `[d]` if all hold the same model, otherwise `[C, d]`."""
     sent: list[Sent]
     state: Any
+    buffers: Tensor | None = None
+    """The buffers that they hold, `[b]` or `[C, b]`; None if buffers do not travel by the downlink's rule."""
 
 
 class DownlinkCost(NamedTuple):
@@ -79,17 +117,32 @@ class Downlink(Spec, ABC):
     """Whether clients keep the model that they received, in a HeldStore."""
     server_keeps_rows: ClassVar[bool] = False
     """Whether the server keeps a model of every client, in a RowStore."""
+    carries_buffers: ClassVar[bool] = False
+    """Whether buffers that the method compresses travel by its rule too; if not, they go dense beside the model."""
 
-    def init(self, x: Tensor) -> Any:
-        """Return the server's state before anything is sent, for the initial model `x [d]`; None for no state."""
+    def init(self, x: Tensor, buffers: Tensor | None = None) -> Any:
+        """Return the server's state before anything is sent, for the initial model `x [d]`; None for no state.
+
+        `buffers [b]` are given if they travel by the downlink's rule.
+        """
         return None
 
     @abstractmethod
-    def send(self, state: Any, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], Any]:
-        """Return the bytes of the model for each of these clients, and the state until `acknowledge`."""
+    def send(self, state: Any, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[int, Streams], Any]:
+        """Return the streams for each of these clients, and the state until `acknowledge`.
+
+        The streams are `model` and, if the broadcast has buffers, `buffers`.
+        """
 
     def expected(self, state: Any, client: int) -> Held | None:
         """Return what a client holds once it has received the last message; None if clients keep nothing."""
+        return None
+
+    def buffers_of(self, state: Any, client: int) -> Tensor | None:
+        """Return the buffers `[b]` that a client holds once it has received the last message, until `acknowledge`.
+
+        The client's own change is relative to them. None stands for the server's own.
+        """
         return None
 
     def acknowledge(
@@ -123,50 +176,57 @@ class Downlink(Spec, ABC):
             "downlink"
         )
 
-    def common(self, state: Any) -> Tensor | None:
-        """Return the model `[d]` that all clients of the last round hold; None if they differ or it is the server's."""
-        return None
+    def common(self, state: Any) -> dict[str, Tensor]:
+        """Return what all clients of the last round hold, by name; empty if they differ or it is the server's."""
+        return {}
 
     def receive(
-        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, crc_checked: bool = False
-    ) -> tuple[Tensor, Held | None]:
-        """Return the model `[d]` to train from, and what to tell the server about it.
+        self,
+        streams: Streams,
+        layouts: Mapping[str, Layout],
+        store: HeldStore | None,
+        client: int,
+        crc_checked: bool = False,
+    ) -> tuple[dict[str, Tensor], Held | None]:
+        """Return what to train from, name -> `[d]`, and what to tell the server about it.
 
-        `data` is the model in the instruction, `store` where the client keeps its own; `crc_checked` means that the
-        checksum at the end of the data was verified. Raises OutOfStep for a message that does not build on what the
-        client holds, and a WireError for damaged data.
+        `streams` are those that `send` made, `layouts` those of what they carry, `store` is where the client keeps its
+        own; `crc_checked` means that the checksum at the end of the model was verified. Raises OutOfStep for a message
+        that does not build on what the client holds, and a WireError for damaged data.
         """
         if store is None:
             raise SpecError(f"{self}: clients must keep their model; give store=HeldStore.in_memory(layout) or on_disk")
-        if store.layout.id != layout.id:
-            raise OutOfStep(f"client {client} keeps models of another layout, {store.layout.id.hex()}", None)
-        return follow(store, client, Message.from_bytes(data))
+        if store.layouts != layouts:
+            theirs = ", ".join(f"{name} with d={layout.d}" for name, layout in store.layouts.items())
+            raise OutOfStep(f"client {client} keeps models of another layout: {theirs}", None)
+        return follow(store, client, {name: Message.from_bytes(data) for name, data in streams.items()})
 
 
-def follow(store: HeldStore, client: int, message: Message) -> tuple[Tensor, Held]:
-    """Return the model `[d]` that a message makes for a client that keeps its model, and the model's name.
+def follow(store: HeldStore, client: int, messages: Mapping[str, Message]) -> tuple[dict[str, Tensor], Held]:
+    """Return what the messages of one instruction make for a client that keeps its model, and its name.
 
-    The message is staged: what was held stays until the server builds on the new model, and thereby shows that it knows
-    of it. So a lost reply leaves both sides where they were. Raises OutOfStep if the message builds on another model.
+    The messages are staged: what was held stays until the server builds on the new model, and thereby shows that it
+    knows of it. So a lost reply leaves both sides where they were. Raises OutOfStep if they build on another model.
     """
-    base = None if message.base is None else _settle(store, client, message.base)
-    model = message.apply(base, store.layout)
-    store.stage(client, message)
-    return model, message.result
+    named = base_of(messages)
+    made = apply_messages(messages, {} if named is None else _settle(store, client, named), store.layouts)
+    store.stage(client, messages)
+    return made, messages[MODEL].result
 
 
-def _settle(store: HeldStore, client: int, named: Held) -> Tensor:
-    """Return the model that the server builds on: the held one, or the staged one, which then becomes the held one."""
+def _settle(store: HeldStore, client: int, named: Held) -> dict[str, Tensor]:
+    """Return what the server builds on: what is held, or what is staged, which is then held."""
     held = store.held(client)
     if held == named:
-        return store.model(client)
+        return store.vectors(client)
     staged = store.staged(client)
-    if staged is None or staged.result != named or (staged.base is not None and staged.base != held):
+    base = None if staged is None else base_of(staged)
+    if staged is None or staged[MODEL].result != named or (base is not None and base != held):
         found = "nothing" if held is None else str(held)
         raise OutOfStep(f"client {client} holds {found}, but the message builds on {named}; send the dense model", held)
-    model = staged.apply(None if staged.base is None else store.model(client), store.layout)
-    store.keep(client, named, model)
-    return model
+    made = apply_messages(staged, {} if base is None else store.vectors(client), store.layouts)
+    store.keep(client, named, made)
+    return made
 
 
 def check_contractive(name: str, codec: Compressor) -> None:

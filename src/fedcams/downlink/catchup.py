@@ -32,11 +32,11 @@ class Catchup:
     """The ways to the current model `w [d]`, given what is kept of the deltas that led to it."""
 
     w: Tensor
-    version: int
     touched: Tensor | None
     log: Mapping[int, Tensor]
     since: int
     """The log has all deltas after this version."""
+    version: int
     layout: Layout
     counting: bool = False
     """Whether only sizes are needed, as in a simulation, so that nothing is packed."""

@@ -7,13 +7,16 @@ model, and those of the result. Its one blob is a sequence of payloads, each pre
     dense   one `identity` payload: the model
     add     any number of payloads, to be decoded and added in this order; none if nothing has changed
     set     one `topk` payload: new values for the coordinates at its positions
+
+Compressed buffers travel as a second message beside the model's. Both name the same base and the same result: what a
+client holds is the model and its buffers together.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,11 +28,13 @@ from fedcams.compress import compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.compress.topk import TopK
 from fedcams.errors import FedcamsError, NonCanonical, Truncated
-from fedcams.layout import Layout
+from fedcams.layout import Layout, floor_variances_
 from fedcams.wire import decode, encode, unpack
 from fedcams.wire.estimate import payload_bytes
 from fedcams.wire.frames import Frame
 
+MODEL, BUFFERS = "model", "buffers"
+"""The names of what a client may hold."""
 DIGEST = 16
 PIECE = 2**18
 """Values of a model that are hashed together."""
@@ -39,7 +44,7 @@ LENGTH = struct.Struct("<Q")
 
 
 class Held(NamedTuple):
-    """The name of a model that a client holds: the round it came in (0: before the first), and a digest of its bits."""
+    """The name of what a client holds: the round it came in (0: before the first), and a digest of its bits."""
 
     version: int
     digest: bytes
@@ -60,9 +65,14 @@ class OutOfStep(FedcamsError):
 NOTHING = Held(0, bytes(DIGEST))
 
 
-def digest_of(model: Tensor) -> bytes:
-    """Return a 16-byte digest of all bits of a model `[d]`: BLAKE2b of the digests of its pieces."""
-    data = model.detach().cpu().contiguous().numpy().data
+def digest_of(*vectors: Tensor) -> bytes:
+    """Return a 16-byte digest of all bits of a model `[d]`, or of a model and its buffers.
+
+    That of one vector is BLAKE2b of the digests of its pieces; that of two is BLAKE2b of their digests.
+    """
+    if len(vectors) > 1:
+        return _digest(b"".join(map(digest_of, vectors)), b"fedcams.held")
+    data = vectors[0].detach().cpu().contiguous().numpy().data
     pieces = [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
     return _digest(b"".join(map_threads(pieces, lambda piece: _digest(piece, b"fedcams.piece"))), b"fedcams.model")
 
@@ -73,7 +83,7 @@ def _digest(data: bytes | memoryview, purpose: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Message:
-    """A message with a model, for a client that keeps its model."""
+    """A message with a model or its buffers, for a client that keeps them."""
 
     kind: int
     base: Held | None
@@ -83,8 +93,8 @@ class Message:
 
     def to_bytes(self) -> bytes:
         """Return the message as bytes, as an instruction carries it."""
-        body = [part for payload in self.payloads for part in (LENGTH.pack(len(payload)), payload)]
-        return FRAME.pack((self.kind, self.base is not None, *(self.base or NOTHING), *self.result), body)
+        head = (self.kind, self.base is not None, *(self.base or NOTHING), *self.result)
+        return FRAME.pack(head, join_payloads(self.payloads))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Message:
@@ -93,32 +103,51 @@ class Message:
         named = Held(base, base_digest)
         if kind not in (DENSE, ADD, SET) or present != (kind != DENSE) or (not present and named != NOTHING):
             raise NonCanonical(f"a model message of kind {kind} with the mark {present} for what it builds on")
-        payloads = _split(body)
+        payloads = split_payloads(body)
         if kind != ADD and len(payloads) != 1:
             raise NonCanonical(f"a model message of kind {kind} with {len(payloads)} payloads; it has one")
         return cls(kind, named if present else None, Held(version, digest), payloads)
 
     def apply(self, base: Tensor | None, layout: Layout) -> Tensor:
-        """Return the model `[d]` that this message makes from `base [d]`, in new memory.
-
-        Raises OutOfStep if its digest is not the one that the message names.
-        """
+        """Return the vector `[d]` that this message makes from `base [d]`, in new memory."""
         if self.kind == DENSE:
-            model = decode(self.payloads[0], layout)
-        else:
-            assert base is not None, "only the dense model has no base"
-            model = base.clone()
-            for payload in self.payloads:
-                (_add_ if self.kind == ADD else _set_)(model, payload, layout)
-        if digest_of(model) != self.result.digest:
-            raise OutOfStep(
-                f"applied to the held model, the message does not give {self.result}; send the dense model", None
-            )
-        return model
+            return decode(self.payloads[0], layout)
+        assert base is not None, "only the dense model has no base"
+        vector = base.clone()
+        for payload in self.payloads:
+            (_add_ if self.kind == ADD else _set_)(vector, payload, layout)
+        return vector
+
+
+def base_of(messages: Mapping[str, Message]) -> Held | None:
+    """Return what the messages of one instruction build on, by name; None if all of them are dense.
+
+    Refuses messages that do not name the same base and result.
+    """
+    bases = {message.base for message in messages.values()} - {None}
+    if len(bases) > 1 or len({message.result for message in messages.values()}) > 1:
+        raise NonCanonical(f"the messages of {' and '.join(messages)} build on, or lead to, different models")
+    return next(iter(bases), None)
+
+
+def apply_messages(
+    messages: Mapping[str, Message], base: Mapping[str, Tensor], layouts: Mapping[str, Layout]
+) -> dict[str, Tensor]:
+    """Return what the messages of one instruction make from `base`, name -> `[d]`, in new memory.
+
+    Raises OutOfStep if the digest of all of it is not the one that the messages name.
+    """
+    made = {name: messages[name].apply(base.get(name), layout) for name, layout in layouts.items()}
+    if BUFFERS in made:
+        floor_variances_(made[BUFFERS], layouts[BUFFERS])
+    result = messages[MODEL].result
+    if digest_of(*made.values()) != result.digest:
+        raise OutOfStep(f"applied to what is held, the message does not give {result}; send the dense model", None)
+    return made
 
 
 def dense_message(x: Tensor, layout: Layout, result: Held) -> Message:
-    """Return the message with the whole model `x [d]`, for clients of which nothing is known; `result` names it."""
+    """Return the message with the whole vector `x [d]`, for clients of which nothing is known; `result` names it."""
     return Message(DENSE, None, result, [encode(IDENTITY, x, layout)])
 
 
@@ -132,7 +161,13 @@ def message_size(payloads: Sequence[int]) -> int:
     return FRAME.overhead + sum(payloads) + LENGTH.size * len(payloads)
 
 
-def _split(body: bytes) -> list[bytes]:
+def join_payloads(payloads: Sequence[bytes]) -> list[bytes]:
+    """Return payloads with the length before each, in pieces."""
+    return [part for payload in payloads for part in (LENGTH.pack(len(payload)), payload)]
+
+
+def split_payloads(body: bytes) -> list[bytes]:
+    """Return the payloads that `join_payloads` joined; a WireError says what is wrong."""
     payloads, at = [], 0
     while at < len(body):
         if at + LENGTH.size > len(body):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent
+from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent, Streams
 from fedcams.downlink.held import HeldStore
+from fedcams.downlink.message import MODEL
 from fedcams.layout import Layout
 from fedcams.registry import register
 from fedcams.sampler import Contacts
@@ -24,10 +25,10 @@ class NoDownlink(Downlink):
 
     examples = ("none",)
 
-    def send(self, state: None, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[int, bytes], None]:
+    def send(self, state: None, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[int, Streams], None]:
         broadcast.layout.check_finite(broadcast.x, "model")
         dense = pack(IDENTITY, {"values": broadcast.x}, broadcast.layout)  # not encode, which copies x first
-        return dict.fromkeys(clients, dense), None
+        return {client: {MODEL: dense} for client in clients}, None
 
     def deliver(self, state: None, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
         return Delivery(
@@ -41,8 +42,13 @@ class NoDownlink(Downlink):
         return DownlinkCost(deltas=0.0, catchup=0.0, dense=payload_bytes(IDENTITY, layout) * contacts.total)
 
     def receive(
-        self, data: bytes, layout: Layout, store: HeldStore | None, client: int, crc_checked: bool = False
-    ) -> tuple[Tensor, None]:
-        payload = unpack(data, layout, crc_checked=crc_checked)
+        self,
+        streams: Streams,
+        layouts: Mapping[str, Layout],
+        store: HeldStore | None,
+        client: int,
+        crc_checked: bool = False,
+    ) -> tuple[dict[str, Tensor], None]:
+        payload = unpack(streams[MODEL], layouts[MODEL], crc_checked=crc_checked)
         read = payload.code["values"] if payload.compressor == IDENTITY else payload.decode()  # as read: one copy less
-        return read, None
+        return {MODEL: read}, None

@@ -10,21 +10,28 @@ from torch import Tensor
 
 from fedcams.compress import Compressor
 from fedcams.downlink.base import (
-    REPLICA,
+    ROWS,
     Broadcast,
     Delivery,
     Downlink,
     DownlinkCost,
+    Kind,
+    Part,
     Sent,
+    Streams,
     bound_of,
     check_contractive,
 )
 from fedcams.downlink.message import (
     ADD,
+    BUFFERS,
+    MODEL,
     Held,
     Message,
+    apply_messages,
     as_bytes,
     as_tensor,
+    base_of,
     dense_message,
     dense_size,
     digest_of,
@@ -41,16 +48,18 @@ from fedcams.wire.estimate import payload_bytes
 class ReplicaState(NamedTuple):
     """What the server knows of the clients' models, whose values are rows of a store."""
 
-    initial: Tensor | None
-    """The model that clients hold before their first contact; None if they hold none."""
+    initial: Mapping[str, Tensor]
+    """What clients hold before their first contact, by name; empty if they hold nothing."""
     digests: Mapping[int, str]
-    """Client -> digest of its row; empty if a message cannot build on it. A simulation has no digests."""
-    sent: Mapping[int, Tensor]
-    """Client -> the message that was sent to it in this round, as bytes, until the round ends."""
+    """Client -> digest of its rows; empty if a message cannot build on them. A simulation has no digests."""
+    sent: Mapping[int, Mapping[str, Tensor]]
+    """Client -> the messages that were sent to it in this round, as bytes by name, until the round ends."""
     round: int
     """The round of the messages in `sent`."""
     results: Mapping[int, str]
-    """Client -> the digest of the model that its message makes."""
+    """Client -> the digest of what its messages make."""
+    buffers: Mapping[int, Tensor]
+    """Client -> the buffers `[b]` that its messages make, until the round ends."""
 
 
 @register("replica")
@@ -67,6 +76,7 @@ class Replica(Downlink):
 
     client_keeps_model = True
     server_keeps_rows = True
+    carries_buffers = True
     examples = ("replica(blockq)", "replica(topk(ratio=1/64))", "replica(blockq(bits=2), warm=true)")
     refused = (("replica(randk(ratio=0.5, scaled=true))", "has no bound"), ("replica(topk)", "give either ratio"))
 
@@ -74,77 +84,110 @@ class Replica(Downlink):
         super().__post_init__()
         check_contractive(self.name, self.codec)
 
-    def init(self, x: Tensor) -> ReplicaState:
-        return ReplicaState(x.clone() if self.warm else None, {}, {}, 0, {})
+    def init(self, x: Tensor, buffers: Tensor | None = None) -> ReplicaState:
+        given = {MODEL: x} | ({} if buffers is None else {BUFFERS: buffers})
+        initial = {name: vector.clone() for name, vector in given.items()} if self.warm else {}
+        return ReplicaState(initial, {}, {}, 0, {}, {})
 
     # -- the server's side ---------------------------------------------------------------------------------------
 
     def send(
         self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]
-    ) -> tuple[dict[int, bytes], ReplicaState]:
-        messages = {client: self._message(state, broadcast, client) for client in clients}
-        made = {client: message.to_bytes() for client, message in messages.items()}
-        sent = {**state.sent, **{client: as_tensor(data) for client, data in made.items()}}
-        results = {**state.results, **{client: message.result.digest.hex() for client, message in messages.items()}}
-        return made, state._replace(sent=sent, round=broadcast.round, results=results)
+    ) -> tuple[dict[int, Streams], ReplicaState]:
+        streams: dict[int, Streams] = {}
+        sent, results, buffers = dict(state.sent), dict(state.results), dict(state.buffers)
+        for client in clients:
+            messages, after = self._messages(state, broadcast, client)
+            streams[client] = {name: message.to_bytes() for name, message in messages.items()}
+            sent[client] = {name: as_tensor(data) for name, data in streams[client].items()}
+            results[client] = messages[MODEL].result.digest.hex()
+            buffers |= {client: after[BUFFERS]} if BUFFERS in after else {}
+        return streams, state._replace(sent=sent, round=broadcast.round, results=results, buffers=buffers)
 
-    def _message(self, state: ReplicaState, broadcast: Broadcast, client: int) -> Message:
-        base = _base(state, broadcast, client)
+    def _messages(
+        self, state: ReplicaState, broadcast: Broadcast, client: int
+    ) -> tuple[dict[str, Message], dict[str, Tensor]]:
+        """Return the messages for a client, and what it holds once it has received them, by name."""
+        parts, base = broadcast.parts(self.codec), _base(state, broadcast, client)
         if base is None:
-            return dense_message(broadcast.x, broadcast.layout, Held(broadcast.round, digest_of(broadcast.x)))
-        row = self._rows(state, broadcast, [client])[0]
-        code = self.codec.encode(broadcast.x - row, broadcast.layout, broadcast.key(client))
-        after = self.codec.add_to_(row, code, broadcast.layout)
-        return Message(ADD, base, Held(broadcast.round, digest_of(after)), [pack(self.codec, code, broadcast.layout)])
+            after = {name: part.values for name, part in parts.items()}
+            result = Held(broadcast.round, digest_of(*after.values()))
+            return {name: dense_message(part.values, part.layout, result) for name, part in parts.items()}, after
+        after = {name: self._rows(state, broadcast, part, [client])[0] for name, part in parts.items()}
+        codes = {name: part.move_(after[name], broadcast.key(client, name)) for name, part in parts.items()}
+        result = Held(broadcast.round, digest_of(*after.values()))
+        payloads = {name: pack(part.codec, codes[name], part.layout) for name, part in parts.items()}
+        return {name: Message(ADD, base, result, [payload]) for name, payload in payloads.items()}, after
 
     def expected(self, state: ReplicaState, client: int) -> Held | None:
         return Held(state.round, bytes.fromhex(state.results[client])) if client in state.results else None
+
+    def buffers_of(self, state: ReplicaState, client: int) -> Tensor | None:
+        return state.buffers.get(client)
 
     def acknowledge(
         self, state: ReplicaState, broadcast: Broadcast, acks: Mapping[int, Held | None], closing: bool = True
     ) -> ReplicaState:
         digests = dict(state.digests)
         for client, held in sorted(acks.items()):
-            if closing and held is not None and held == self.expected(state, client):  # a row changes once a round
+            if closing and held is not None and held == self.expected(state, client):  # rows change once a round
                 self._follow(state, broadcast, client)
                 digests[client] = held.digest.hex()
             elif held is None or held != _base(state, broadcast, client):
-                digests[client] = ""  # its row cannot be used until it has received the dense model
+                digests[client] = ""  # its rows cannot be used until it has received the dense model
         state = state._replace(digests=dict(sorted(digests.items())))
-        return state._replace(sent={}, results={}) if closing else state
+        return state._replace(sent={}, results={}, buffers={}) if closing else state
 
     def _follow(self, state: ReplicaState, broadcast: Broadcast, client: int) -> None:
-        """Apply the message that the client acknowledged to its row."""
-        message = Message.from_bytes(as_bytes(state.sent[client]))
-        row = None if message.base is None else self._rows(state, broadcast, [client])[0].cpu()
-        _store(broadcast).commit([client], {REPLICA: message.apply(row, broadcast.layout)[None]}, broadcast.round)
+        """Apply the messages that the client acknowledged to its rows."""
+        parts = broadcast.parts(self.codec)
+        messages = {name: Message.from_bytes(as_bytes(data)) for name, data in state.sent[client].items()}
+        known = {} if base_of(messages) is None else parts
+        base = {name: self._rows(state, broadcast, part, [client])[0].cpu() for name, part in known.items()}
+        after = apply_messages(messages, base, {name: part.layout for name, part in parts.items()})
+        rows = {ROWS[name]: vector[None] for name, vector in after.items()}
+        _store(broadcast).commit([client], rows, broadcast.round)
 
-    def _rows(self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]) -> Tensor:
-        """Return what these clients hold `[C, d]`, on the device of x: the initial model for those not seen."""
+    def _rows(self, state: ReplicaState, broadcast: Broadcast, part: Part, clients: Sequence[int]) -> Tensor:
+        """Return what these clients hold `[C, d]`, on the device of x: the initial vector for those not seen."""
         store = _store(broadcast)
-        rows = store.gather(REPLICA, clients).to(broadcast.x.device)
+        rows = store.gather(ROWS[part.name], clients).to(part.values.device)
         for row, client in zip(rows, clients, strict=True):
-            if store.round_of(client) is None and state.initial is not None:
-                row.copy_(state.initial)
+            if store.round_of(client) is None and part.name in state.initial:
+                row.copy_(state.initial[part.name])
         return rows
 
     # -- all of it at once ---------------------------------------------------------------------------------------
 
     def deliver(self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
-        store, dense = _store(broadcast), dense_size(broadcast.layout)
-        rows = self._rows(state, broadcast, clients)
+        store = _store(broadcast)
         there = [i for i, client in enumerate(clients) if self.warm or store.round_of(client) is not None]
-        new = [i for i in range(len(clients)) if i not in there]
-        rows[new] = broadcast.x
-        sent = [Sent("dense", dense)] * len(clients)
+        kinds: list[Kind] = ["delta" if i in there else "dense" for i in range(len(clients))]
+        parts = broadcast.parts(self.codec)
+        made = {name: self._moved(state, broadcast, part, clients, there) for name, part in parts.items()}
+        store.commit(clients, {ROWS[name]: rows for name, (rows, _) in made.items()}, broadcast.round)
+        counts = [counts for _, counts in made.values()]
+        sent = [Sent(kind, *each) for kind, *each in zip(kinds, *counts, strict=True)]
+        buffers = made[BUFFERS][0] if BUFFERS in made else None
+        held = {} if buffers is None else dict(zip(clients, buffers, strict=True))
+        return Delivery(made[MODEL][0], sent, state._replace(buffers=held), buffers)
+
+    def _moved(
+        self, state: ReplicaState, broadcast: Broadcast, part: Part, clients: Sequence[int], there: Sequence[int]
+    ) -> tuple[Tensor, list[int]]:
+        """Return what these clients hold afterwards `[C, d]`, and the bytes of each one's message.
+
+        `there` are the places of those that hold something; the others receive the dense vector.
+        """
+        rows, counts = self._rows(state, broadcast, part, clients), [dense_size(part.layout)] * len(clients)
+        rows[[i for i in range(len(clients)) if i not in there]] = part.values
         if there:
-            base = rows[there]
-            code = self.codec.encode(broadcast.x - base, broadcast.layout, [broadcast.key(clients[i]) for i in there])
-            rows[there] = self.codec.add_to_(base, code, broadcast.layout)
-            for i, payload in zip(there, sizes(self.codec, code, broadcast.layout), strict=True):
-                sent[i] = Sent("delta", message_size([payload]))
-        store.commit(clients, {REPLICA: rows}, broadcast.round)
-        return Delivery(rows, sent, state)
+            moved = rows[there]
+            code = part.move_(moved, [broadcast.key(clients[i], part.name) for i in there])
+            rows[there] = moved
+            for i, payload in zip(there, sizes(part.codec, code, part.layout), strict=True):
+                counts[i] = message_size([payload])
+        return rows, counts
 
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)
@@ -167,10 +210,10 @@ def _store(broadcast: Broadcast) -> RowStore:
 
 
 def _base(state: ReplicaState, broadcast: Broadcast, client: int) -> Held | None:
-    """Return what the client is known to hold; None if the server does not have the same model."""
+    """Return the name of what the client is known to hold; None if the server does not have the same."""
     version, name = _store(broadcast).round_of(client), state.digests.get(client)
     if version is not None:
         return Held(version, bytes.fromhex(name)) if name else None
-    if state.initial is None or name == "":
+    if not state.initial or name == "":
         return None
-    return Held(0, digest_of(state.initial))
+    return Held(0, digest_of(*state.initial.values()))

@@ -12,9 +12,30 @@ from torch import Tensor
 
 from fedcams.bits.positions import note_changes
 from fedcams.compress import Compressor
-from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent, bound_of, check_contractive
+from fedcams.downlink.base import (
+    Broadcast,
+    Delivery,
+    Downlink,
+    DownlinkCost,
+    Part,
+    Sent,
+    Streams,
+    bound_of,
+    check_contractive,
+)
 from fedcams.downlink.catchup import Catchup, Way, expected_size
-from fedcams.downlink.message import ADD, SET, Held, Message, as_tensor, dense_message, dense_size, digest_of
+from fedcams.downlink.message import (
+    ADD,
+    BUFFERS,
+    MODEL,
+    SET,
+    Held,
+    Message,
+    as_tensor,
+    dense_message,
+    dense_size,
+    digest_of,
+)
 from fedcams.layout import Layout
 from fedcams.registry import flag, nested, register
 from fedcams.sampler import Contacts
@@ -24,23 +45,41 @@ from fedcams.wire.estimate import coordinates_changed, payload_bytes
 NOTHING = -1
 
 
-class SharedState(NamedTuple):
-    """The model that the clients of the last round hold, and what brings the others up to date."""
+class Track(NamedTuple):
+    """One vector that the clients of the last round hold, and what brings the others up to date."""
 
     w: Tensor
-    """The broadcast model `[d]`."""
-    version: int
-    """The round of its last change; 0 for the initial model."""
+    """The broadcast vector `[d]`."""
     touched: Tensor | None
     """int32 `[d]`, the version in which each coordinate last changed; None if every delta changes all of them."""
     log: Mapping[int, Tensor]
-    """Version -> the payload, as bytes, that led to it; in total at most as large as a dense model: more never pays."""
+    """Version -> the payload, as bytes, that led to it; together at most as large as the vector: more never pays."""
     since: int
     """The log has all deltas after this version."""
+
+
+class SharedState(NamedTuple):
+    """What the clients of the last round hold, and what the server knows of the others."""
+
+    model: Track
+    buffers: Track | None
+    """None if buffers do not travel by this downlink's rule."""
+    version: int
+    """The round of the last change; 0 for the initial model."""
     known: Mapping[int, int]
     """Client -> the version that it said it holds; -1 if that is none of ours."""
     digests: Mapping[int, str]
     """Version -> digest, for the versions that a client may hold; a simulation has none."""
+
+    @property
+    def tracks(self) -> dict[str, Track]:
+        """All vectors, by name."""
+        return {MODEL: self.model} if self.buffers is None else {MODEL: self.model, BUFFERS: self.buffers}
+
+    @property
+    def digest(self) -> str:
+        """The digest of what the clients of the last round hold."""
+        return digest_of(*(track.w for track in self.tracks.values())).hex()
 
 
 @register("shared")
@@ -57,6 +96,7 @@ class Shared(Downlink):
     warm: bool = flag(False, doc="clients already hold the initial model, so a first contact sends no dense model")
 
     client_keeps_model = True
+    carries_buffers = True
     examples = ("shared(topk(ratio=1/64))", "shared(blockq)", "shared(sign, warm=true)")
     refused = (
         ("shared", "codec is missing"),
@@ -67,49 +107,58 @@ class Shared(Downlink):
         super().__post_init__()
         check_contractive(self.name, self.codec)
 
-    def init(self, x: Tensor) -> SharedState:
+    def init(self, x: Tensor, buffers: Tensor | None = None) -> SharedState:
         sparse = all(field.count < x.numel() for field in self.codec.fields(Layout.flat(x.numel())).values())
         touched = torch.zeros(x.numel(), dtype=torch.int32, device=x.device) if sparse else None
-        return SharedState(x.clone(), 0, touched, {}, 0, {}, {})
+        # buffers are few: who missed many of their deltas gets all of them
+        beside = None if buffers is None else Track(buffers.clone(), None, {}, 0)
+        return SharedState(Track(x.clone(), touched, {}, 0), beside, 0, {}, {})
 
     # -- the server's side ---------------------------------------------------------------------------------------
 
     def send(
         self, state: SharedState, broadcast: Broadcast, clients: Sequence[int]
-    ) -> tuple[dict[int, bytes], SharedState]:
+    ) -> tuple[dict[int, Streams], SharedState]:
         if not clients:
             return {}, state
-        digests = state.digests
-        if self.warm and not digests and state.version == 0:
-            digests = {0: digest_of(state.w).hex()}
-        state = self._advance(state._replace(digests=digests), broadcast)
+        if self.warm and not state.digests and state.version == 0:
+            state = state._replace(digests={0: state.digest})
+        state = self._advance(state, broadcast)
         if state.version not in state.digests:
-            state = state._replace(digests={**state.digests, state.version: digest_of(state.w).hex()})
-        made = {version: self._message(state, broadcast, version) for version in self._versions(state, clients)}
+            state = state._replace(digests={**state.digests, state.version: state.digest})
+        made = {version: self._messages(state, broadcast, version) for version in self._versions(state, clients)}
         return {i: made[self._held(state, i)] for i in clients}, state
 
-    def _message(self, state: SharedState, broadcast: Broadcast, version: int | None) -> bytes:
-        """Return the message for clients that hold this version; the dense model if its digest is not known."""
+    def _messages(self, state: SharedState, broadcast: Broadcast, version: int | None) -> Streams:
+        """Return the messages for clients that hold this version; dense ones if its digest is not known."""
         result = Held(state.version, bytes.fromhex(state.digests[state.version]))
-        if version is None or version not in state.digests:
-            return dense_message(state.w, broadcast.layout, result).to_bytes()
-        base = Held(version, bytes.fromhex(state.digests[version]))
-        way = self.way(state, broadcast.layout, version)
-        if way.kind == "dense":
-            return dense_message(state.w, broadcast.layout, result).to_bytes()
-        return Message(SET if way.replaces else ADD, base, result, way.payloads()).to_bytes()
+        known = version if version in state.digests else None
+        base = None if known is None else Held(known, bytes.fromhex(state.digests[known]))
+        made = {}
+        for name, part in broadcast.parts(self.codec).items():
+            way = self.way(state, part.layout, known, name=name)
+            if way.kind == "dense":
+                message = dense_message(state.tracks[name].w, part.layout, result)
+            else:
+                message = Message(SET if way.replaces else ADD, base, result, way.payloads())
+            made[name] = message.to_bytes()
+        return made
 
-    def way(self, state: SharedState, layout: Layout, held: int | None, counting: bool = False) -> Way:
+    def way(
+        self, state: SharedState, layout: Layout, held: int | None, counting: bool = False, name: str = MODEL
+    ) -> Way:
         """Return the cheapest way from the version `held` to the current model; None stands for a client without one.
 
-        With `counting` only its size is found, and nothing is packed.
+        With `counting` only its size is found, and nothing is packed. `name` says which vector the layout is of.
         """
-        kept = (state.w, state.version, state.touched, state.log, state.since)
-        return Catchup(*kept, layout, counting).cheapest(held)
+        return Catchup(*state.tracks[name], state.version, layout, counting).cheapest(held)
 
     def expected(self, state: SharedState, client: int) -> Held | None:
         name = state.digests.get(state.version)  # none before a client was sent this version
         return None if name is None else Held(state.version, bytes.fromhex(name))
+
+    def buffers_of(self, state: SharedState, client: int) -> Tensor | None:
+        return None if state.buffers is None else state.buffers.w
 
     def acknowledge(
         self, state: SharedState, broadcast: Broadcast, acks: Mapping[int, Held | None], closing: bool = True
@@ -122,14 +171,12 @@ class Shared(Downlink):
 
     def _advance(self, state: SharedState, broadcast: Broadcast) -> SharedState:
         """Return the state with w moved by C(x - w), once per round; nothing changes while x equals w."""
-        if state.version == broadcast.round or torch.equal(broadcast.x, state.w):
+        parts, tracks = broadcast.parts(self.codec), state.tracks
+        still = all(torch.equal(part.values, tracks[name].w) for name, part in parts.items())
+        if state.version == broadcast.round or still:
             return state
-        code = self.codec.encode(broadcast.x - state.w, broadcast.layout, broadcast.key())
-        w = self.codec.add_to_(state.w.clone(), code, broadcast.layout)
-        touched = None if state.touched is None else note_changes(state.touched, state.w, w, broadcast.round)
-        log = {**state.log, broadcast.round: as_tensor(pack(self.codec, code, broadcast.layout))}
-        log, since = _bounded(log, state.since, dense_size(broadcast.layout))
-        return state._replace(w=w, version=broadcast.round, touched=touched, log=log, since=since)
+        moved = {name: _moved(tracks[name], part, broadcast) for name, part in parts.items()}
+        return state._replace(model=moved[MODEL], buffers=moved.get(BUFFERS), version=broadcast.round)
 
     def _held(self, state: SharedState, client: int) -> int | None:
         version = state.known.get(client, 0 if self.warm else NOTHING)
@@ -142,13 +189,16 @@ class Shared(Downlink):
 
     def deliver(self, state: SharedState, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
         state = self._advance(state, broadcast)
-        ways = {
-            version: self.way(state, broadcast.layout, version, counting=True)
-            for version in self._versions(state, clients)
-        }
-        sent = [Sent(way.kind, way.size) for way in (ways[self._held(state, i)] for i in clients)]
+        ways = {version: self._ways(state, broadcast, version) for version in self._versions(state, clients)}
+        held = [ways[self._held(state, i)] for i in clients]
+        sent = [Sent(model.kind, model.size, sum(way.size for way in beside)) for model, *beside in held]
         known = dict(sorted({**state.known, **dict.fromkeys(clients, state.version)}.items()))
-        return Delivery(state.w, sent, state._replace(known=known))
+        return Delivery(state.model.w, sent, state._replace(known=known), self.buffers_of(state, 0))
+
+    def _ways(self, state: SharedState, broadcast: Broadcast, version: int | None) -> list[Way]:
+        """Return how a client that holds this version receives the model, and the buffers if they travel with it."""
+        parts = broadcast.parts(self.codec).items()
+        return [self.way(state, part.layout, version, counting=True, name=name) for name, part in parts]
 
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)
@@ -171,8 +221,17 @@ class Shared(Downlink):
         log = min(delta * max(0, rounds - 1), dense_size(layout) // delta * delta)
         return row + row * (coordinates_changed(self.codec, layout) is not None) + log
 
-    def common(self, state: SharedState) -> Tensor:
-        return state.w
+    def common(self, state: SharedState) -> dict[str, Tensor]:
+        return {name: track.w for name, track in state.tracks.items()}
+
+
+def _moved(track: Track, part: Part, broadcast: Broadcast) -> Track:
+    """Return the track after one delta towards the part's values."""
+    w = track.w.clone()
+    code = part.move_(w, broadcast.key(name=part.name))
+    touched = None if track.touched is None else note_changes(track.touched, track.w, w, broadcast.round)
+    log = {**track.log, broadcast.round: as_tensor(pack(part.codec, code, part.layout))}
+    return Track(w, touched, *_bounded(log, track.since, dense_size(part.layout)))
 
 
 def _version(state: SharedState, held: Held | None) -> int:

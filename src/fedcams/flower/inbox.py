@@ -138,8 +138,9 @@ class Inbox:
             [steps],
             rate,
         )
-        received = Received(state.x, state.buffers)
         server, round = self.server, state.round + 1
+        base = server.method.downlink.buffers_of(state.downlink, client)  # what the server adds the change to
+        received = Received(state.x, state.buffers if base is None else base)
         outgoing = respond_(self._dense_client, [client], received, trained, round, server.seed, server.population)
         if outgoing.refused:
             raise UpdateError(outgoing.refused[client])

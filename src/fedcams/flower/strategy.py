@@ -15,7 +15,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
-from fedcams.downlink import REPLICA
 from fedcams.errors import SpecError
 from fedcams.flower.arrays import STATISTICS, ArrayNames
 from fedcams.flower.checkpoint import FlowerCheckpoint, identify
@@ -25,7 +24,7 @@ from fedcams.flower.mod import safe_name
 from fedcams.method import Method, method_of
 from fedcams.registry import params
 from fedcams.registry.fields import nearest
-from fedcams.rounds.server import Server, ServerState, start
+from fedcams.rounds.server import Server, ServerState, replica_layouts, start
 from fedcams.rows import RowStore
 from fedcams.runs.checkpoint import REPLICAS
 from fedcams.runs.files import disk_errors, locked
@@ -152,9 +151,8 @@ class FedCAMS(FedAvg):
         return result
 
     def _server(self, names: ArrayNames, rounds: int) -> Server:
-        replicas = None
-        if self.method.downlink.server_keeps_rows:
-            replicas = RowStore.on_disk({REPLICA: names.layout}, self.checkpoint / REPLICAS, SPARES)
+        held = replica_layouts(self.method, names.layout, names.buffer_layout)
+        replicas = RowStore.on_disk(held, self.checkpoint / REPLICAS, SPARES) if held else None
         population = self.clients or 0
         return Server(
             self.method, names.layout, names.buffer_layout, self.seed, rounds, population, replicas, self.sampler

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Held, HeldStore, OutOfStep
+from fedcams.downlink import MODEL, Held, HeldStore, OutOfStep
 from fedcams.engines import CohortUpdate
 from fedcams.errors import LayoutError, UpdateError
 from fedcams.feedback import encode_with_feedback_
@@ -22,7 +22,7 @@ from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, RESIDUAL, Method
 from fedcams.rounds.cohort import Arrival, Outgoing, Received, some_rows
-from fedcams.rounds.messages import MODEL, UPDATE, Instruction, Refusal, Reply, expect_streams
+from fedcams.rounds.messages import UPDATE, Instruction, Refusal, Reply, expect_streams
 from fedcams.rounds.sending import Sending, not_finite, unsound
 from fedcams.rows import RowStore
 from fedcams.transforms import Facts
@@ -216,16 +216,16 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
     that builds on a model that it does not hold, and the result of its own training if that is not finite.
     """
     who, round = instruction.client, instruction.round
-    down = _down(client)
-    expect_streams(instruction, {MODEL, *down})
+    delivered = client.method.delivered(client.layout, client.buffer_layout)
+    beside = {name: layout for name, layout in _down(client).items() if name not in delivered}
+    expect_streams(instruction, {*delivered, *beside})
+    streams = {name: instruction.streams[name] for name in delivered}
     try:
-        start, held = client.method.downlink.receive(
-            instruction.streams[MODEL], client.layout, client.held, who, instruction.crc_checked
-        )
+        vectors, held = client.method.downlink.receive(streams, delivered, client.held, who, instruction.crc_checked)
     except OutOfStep as error:
         return Refusal(round, who, error.held, str(error)), None
-    beside = {name: decode(instruction.streams[name], layout) for name, layout in down.items()}
-    received = Received(start, beside.get(BUFFERS), beside.get(CONTROL))
+    vectors |= {name: decode(instruction.streams[name], layout) for name, layout in beside.items()}
+    received = Received(vectors[MODEL], vectors.get(BUFFERS), vectors.get(CONTROL))
     shift = shift_of(client, [who], received.control)
     rate = float(client.method.in_round(round, client.rounds).local.lr)
     update = train(received, instruction, None if shift is None else shift[0], rate)

@@ -23,7 +23,7 @@ from fedcams.downlink import HeldStore
 from fedcams.durable import os_errors, write_whole
 from fedcams.errors import ResidualError, WireError
 from fedcams.layout import Layout
-from fedcams.method import Method
+from fedcams.method import BUFFERS, Method
 from fedcams.rounds.client import Client, ClientUpdate, Train, answer, is_accepted
 from fedcams.rounds.cohort import Outgoing, Received
 from fedcams.rounds.messages import Instruction, Refusal, Reply
@@ -69,7 +69,8 @@ class DurableClient:
             )
         memory = method.memory(layout, buffer_layout)
         rows = RowStore.on_disk(memory, folder / ROWS, spares=1) if memory else None
-        held = HeldStore.on_disk(layout, folder / MODELS) if method.downlink.client_keeps_model else None
+        kept = method.delivered(layout, buffer_layout) if method.downlink.client_keeps_model else {}
+        held = HeldStore.on_disk(layout, folder / MODELS, kept.get(BUFFERS)) if kept else None
         self.folder, self.rows = folder, rows
         self.client = Client(method, layout, buffer_layout, rows, held, rounds, population)
 

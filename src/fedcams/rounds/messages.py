@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedcams.bits.checksum import CRC_RESIDUE
-from fedcams.downlink.message import DIGEST, Held
+from fedcams.downlink.message import BUFFERS, DIGEST, MODEL, Held
 from fedcams.errors import NonCanonical, NonFinite, UnknownVersion, WrongStreams
 from fedcams.wire.frames import Frame, magic_of
 from fedcams.wire.streams import LENGTH, StreamFrame, in_order
@@ -25,7 +25,7 @@ PROTOCOL = 2
 RELEASES = {1: "fedcams 0.1", 2: "fedcams 0.2"}
 """Protocol -> the release that speaks it."""
 
-MODEL, UPDATE, BUFFERS = "model", "update", "buffers"
+UPDATE = "update"
 _REPLY = "QQQQd"  # round, client, examples, steps, loss
 INSTRUCTION = StreamFrame(
     b"FCMI", b"FCNI", f"QQqBQ{DIGEST}s", MODEL, BUFFERS

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import REPLICA, Broadcast
+from fedcams.downlink import ROWS, Broadcast, Part
 from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
 from fedcams.rounds.intake import Intake, Means
-from fedcams.rounds.messages import MODEL, Accepted, Instruction, Refusal, Reply
+from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.transforms import Facts
@@ -43,7 +43,7 @@ class Server:
     """What chooses the cohorts; needed if the method's weights come from it."""
 
     def __post_init__(self) -> None:
-        needed = {REPLICA: self.layout} if self.method.downlink.server_keeps_rows else {}
+        needed = replica_layouts(self.method, self.layout, self.buffer_layout)
         if self.replicas is None and needed:
             object.__setattr__(self, "replicas", RowStore.in_memory(needed))
         if self.replicas is not None and dict(self.replicas.layouts) != needed:
@@ -64,6 +64,13 @@ class Server:
     def weight(self, examples: int) -> float:
         """Return the weight of a client with this many examples in the mean, unless the sampler sets the weights."""
         return float(examples) if self.method.weighting == "examples" else 1.0
+
+
+def replica_layouts(method: Method, layout: Layout, buffer_layout: Layout | None) -> dict[str, Layout]:
+    """Return the layouts of the rows that a server keeps of each client's model, by name; empty if it keeps none."""
+    if not method.downlink.server_keeps_rows:
+        return {}
+    return {ROWS[name]: held for name, held in method.delivered(layout, buffer_layout).items()}
 
 
 class Averaged(NamedTuple):
@@ -108,12 +115,19 @@ def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerSta
     method = server.method
     control = method.control.init(x) if method.control.active else None
     average = Averaged(x.clone(), None if buffers is None else buffers.clone()) if method.average.active else None
-    return ServerState(0, x, buffers, method.server.init(x), method.downlink.init(x), {}, control, average)
+    carried = BUFFERS in method.delivered(server.layout, server.buffer_layout)
+    downlink = method.downlink.init(x, buffers) if carried else method.downlink.init(x)
+    return ServerState(0, x, buffers, method.server.init(x), downlink, {}, control, average)
 
 
 def broadcast(server: Server, state: ServerState) -> Broadcast:
     """Return what a downlink needs to send this state's model to clients."""
-    return Broadcast(state.x, server.layout, state.round + 1, server.seed, server.replicas)
+    round, delivered = state.round + 1, server.method.delivered(server.layout, server.buffer_layout)
+    buffers = None
+    if BUFFERS in delivered and state.buffers is not None:
+        codec = server.method.in_round(round, server.rounds).buffers
+        buffers = Part(BUFFERS, state.buffers, delivered[BUFFERS], codec)
+    return Broadcast(state.x, server.layout, round, server.seed, server.replicas, buffers)
 
 
 def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[dict[int, Instruction], ServerState]:
@@ -122,13 +136,13 @@ def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tup
     A message that is lost, in either direction, changes nothing: the next one builds on what the client last said.
     """
     downlink = server.method.in_round(state.round + 1, server.rounds).downlink
-    models, sent = downlink.send(state.downlink, broadcast(server, state), sorted(cohort))
+    streams, sent = downlink.send(state.downlink, broadcast(server, state), sorted(cohort))
     others = {name: encode(IDENTITY, vector, layout) for name, vector, layout in _beside(server, state)}
     instructions = {
         client: Instruction(
-            state.round + 1, client, server.seed, {MODEL: model, **others}, state.accepted.get(client), crc_checked=True
+            state.round + 1, client, server.seed, {**others, **own}, state.accepted.get(client), crc_checked=True
         )
-        for client, model in models.items()
+        for client, own in streams.items()
     }
     return instructions, state._replace(downlink=sent)
 
@@ -185,9 +199,10 @@ def conclude(
 
 
 def _beside(server: Server, state: ServerState) -> list[tuple[str, Tensor, Layout]]:
-    """Return what instructions carry besides the model: name, vector and layout."""
+    """Return what instructions carry besides what the downlink sends: name, vector and layout."""
     found = []
-    if state.buffers is not None and server.buffer_layout is not None:
+    carried = BUFFERS in server.method.delivered(server.layout, server.buffer_layout)
+    if state.buffers is not None and server.buffer_layout is not None and not carried:
         found.append((BUFFERS, state.buffers, server.buffer_layout))
     if state.control is not None:
         found.append((CONTROL, state.control, server.layout))

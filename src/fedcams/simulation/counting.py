@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Delivery
+from fedcams.downlink import MODEL, Delivery, Sent
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
 from fedcams.rounds.cohort import Outgoing, streams_up
-from fedcams.rounds.messages import MODEL, instruction_size, refusal_size, reply_size
+from fedcams.rounds.messages import instruction_size, refusal_size, reply_size
 from fedcams.rounds.server import Server
 from fedcams.wire import sizes
 from fedcams.wire.payload import fixed_payload_size
@@ -16,17 +16,18 @@ KINDS = {"delta": "deltas", "catchup": "catchup", "dense": "dense"}
 """How a model travels to a client -> the ending of the record's key for its bytes."""
 
 
-def count_bytes(server: Server, method: Method, cohort: int, outgoing: Outgoing, delivery: Delivery) -> dict[str, int]:
-    """Return the byte counts and paper bits of a round with a cohort of this size, by their keys in the record."""
-    up, down = _up(server, method, outgoing), _beside_the_model(server, method)
-    kinds = {kind: sum(size for found, size in delivery.sent if found == kind) for kind in KINDS}
+def count_bytes(server: Server, method: Method, outgoing: Outgoing, delivery: Delivery) -> dict[str, int]:
+    """Return the byte counts and paper bits of a round, by their keys in the record."""
+    up, beside = _up(server, method, outgoing), _beside_the_model(server, method)
+    down = [_down(sent) | beside for sent in delivery.sent]
+    kinds = {kind: sum(sent.size for sent in delivery.sent if sent.kind == kind) for kind in KINDS}
     holding = method.downlink.client_keeps_model
     replies = [reply_size(dict(zip(up, each, strict=True)), holding) for each in zip(*up.values(), strict=True)]
     return {
         "wire_up": sum(replies) + sum(refusal_size(why) for why in outgoing.refused.values()),
-        "wire_down": cohort * instruction_size({MODEL: 0, **down}) + sum(kinds.values()),
+        "wire_down": sum(map(instruction_size, down)),
         "wire_up_buffers": sum(up.get(BUFFERS, [])),
-        "wire_down_buffers": cohort * down.get(BUFFERS, 0),
+        "wire_down_buffers": sum(streams.get(BUFFERS, 0) for streams in down),
         "paper_bits_up": method.uplink.paper_bits(server.layout),
         "paper_bits_down": method.downlink.paper_bits(server.layout),
         **{f"wire_down_{ending}": kinds[kind] for kind, ending in KINDS.items()},
@@ -39,9 +40,14 @@ def _up(server: Server, method: Method, outgoing: Outgoing) -> dict[str, list[in
     return {name: sizes(codec, code, layouts[name]) for name, (codec, code) in outgoing.arrival.codes.items()}
 
 
+def _down(sent: Sent) -> dict[str, int]:
+    """Return the bytes of what the downlink sends to one client, by name."""
+    return {MODEL: sent.size} | ({BUFFERS: sent.buffers} if sent.buffers else {})
+
+
 def _beside_the_model(server: Server, method: Method) -> dict[str, int]:
-    """Return the bytes of what one instruction carries besides the model, by name."""
-    layouts: dict[str, Layout | None] = {BUFFERS: server.buffer_layout}
-    if method.control.active:
-        layouts[CONTROL] = server.layout
-    return {name: fixed_payload_size(IDENTITY, layout) for name, layout in layouts.items() if layout is not None}
+    """Return the bytes of what one instruction carries besides what the downlink sends, by name."""
+    layouts: dict[str, Layout] = {CONTROL: server.layout} if method.control.active else {}
+    if server.buffer_layout is not None and BUFFERS not in method.delivered(server.layout, server.buffer_layout):
+        layouts[BUFFERS] = server.buffer_layout
+    return {name: fixed_payload_size(IDENTITY, layout) for name, layout in layouts.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcams.downlink import REPLICA
+from fedcams.downlink import BUFFERS, MODEL
 from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose
 from fedcams.method import RESIDUAL, Method
 from fedcams.probes import Leftovers, Probe, mean_before
@@ -72,7 +72,8 @@ class Simulation:
         layout, buffer_layout, device = problem.layout, problem.buffer_layout, problem.device
         memory = method.memory(layout, buffer_layout)
         rows = rows or (RowStore.in_memory(memory, device) if memory else None)
-        replicas = RowStore.in_memory({REPLICA: layout}, device) if method.downlink.server_keeps_rows else None
+        held = server_side.replica_layouts(method, layout, buffer_layout)
+        replicas = RowStore.in_memory(held, device) if held else None
         population = len(problem.clients)
         server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler)
         client = Client(method, layout, buffer_layout, rows, None, rounds)
@@ -109,7 +110,8 @@ class Simulation:
         method = self.server.method.in_round(round, self.server.rounds)
         with phases("broadcast"):
             delivery = method.downlink.deliver(state.downlink, server_side.broadcast(self.server, state), cohort)
-            received = Received(delivery.start, state.buffers, state.control)
+            buffers = state.buffers if delivery.buffers is None else delivery.buffers
+            received = Received(delivery.start, buffers, state.control)
         with phases("train"):
             trained = self._train(method, received, cohort, round)
         delta = trained.delta.clone() if self._needs("mean_h") else None
@@ -127,7 +129,7 @@ class Simulation:
             measured = self._measure(method, cohort, outgoing, delta, concluded)
             client_side.commit(self.client, outgoing, concluded.accepted)
         with phases("record"):
-            counts = count_bytes(self.server, method, len(cohort), outgoing, delivery)
+            counts = count_bytes(self.server, method, outgoing, delivery)
         about = {"train_loss": concluded.train_loss, "delta_norm": concluded.delta_norm, "refused": concluded.refused}
         return state, {**about, **counts, **measured}
 
@@ -192,7 +194,7 @@ class Simulation:
         if self.test is None or state.round % self.evaluate_every:
             return {}
         common = self.server.method.downlink.common(state.downlink)
-        models = {"test": (state.x, state.buffers), "held": (common, state.buffers)}
+        models = {"test": (state.x, state.buffers), "held": (common.get(MODEL), common.get(BUFFERS, state.buffers))}
         if state.average is not None:
             models["averaged"] = (state.average.x, state.average.buffers)
         found: dict[str, float | None] = {}
