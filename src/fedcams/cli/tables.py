@@ -19,6 +19,7 @@ from fedcams.layout import Layout
 from fedcams.models import model as model_named
 from fedcams.plan import CANDIDATES, Plan, Setting, expected_contacts, plan, recommend, simulated_contacts
 from fedcams.plan.paper import ROUNDS, D, PaperRow, paper_tables
+from fedcams.recipes import KEY, RECIPES, Recipe
 from fedcams.registry import Spec, exact, kinds, params, registered
 from fedcams.registry.fields import nearest, show
 from fedcams.report.profiles import PROFILES
@@ -28,7 +29,7 @@ from fedcams.sampler import Sampler, sampler
 if TYPE_CHECKING:
     from fedcams.bench.gpu import Measured
 
-PRESETS, EXPERIMENT = "presets", "experiment"
+PRESETS, RECIPE_LIST, EXPERIMENT = "presets", "recipes", "experiment"
 SHAPE, CLASSES = (3, 32, 32), 10
 GIB = 2.0**30
 MOST = 10**15
@@ -49,16 +50,18 @@ def pieces(kind: str | None) -> Table:
         return _overview()
     if kind == PRESETS:
         return _listed(["preset", "compares"], presets().items())
+    if kind == RECIPE_LIST:
+        return _listed(["recipe", "stands for", "meaning and measured cost"], map(_recipe, RECIPES.values()))
     if kind == EXPERIMENT:
         return _listed(["key", "default", "meaning"], _keys())
     if kind in kinds():
         return _listed([kind, "defaults", "meaning"], map(_row, registered(kind).values()))
-    known = [PRESETS, EXPERIMENT, *kinds()]
+    known = [PRESETS, RECIPE_LIST, EXPERIMENT, *kinds()]
     raise SpecError(f"no kind is named {kind!r}{nearest(kind, known)}; known: {', '.join(known)}")
 
 
 def _overview() -> Table:
-    names = {PRESETS: list(presets()), EXPERIMENT: list(params(Experiment))}
+    names = {PRESETS: list(presets()), RECIPE_LIST: list(RECIPES), EXPERIMENT: [*params(Experiment), KEY]}
     names |= {kind: list(registered(kind)) for kind in kinds()}
     return _listed(["kind", "names"], ((kind, ", ".join(found)) for kind, found in names.items()))
 
@@ -67,6 +70,13 @@ def _keys() -> Iterator[tuple[str, str, str]]:
     """The keys of an experiment file, which `-s` can change."""
     for key, (param, default) in params(Experiment).items():
         yield key, default if isinstance(default, str) else show(default), param.doc
+    yield KEY, "none", f"sets several of them under one name: {', '.join(RECIPES)}; see `fedcams list recipes`"
+
+
+def _recipe(recipe: Recipe) -> tuple[str, str, str]:
+    """Name, fields and what is known of it."""
+    fields = "\n".join(f"{key} = {value}" for key, value in recipe.fields.items())
+    return recipe.name, fields, f"{recipe.doc} Measured: {recipe.cost}."
 
 
 def _row(cls: type[Spec]) -> tuple[str, str, str]:

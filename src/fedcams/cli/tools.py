@@ -16,11 +16,11 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="KIND", help="presets, experiment, server, ...; default: an overview.", show_default=False
+            metavar="KIND", help="presets, recipes, experiment, server, ...; default: an overview.", show_default=False
         ),
     ] = None,
 ) -> None:
-    """List presets, the keys of an experiment, and the pieces that a spec can name."""
+    """List presets, recipes, the keys of an experiment, and the pieces that a spec can name."""
     from fedcams.cli.tables import pieces
 
     Console(highlight=False).print(pieces(kind))

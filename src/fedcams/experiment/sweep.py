@@ -26,6 +26,7 @@ from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.experiment.experiment import Experiment
 from fedcams.experiment.preset import KEYS, Table, folder_name, folders, read_file
+from fedcams.recipes import merged
 from fedcams.registry.fields import nearest, show
 from fedcams.registry.numbers import exact
 from fedcams.simulation import RoundRecord
@@ -128,7 +129,7 @@ def _trials(run: Table, seeds: list[dict[str, Any]]) -> Iterator[Trial]:
         words = {key: _spell(value) for key, value in chosen.items()}
         setting = ", ".join(f"{key}={word}" for key, word in words.items())
         filled = {key: _fill(value, words) for key, value in fixed.items()}
-        filled |= {key: value for key, value in chosen.items() if key not in places}
+        filled = merged(filled, {key: value for key, value in chosen.items() if key not in places})
         table = Table(run.where, filled | {"label": f"{label}, {setting}" if setting else label})
         yield Trial(label, setting, [table.experiment(**seed) for seed in seeds])
 
