@@ -55,27 +55,33 @@ def plan(
             help="Recommend only deltas that provably leave at most this part of ‖x - held‖².",
         ),
     ] = 0.9,
+    network: Annotated[str, typer.Option(help="The network to recommend a recipe for.")] = "4G",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulated participation.")] = 1,
     paper: Annotated[bool, typer.Option("--paper", help="Print the paper's two communication tables instead.")] = False,
 ) -> None:
-    """Compute what a federation will send before anything is trained, and recommend a downlink.
+    """Compute what a federation will send before anything is trained, and recommend a downlink and a recipe.
 
     A model given by its spec is built for CIFAR-10. Positions of a sparse delta count as uniform.
 
     Bytes are given as expected under uniform sampling, and as counted for the cohorts of one seed.
     """
-    from fedcams.cli import tables as plans
+    from fedcams.cli import plans
+    from fedcams.plan import expected_contacts
 
     console = Console(highlight=False)
     if paper:
         console.print(*plans.paper())
         return
-    chosen, setting = plans.sampled(cohort), plans.setting(size, uplink, rounds)
+    chosen, setting, link = plans.sampled(cohort), plans.setting(size, uplink, rounds), plans.network_named(network)
     found, counted = plans.compare(setting, chosen, clients, seed, downlink)
     console.print(plans.question(setting, chosen, clients), soft_wrap=True)
     console.print(*plans.tables(found, counted, rounds))
     console.print(plans.EXPLAINED.format(seed=seed))
     console.print(plans.advice(found, memory, bound), soft_wrap=True)
+    if downlink is None:
+        contacts = expected_contacts(clients, chosen.expected(clients), rounds)
+        for part in plans.recipes(setting, contacts, memory, link):
+            console.print(part, soft_wrap=isinstance(part, str))
 
 
 bench = typer.Typer(invoke_without_command=True)
