@@ -111,5 +111,5 @@ def _stop(chosen: Option, lighter: Sequence[Option], each: float, memory: float,
     share = profile.latency / 1e3 / chosen.plan.seconds(profile)
     if share > 1 / WORTH:
         return f"{100 * share:.0f} % of that is latency, which no compression shortens"
-    fewer = chosen.plan.seconds(profile) / lighter[-1].plan.seconds(profile)
-    return f"{lighter[-1].name} would make it {fewer:.2g}x shorter, and loses more"
+    shorter = chosen.plan.seconds(profile) / following.plan.seconds(profile)
+    return f"{following.name} would make it {shorter:.2g}x shorter, and loses more"
