@@ -28,8 +28,8 @@ from fedcams.plan import (
 from fedcams.plan.paper import ROUNDS, D, PaperRow, paper_tables
 from fedcams.registry import exact
 from fedcams.registry.fields import nearest
+from fedcams.report.numbers import human_bytes, human_seconds
 from fedcams.report.profiles import PROFILES, Profile
-from fedcams.report.tables import human_bytes, human_seconds
 from fedcams.sampler import Sampler, sampler
 
 SHAPE, CLASSES = (3, 32, 32), 10

@@ -10,8 +10,8 @@ from statistics import NormalDist
 from fedcams.method import Method
 from fedcams.plan.planner import Plan, Setting, plan
 from fedcams.recipes import RECIPES, Recipe
+from fedcams.report.numbers import human_bytes, human_seconds
 from fedcams.report.profiles import Profile
-from fedcams.report.tables import human_bytes, human_seconds
 from fedcams.sampler import Contacts
 
 WORTH = 1.5

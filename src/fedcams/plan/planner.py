@@ -80,7 +80,7 @@ class Plan:
     def seconds(self, profile: Profile, rounds: int = 1) -> float:
         """Return the seconds of transfers and latency on this network over `rounds` rounds, for an average client."""
         down, up = (np.array([size / max(self.contacts, 1e-9)]) for size in (self.down, self.up))
-        return rounds * float(profile.seconds(Link(np.zeros(1), down, up, np.zeros(1)))[0])
+        return rounds * float(profile.seconds(Link(np.zeros(1), np.zeros(1), down, up, np.zeros(1)))[0])
 
 
 def plan(setting: Setting, spec: str | Downlink, contacts: Contacts) -> Plan:
