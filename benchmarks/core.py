@@ -40,10 +40,12 @@ GOALS = {
     "encode sign": Goal(6, "torch + packbits", 7),
     "encode topk(ratio=1/64)": Goal(6, "torch.topk", 20),
     "encode topk(ratio=1/64, values=bf16)": Goal(6, "torch.topk", 20),
+    "encode ternary(ratio=1/16)": Goal(5, "torch.topk, signs", 20),
     "encode blockq": Goal(8, "torch, 4 bits", 4),
     "aggregate sign": Goal(4),
     "aggregate topk(ratio=1/64)": Goal(2),
     "aggregate topk(ratio=1/64, values=bf16)": Goal(2),
+    "aggregate ternary(ratio=1/16)": Goal(1.5),
     "aggregate blockq": Goal(4),
 }
 SPECS = [name.removeprefix("encode ") for name in GOALS if name.startswith("encode")]
@@ -83,6 +85,7 @@ def contenders(delta: Tensor) -> dict[str, Setup]:
         "numpy.copyto": copy_setup(delta),
         "torch + packbits": lambda: lambda: composed_sign(delta, residual),
         "torch.topk": lambda: lambda: composed_topk(delta, residual),
+        "torch.topk, signs": lambda: lambda: composed_ternary(delta, residual),
         "torch, 4 bits": lambda: lambda: composed_blocks(delta, residual),
         **{f"encode {spec}": encode_setup(spec, delta, residual) for spec in SPECS},
         **{f"aggregate {spec}": aggregate_setup(spec, delta) for spec in SPECS},
@@ -110,6 +113,16 @@ def composed_topk(delta: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tens
     h = delta + residual
     positions = torch.topk(h.abs(), D // RATIO).indices
     return positions, h.gather(0, positions), h.scatter(0, positions, 0.0)
+
+
+def composed_ternary(delta: Tensor, residual: Tensor) -> tuple[Tensor, Any, Tensor, Tensor]:
+    """Signs and mean magnitude of the top 1/16 with error feedback, by torch and NumPy; positions not yet packed."""
+    h = delta + residual
+    positions = torch.topk(h.abs(), D // 16).indices
+    kept = h.gather(0, positions)
+    mean = kept.abs().mean()
+    signs = np.packbits((kept >= 0).numpy(), bitorder="little")
+    return positions, signs, mean, h.scatter(0, positions, kept - mean.copysign(kept))
 
 
 def composed_blocks(delta: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:

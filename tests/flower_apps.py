@@ -18,6 +18,7 @@ from fedcams.experiment import Experiment, build
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.checkpoint import read_ledger
+from fedcams.flower.mod import Initial
 from fedcams.rounds import ServerState
 from fedcams.simulation import RoundRecord
 from flower_grid import Fault, LocalGrid
@@ -90,9 +91,9 @@ def shift_in(arrays: Any, problem: Problem) -> Tensor | None:
     return torch.cat([parts[name].reshape(-1) for name in problem.layout.names])[None]
 
 
-def client_app(folder: Path, train: Train, spec: str | None = None) -> ClientApp:
+def client_app(folder: Path, train: Train, spec: str | None = None, initial: Initial | None = None) -> ClientApp:
     """An app with the mod."""
-    app = ClientApp(mods=[uplink(spec, state_dir=folder)])
+    app = ClientApp(mods=[uplink(spec, state_dir=folder, initial=initial)])
     app.train()(train)
     return app
 
@@ -106,6 +107,7 @@ def federation(
     fault: Fault | None = None,
     log: Log | None = None,
     change: Change = lambda problem: None,
+    initial: Initial | None = None,
     **options: Any,
 ) -> tuple[LocalGrid, FedCAMS, ArrayRecord]:
     """Nodes 100, 101, ... are sites 0, 1, ...; each call knows nothing of the one before but what is on disk."""
@@ -113,7 +115,7 @@ def federation(
     change(problem)
     arrays = ArrayRecord(problem.model.state_dict())
     arrays = ArrayRecord({name: Array(array.numpy().copy()) for name, array in arrays.items()})
-    app = client_app(tmp_path / "sites", train_with(problem, log))
+    app = client_app(tmp_path / "sites", train_with(problem, log), initial=initial)
     nodes = {100 + site: {"site-id": site} for site in range(what.clients)}
     grid = LocalGrid(dict.fromkeys(nodes, app), nodes, fault)
     chosen = {"sampler": what.sampler, "clients": what.clients, "seed": what.seed, "min_available": what.clients}

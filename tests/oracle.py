@@ -128,6 +128,19 @@ def topk(h: Vector, ratio: Fraction | float | str) -> Vector:
     return out
 
 
+def classes(h: Vector, ratio: Fraction | float | str, depth: int) -> Vector:
+    """Of top-k the signs times the mean magnitude of a class: what is kept is split at its mean, `depth` times over."""
+    kept = np.flatnonzero(topk(np.where(h == 0, 1e-300, h), ratio))
+    parts = [kept]
+    for _ in range(depth):
+        above = [np.abs(h[part]) >= np.abs(h[part]).mean() if len(part) else part > 0 for part in parts]
+        parts = [half for part, up in zip(parts, above, strict=True) for half in (part[~up], part[up])]
+    out = np.zeros_like(h)
+    for part in parts:
+        out[part] = np.where(h[part] >= 0, 1, -1) * (np.abs(h[part]).mean() if len(part) else 0)
+    return out
+
+
 def ternary(h: Vector, ratio: Fraction | float | str, sizes: Sequence[int] = (), scope="global", magnitudes="tensor"):
     """Of top-k the signs times the mean magnitude kept, of each tensor or of all; `sizes` are those of the tensors."""
     tensors = np.split(np.arange(len(h)), np.cumsum(sizes)[:-1]) if len(sizes) else [np.arange(len(h))]

@@ -18,7 +18,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedcams.bits import packing, positions, rice, select, signs, vectors
+from fedcams.bits import packing, positions, rice, select, select_torch, signs, vectors
 from fedcams.bits.parallel import BLOCK, map_ranges, map_threads
 from fedcams.errors import BadPadding, BadPosition, NonCanonical, Truncated
 
@@ -96,14 +96,14 @@ def test_selection_equals_sorting(values: list[float], data: st.DataObject) -> N
     x = torch.tensor(values, dtype=torch.float32)
     k = data.draw(st.integers(1, len(values)))
     assert top(x[None], k)[0].tolist() == slow_top(x, k)
-    assert select.top_positions_torch(x[None], k)[0].tolist() == slow_top(x, k)
+    assert select_torch.top_positions_torch(x[None], k)[0].tolist() == slow_top(x, k)
 
 
 @pytest.mark.parametrize("d", [4095, 4096, 4097, 3 * BLOCK + 5])
 def test_selection_of_long_vectors_equals_the_torch_version(d: int) -> None:
     rows = torch.stack([vector(d), torch.zeros(d), vector(d).round(), vector(d, 1) * 1e-40])
     for k in (1, 2, d // 64, d // 2, d - 1, d):
-        assert torch.equal(top(rows, k), select.top_positions_torch(rows, k))
+        assert torch.equal(top(rows, k), select_torch.top_positions_torch(rows, k))
 
 
 def test_selection_survives_a_sample_that_misleads() -> None:
@@ -113,7 +113,21 @@ def test_selection_survives_a_sample_that_misleads() -> None:
     for start in range(0, d, d // select.SAMPLED_CHUNKS):
         x[start : start + 1000] += 10
     for k in (1000, 60_000, d // 2):
-        assert torch.equal(top(x[None], k), select.top_positions_torch(x[None], k))
+        assert torch.equal(top(x[None], k), select_torch.top_positions_torch(x[None], k))
+
+
+def test_batched_selection_survives_samples_that_mislead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that hide their large values from the sample, show it nothing else, or are all ties, among sound ones."""
+    monkeypatch.setattr(select_torch, "SAMPLE", 512)
+    d, k = select_torch.SHORT + 77, 3000
+    sampled = torch.arange(select_torch.SAMPLE) * select_torch.STRIDE % d
+    hidden, shown = vector(d) * 1e-3, vector(d) * 1e-3
+    hidden[torch.ones(d, dtype=torch.bool).index_fill_(0, sampled, False)] += 1
+    shown[sampled] += 10
+    rows = torch.stack([vector(d), hidden, vector(d, 1), shown, vector(d).sign(), torch.zeros(d), vector(d).round()])
+    assert torch.equal(select_torch.top_positions_torch(rows, k), top(rows, k))
+    for row in rows:
+        assert torch.equal(select_torch.top_positions_torch(row[None], k), top(row[None], k))
 
 
 # -- positions as gaps -------------------------------------------------------------------------------------------------

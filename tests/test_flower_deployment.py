@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
     "local": "sgd(lr=0.05, epochs=2, batch=8)",
     "server": "fedams(lr=cosine(0.2, 0.05), eps=1e-3)",
     "uplink": "topk(ratio=1/8)",
-    "downlink": "replica(blockq(bits=2))",
+    "downlink": "replica(blockq(bits=2), warm=true)",
     "control": "scaffold",
     "transforms": "clip(norm=0.5)",
     "average": "ema(0.5)",
@@ -85,6 +85,7 @@ def test_tls_authentication_a_killed_server_and_the_simulators_model(tmp_path: P
         assert refused(fed, "stranger")
     ledger = read_ledger(tmp_path / "server")
     assert [sorted(line["accepted"]) for line in ledger] == [["0", "1"]] * 2
+    assert not any("told again" in str(line["notes"]) for line in ledger), "sites made the initial model themselves"
     assert_equal(deployed(tmp_path / "server", 2), simulated(CONFIG))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import ArrayRecord, Context, Message
 from torch import Tensor
 
 from fedcams.downlink.message import Message as Model
@@ -17,11 +18,12 @@ from fedcams.experiment import build
 from fedcams.flower import FedCAMS
 from fedcams.flower.checkpoint import read_ledger
 from fedcams.flower.inbox import dense_size
+from fedcams.flower.mod import Initial
 from fedcams.flower.records import INSTRUCTION, REPLY, message_parts, message_record
 from fedcams.layout import Layout
 from fedcams.rounds import Instruction, Refusal, Reply, answer_from_parts
 from fedcams.runs.files import write_file
-from flower_apps import experiment, federation, quick, run, simulated, vector, vectors
+from flower_apps import experiment, federation, quick, run, simulated, simulation, vector, vectors
 from flower_grid import Fault, LocalGrid
 from test_flower import adding_app, plain_app, two_by_three
 
@@ -30,8 +32,12 @@ DOWNLINKS = ["shared(topk(ratio=1/8))", "shared(blockq)", "replica(blockq(bits=2
 ROUNDS = 6
 
 
+BATCH_NORM = {"task": "digits", "model": "convmixer(dim=4, depth=1, kernel=3)", "local": "sgd(steps=2)"}
+BUFFERS = {**BATCH_NORM, "buffers": "blockq"}
+
+
 def two_way(downlink: str, **changes: Any) -> Any:
-    return experiment(downlink=downlink, rounds=ROUNDS, **changes)
+    return experiment(**{"downlink": downlink, "rounds": ROUNDS, **changes})
 
 
 def federated(folder: Path, what: Any, rounds: int = ROUNDS, fault: Fault | None = None, **options: Any) -> Any:
@@ -44,7 +50,7 @@ def federated(folder: Path, what: Any, rounds: int = ROUNDS, fault: Fault | None
     [
         {},
         {"uplink": "sign", "sampler": "full"},
-        {"task": "digits", "model": "convmixer(dim=4, depth=1, kernel=3)", "local": "sgd(steps=2)"},
+        BATCH_NORM,
     ],
     ids=["few", "all", "batch-norm"],
 )
@@ -76,8 +82,8 @@ class Killed(BaseException):
 def test_a_server_killed_while_it_saves_is_in_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downlink: str, moment: str
 ) -> None:
-    """Replicas stand on disk before the round counts, and are marked as its own after."""
-    what = two_way(downlink)
+    """Replicas, of buffers too, stand on disk before the round counts, and are marked as its own after."""
+    what = two_way(downlink, **BUFFERS)
     federated(tmp_path, what, 2)
 
     def dying(path: Path, data: bytes) -> None:
@@ -89,8 +95,11 @@ def test_a_server_killed_while_it_saves_is_in_step(
         patch.setattr("fedcams.runs.checkpoint.write_file", dying)
         with pytest.raises(Killed):
             federated(tmp_path, what, 3)
-    arrays = federated(tmp_path, what)
-    assert torch.equal(vector(arrays, what), simulated(what)[0])
+    (x, buffers), (expected, averaged) = vectors(federated(tmp_path, what), what), simulated(what)
+    assert torch.equal(x, expected)
+    assert buffers is not None
+    assert averaged is not None
+    assert torch.equal(buffers, averaged)
     assert not any(line["refused"] for line in read_ledger(tmp_path / "checkpoint"))
 
 
@@ -202,14 +211,94 @@ def test_who_is_told_again_and_a_round_that_is_skipped(tmp_path: Path, downlink:
     assert len(fourth["accepted"]) == what.clients
 
 
-def test_clients_that_hold_the_initial_model_already(tmp_path: Path) -> None:
-    """With `warm` the first message builds on it; a site that does not have it says so and gets all of it."""
-    what = two_way("replica(blockq(bits=2), warm=true)", sampler="full")
+# -- warm first contacts -------------------------------------------------------------------------------------------
+
+WARM = ["replica(blockq(bits=2), warm=true)", "shared(topk(ratio=1/8), warm=true)"]
+
+
+def initial_of(what: Any, other: int = -1) -> Initial:
+    """Makes the initial model from the seed, as the server does; at the site `other` one bit of it differs."""
+
+    def initial(context: Context) -> ArrayRecord:
+        state = build(what).simulation.problem.model.state_dict()
+        if context.node_config["site-id"] == other:
+            first = next(iter(state.values())).view(-1)
+            first[0] = torch.nextafter(first[0], first[0] + 1)
+        return ArrayRecord(state)
+
+    return initial
+
+
+@pytest.mark.parametrize("changes", [{}, BUFFERS, {**BATCH_NORM, "buffers": "identity"}], ids=["", "buffers", "dense"])
+@pytest.mark.parametrize("downlink", WARM)
+def test_who_makes_the_initial_model_itself_is_never_sent_it(
+    tmp_path: Path, downlink: str, changes: dict[str, Any]
+) -> None:
+    """The simulator's bytes and bits, also with a server and sites that start again after the first round."""
+    what = two_way(downlink, **{**changes, "rounds": 3})
     kinds = Kinds()
+    for rounds in (1, 3):
+        arrays = federated(tmp_path, what, rounds, kinds, initial=initial_of(what))
+    assert not any(any(dense) for dense in kinds.dense.values())
+    state, records = simulation(what)
+    assert torch.equal(vector(arrays, what), state.x)
+    ledger = read_ledger(tmp_path / "checkpoint")
+    assert not any(line["notes"] or line["refused"] for line in ledger)
+    assert [line["wire_down"] for line in ledger] == [record.wire_down for record in records]
+
+
+@pytest.mark.parametrize("changes", [{}, BUFFERS], ids=["", "buffers"])
+@pytest.mark.parametrize("downlink", WARM)
+def test_a_site_whose_initial_bits_differ_is_told_again_and_both_messages_count(
+    tmp_path: Path, downlink: str, changes: dict[str, Any]
+) -> None:
+    what, kinds = two_way(downlink, sampler="full", **{**changes, "rounds": 2}), Kinds()
+    federated(tmp_path, what, 2, kinds, initial=initial_of(what, other=1))
+    assert kinds.of(101, range(1, 3)) == [[False, True], [False]]
+    assert kinds.of(100, range(1, 3)) == [[False], [False]]
+    first, second = read_ledger(tmp_path / "checkpoint")
+    assert list(first["notes"]) == ["1"]
+    assert re.match(r"out of step and told again: client 1 holds version 0 \(\w+\), but the mess", first["notes"]["1"])
+    assert not second["notes"]
+    for line in (first, second):
+        assert (sorted(line["accepted"]), line["refused"]) == (["0", "1", "2", "3"], {})
+    _, (record, _) = simulation(what)
+    refusal = 100 < first["wire_up"] - record.wire_up < 400
+    d = build(what).simulation.problem.layout.d
+    assert refusal
+    assert first["wire_down"] - record.wire_down > 4 * d
+
+
+def test_a_site_that_cannot_make_the_initial_model_is_sent_it_and_told_how_to_save_that(tmp_path: Path) -> None:
+    what, kinds = two_way(WARM[0], sampler="full"), Kinds()
     arrays = federated(tmp_path, what, ROUNDS, kinds)
     assert kinds.of(100, range(1, 4)) == [[False, True], [False], [False]]
-    assert all(len(line["accepted"]) == what.clients for line in read_ledger(tmp_path / "checkpoint"))
+    first, *others = read_ledger(tmp_path / "checkpoint")
+    assert first["notes"]["0"].startswith("warm=true, but this site cannot make the initial model; give uplink(initial")
+    assert "out of step and told again: client 0 holds nothing" in first["notes"]["0"]
+    assert not any(line["notes"] for line in others)
+    assert all(len(line["accepted"]) == what.clients for line in (first, *others))
     assert torch.isfinite(vector(arrays, what)).all()
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        ({"w": 1}, "initial returned a dict; return ArrayRecord(model.state_dict())"),
+        (ArrayRecord({}), "initial returned another model than the server's: the array "),
+        (ArrayRecord({"x": torch.zeros(2)}), "expected float"),
+    ],
+    ids=["no record", "empty", "another shape"],
+)
+def test_an_initial_model_that_is_another_one_is_refused_by_name(tmp_path: Path, made: Any, reason: str) -> None:
+    what = two_way(WARM[0], sampler="full")
+    (name,) = build(what).simulation.problem.layout.names
+    given = ArrayRecord({name: made["x"]}) if "x" in made else made
+    federated(tmp_path, what, 1, initial=lambda context: given)
+    (line,) = read_ledger(tmp_path / "checkpoint")
+    assert not line["accepted"]
+    assert all(reason in why for why in line["refused"].values())
+    assert len(line["refused"]) == what.clients
 
 
 # -- clients without the mod ---------------------------------------------------------------------------------------

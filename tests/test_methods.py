@@ -86,12 +86,12 @@ def test_batched_rounds_are_the_two_halves_bit_for_bit(number: int) -> None:
     assert_equal_rounds(batched, apart)
 
 
-@pytest.mark.parametrize("codec", CONTRACTIVE)
+@pytest.mark.parametrize("codec", [*CONTRACTIVE, "topk(ratio=linear(1/16, 1/4))"])
 @pytest.mark.parametrize("name", ["shared", "replica"])
 def test_downlinks_of_every_compressor_over_many_rounds(name: str, codec: str) -> None:
-    """Long enough for clients to miss rounds, come back and catch up."""
-    options = {"uplink": "sign", "downlink": f"{name}({codec})", "rounds": 9, "test": None, **KEEP_PAIRS}
-    batched, apart = (run(**options, model=net(name == "shared"), engine="loop", seed=3) for _ in range(2))
+    """Long enough for clients to miss rounds, come back and catch up; buffers follow the same rule."""
+    options = {"uplink": "sign", "downlink": f"{name}({codec})", "buffers": codec, "rounds": 9, "test": None}
+    batched, apart = (run(**options, **KEEP_PAIRS, model=net(True), engine="loop", seed=3) for _ in range(2))
     assert_equal_rounds(batched, apart)
 
 

@@ -49,9 +49,10 @@ def simulated(**changes: Any) -> tuple[Experiment, list[Any], Any]:
     return experiment, records, (built.simulation.server, state)
 
 
-def planned(experiment: Experiment, d: int) -> Plan:
+def planned(experiment: Experiment, d: int, buffers: int = 0) -> Plan:
     contacts = simulated_contacts(experiment.sampler, experiment.clients, experiment.rounds, experiment.seed)
-    return plan(Setting(d, 0, experiment.uplink, experiment.rounds), experiment.downlink, contacts)
+    setting = Setting(d, buffers, experiment.uplink, experiment.rounds, experiment.method.buffers)
+    return plan(setting, experiment.downlink, contacts)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +68,12 @@ def planned(experiment: Experiment, d: int) -> Plan:
         "shared(identity)",
     ],
 )
-def test_a_plan_is_what_a_run_sends_and_keeps(downlink: str) -> None:
+@pytest.mark.parametrize("buffers", ["", "identity", "blockq"])
+def test_a_plan_is_what_a_run_sends_and_keeps(downlink: str, buffers: str) -> None:
     """To the byte, as all of these have payloads of one length."""
-    experiment, records, (server, state) = simulated(uplink="sign", downlink=downlink)
-    found = planned(experiment, server.layout.d)
+    changes = {"model": "convmixer(dim=4, depth=1, kernel=3)", "buffers": buffers} if buffers else {}
+    experiment, records, (server, state) = simulated(uplink="sign", downlink=downlink, **changes)
+    found = planned(experiment, server.layout.d, 0 if server.buffer_layout is None else server.buffer_layout.d)
     sums = {key: sum(getattr(record, key) for record in records) for key in vars(records[0]) if key.startswith("wire")}
     assert (found.up, found.down) == (sums["wire_up"], sums["wire_down"])
     parts = (sums["wire_down_deltas"], sums["wire_down_catchup"], sums["wire_down_dense"])
@@ -141,18 +144,6 @@ def test_advice() -> None:
     assert recommend(plans[1:2], -1, 0.9) is None
     everybody = [plan(setting, spec, expected_contacts(100, 100, 500)) for spec in CANDIDATES]
     assert str(recommend(everybody, 1e9, 0.9).downlink) == "shared(blockq)"
-
-
-@pytest.mark.parametrize("downlink", ["none", "stateless", "replica(sign)", "replica(sign, warm=true)"])
-def test_compressed_buffers_are_planned_as_they_are_sent(downlink: str) -> None:
-    """To the byte, with the model's and the buffers' rows at the server."""
-    model = "convmixer(dim=4, depth=1, kernel=3)"
-    experiment, records, (server, state) = simulated(model=model, uplink="sign", downlink=downlink, buffers="blockq")
-    contacts = simulated_contacts(experiment.sampler, experiment.clients, experiment.rounds, experiment.seed)
-    setting = Setting(server.layout.d, server.buffer_layout.d, experiment.uplink, ROUNDS, experiment.buffers)
-    found = plan(setting, experiment.downlink, contacts)
-    assert (found.up, found.down) == tuple(sum(getattr(r, key) for r in records) for key in ("wire_up", "wire_down"))
-    assert found.memory == kept(server, state)
 
 
 # -- recipes ---------------------------------------------------------------------------------------------------------

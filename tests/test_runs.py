@@ -31,13 +31,15 @@ from fedcams.tasks import TaskData, task
 NAMES = ["checkpoint", "environment.json", "experiment.toml", "partition.json", "rounds.jsonl", "timings.jsonl"]
 MIXER = {"model": "convmixer(dim=4, depth=1, kernel=3, patch=2)", "local": "sgd(lr=0.1, steps=1)"}
 EVERYTHING = {
+    "model": MIXER["model"],
     "uplink": "topk(ratio=linear(1/32, 1/4))",
     "local": "sgd(lr=warmup(2, constant(0.1)), steps=2)",
     "server": "fedams(lr=cosine(1, 0.1))",
+    "buffers": "blockq",
     "control": "scaffold",
     "average": "ema(0.9)",
 }
-"""Residuals, control variates, averages and schedules, all of which a checkpoint must bring back."""
+"""Residuals, also of buffers, control variates, averages and schedules, all of which a checkpoint must bring back."""
 KINDS: list[dict[str, Any]] = [
     {"uplink": "sign"},
     {"uplink": "topk(ratio=1/16)", "server": "fedavgm", "probes": "q + gamma + cosine"},
@@ -55,6 +57,8 @@ KINDS: list[dict[str, Any]] = [
     {"uplink": "topk(ratio=1/8)", "average": "ema(0.5)", "aggregate": "trimmed(fraction=1/3)",
      "sampler": "uniform(n=3)", "buffers": "blockq", **MIXER},
     {"local": "adamw(lr=0.003, steps=2)", "downlink": "shared(blockq)", "weighting": "sampler"},
+    {"downlink": "shared(topk(ratio=1/8))", "buffers": "topk(ratio=1/4)", **MIXER},
+    {"downlink": "replica(sign, warm=true)", "buffers": "blockq", **MIXER},
 ]  # fmt: skip
 
 

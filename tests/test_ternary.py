@@ -99,7 +99,7 @@ def exact_mean(values: Tensor) -> float:
 
 def both_means(values: Tensor, bounds: Tensor) -> Tensor:
     means = kept.group_means(values, bounds)
-    there = kept.group_means_torch(values, bounds)
+    there = kept.group_means_torch(values, bounds, bounds.diff(dim=-1).clamp(min=1))
     assert torch.equal(means.view(torch.int32), there.view(torch.int32)), "bit for bit"
     return means
 
@@ -152,6 +152,19 @@ def test_adding_is_the_same_on_every_device(d: int, weight: float) -> None:
     for row in range(3):
         codec.add_to_(one, {name: tensor[row] for name, tensor in code.items()}, layout, weight)
     assert torch.equal(codec.add_rows_to_(torch.ones(d), code, layout, [weight] * 3), one)
+
+
+@modes
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("d", [1000, 3 * BLOCK + 5])
+def test_codes_and_residuals_on_a_gpu_are_those_of_the_cpu_bit_for_bit(scope: str, magnitudes: str, d: int) -> None:
+    rows, layout = torch.stack([heavy_tailed(d, seed) for seed in range(5)]), tensors_layout(d)
+    codec = ternary(scope, magnitudes, "ratio=1/16")
+    here, there = codec.encode(rows, layout), codec.encode(rows.cuda(), layout)
+    for name, tensor in here.items():
+        assert torch.equal(there[name].cpu().view(torch.uint8), tensor.view(torch.uint8)), name
+    left = codec.add_to_(rows.cuda(), there, layout, -1.0)
+    assert torch.equal(left.cpu(), codec.add_to_(rows.clone(), here, layout, -1.0))
 
 
 def test_the_planner_knows_its_size_and_what_it_changes() -> None:

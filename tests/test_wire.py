@@ -142,6 +142,39 @@ def test_magnitudes_that_ternary_does_not_write_are_refused(error: type[WireErro
     assert type(caught.value) is error
 
 
+@pytest.mark.parametrize(
+    ("error", "magnitudes", "message"),
+    [
+        (None, (1.0, 3.0), ""),
+        (BadMagnitude, (1.0, -3.0), "field 'magnitude': -3.0 is negative"),
+        (NonFinite, (1.0, math.nan), "field 'magnitude'"),
+        (NonCanonical, (-0.0, 3.0), "-0.0"),
+        (Truncated, (1.0,), "field 'magnitude' needs at least 8 bytes, 4 are left"),
+        (TrailingBytes, (1.0, 3.0, 0.0), "4 bytes follow"),
+    ],
+)
+def test_classes_of_magnitude_are_checked(
+    error: type[WireError] | None, magnitudes: tuple[float, ...], message: str
+) -> None:
+    """Positions 0 and 1 of three, levels 3 (the larger class, positive) and 0 (the smaller, negative)."""
+    start = encode("topk(k=2, values=b2)", torch.tensor([3.0, -1.0, 0.0]))[22 + 20 : -4 - 8]
+    data = build("topk(k=2, values=b2)", 3, start + struct.pack(f"<{len(magnitudes)}f", *magnitudes))
+    if error is None:
+        assert decode(data).tolist() == [3.0, -1.0, 0.0]
+        return
+    with pytest.raises(WireError, match=message) as caught:
+        decode(data)
+    assert type(caught.value) is error
+
+
+def test_a_class_without_members_has_no_magnitude() -> None:
+    data = encode("topk(k=2, values=b2)", torch.tensor([2.0, -2.0, 0.0]))
+    assert data[-12:-4] == struct.pack("<2f", 0, 2)
+    bad = build("topk(k=2, values=b2)", 3, data[42:-12] + struct.pack("<2f", 1, 2))
+    with pytest.raises(NonCanonical, match="where nothing is kept"):
+        decode(bad)
+
+
 def test_ternary_needs_the_layout_of_its_magnitudes() -> None:
     with pytest.raises(LayoutMismatch, match=r"ternary\(k=1\) needs the layout .* it was written with: pass layout="):
         decode(TERNARY)

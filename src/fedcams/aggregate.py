@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -106,8 +107,8 @@ class Aggregator:
             self._weights.clear()
             return total if out is None else out.copy_(total)
         total = self._zeros() if out is None else out.zero_()
-        for client_id in sorted(self._codes):
-            self._add_(total, *self._codes[client_id], self._weights[client_id])
+        for compressor, ids in itertools.groupby(sorted(self._codes), lambda client_id: self._codes[client_id][0]):
+            self._add_(total, compressor, list(ids))
         return total
 
     def _zeros(self) -> Tensor:
@@ -116,5 +117,6 @@ class Aggregator:
     def _here(self, code: Code) -> Code:
         return {name: tensor.to(self.device) for name, tensor in code.items()}
 
-    def _add_(self, total: Tensor, compressor: Compressor, code: Code, weight: float) -> None:
-        compressor.add_to_(total, self._here(code), self.layout, weight)
+    def _add_(self, total: Tensor, compressor: Compressor, ids: Sequence[int]) -> None:
+        codes = [self._here(self._codes[client_id][1]) for client_id in ids]
+        compressor.add_codes_to_(total, codes, self.layout, [self._weights[client_id] for client_id in ids])

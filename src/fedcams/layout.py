@@ -182,20 +182,3 @@ def segments(layout: Layout, scope: str) -> Sequence[tuple[int, int]]:
     if scope == "global":
         return [(0, layout.d)]
     return [(a, b) for a, b in itertools.pairwise(layout.offsets) if b > a]
-
-
-VARIANCE = "running_var"
-"""What batch-norm layers call the buffer that is a variance."""
-
-
-def floor_variances_(buffers: Tensor, layout: Layout) -> Tensor:
-    """Set every variance below zero in `buffers [..., b]` to zero, in place, and return them.
-
-    A buffer is a variance if the last part of its name is `running_var`. Compressed changes can bring it below zero,
-    and its square root is then not a number. Zeros come out positive, so that every device gives the same bits.
-    """
-    for name, (start, stop) in zip(layout.names, itertools.pairwise(layout.offsets), strict=True):
-        if name.rpartition(".")[2] == VARIANCE:
-            part = buffers[..., start:stop]
-            part.masked_fill_(part <= 0, 0.0)
-    return buffers

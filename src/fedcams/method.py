@@ -80,7 +80,7 @@ class Method(Spec):
                     f"{field}={codec} has no bound on its error, which would grow without end with feedback=true; "
                     "choose a contractive compressor, or set feedback=false"
                 )
-        if first.downlink.client_keeps_model and first.downlink.carries_buffers:
+        if first.downlink.carries_buffers:
             check_contractive(f"downlink={first.downlink}, buffers={first.buffers}", first.buffers)
         first.control.check(first)
         first.aggregate.check(first)

@@ -14,7 +14,14 @@ from fedcams.engines import Problem, engine
 from fedcams_app.settings import built
 
 STATE = os.environ.get("FEDCAMS_STATE", "fedcams-state")
-app = ClientApp(mods=[fedcams.flower.uplink(state_dir=STATE)])
+
+
+def initial(context: Context) -> ArrayRecord:
+    """What the server starts from: with `warm=true` in the downlink, it need not send this site all of it."""
+    return ArrayRecord(built(context.run_config).simulation.problem.model.state_dict())
+
+
+app = ClientApp(mods=[fedcams.flower.uplink(state_dir=STATE, initial=initial)])
 
 
 @app.train()

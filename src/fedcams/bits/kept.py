@@ -11,7 +11,6 @@ Each function has a kernel for one row on the CPU and a batched torch version fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcams.bits.packing import unpack_bools
-from fedcams.bits.parallel import kernel, map_ranges
+from fedcams.bits.parallel import kernel, map_ranges, map_threads
 
 Segments = Sequence[tuple[int, int]]
 Vector = NDArray[np.float32]
@@ -29,6 +28,8 @@ Positions = NDArray[np.int64]
 MAGNITUDE = 0x7FFFFFFF
 INFINITE = 0x7F800000
 FRACTION = 0x7FFFFF
+PIECE = 1 << 18
+"""Coordinates that stay in the cache while all rows are added."""
 SPARE_BITS = 39  # of 63, above the 24 of a float's fraction
 
 
@@ -44,17 +45,26 @@ def group_bounds(positions: Tensor, segments: Segments) -> Tensor:
 # -- means -----------------------------------------------------------------------------------------------------------
 
 
-def group_means(values: Tensor, bounds: Tensor) -> Tensor:
+def group_means(values: Tensor, bounds: Tensor, counts: Tensor | None = None) -> Tensor:
     """Return the mean of |values| of each group, +0.0 where it is empty: `[C, k]`, `[C, S + 1]` -> float32 `[C, S]`.
 
-    Infinity and NaN in a group make its mean infinite.
+    Where only some of a group count and the others are zero, `counts [C, S]` says how many. Infinity and NaN in a group
+    make its mean infinite.
     """
+    counts = (bounds.diff(dim=-1) if counts is None else counts).clamp(min=1)
     if values.device.type != "cpu":
-        return group_means_torch(values, bounds)
-    out = np.empty((len(values), bounds.shape[1] - 1), np.float32)
-    for words, cuts, means in zip(values.numpy().view(np.uint32), bounds.numpy(), out, strict=True):
-        _means_(words, cuts, _spare(words.size), means)
-    return torch.from_numpy(out)
+        return group_means_torch(values, bounds, counts)
+    rows = zip(values.numpy().view(np.uint32), bounds.numpy(), counts.numpy(), strict=True)
+    return torch.from_numpy(np.stack([_means(*row) for row in rows]))
+
+
+def _means(words: Words, cuts: Positions, counts: Positions) -> Vector:
+    up = _spare(words.size)
+    largest = np.max(map_ranges(words.size, lambda a, b: _largest(words, cuts, a, b)), axis=0)
+    exponents = np.maximum(largest >> 23, 1)
+    units = np.sum(map_ranges(words.size, lambda a, b: _units(words, cuts, exponents, up, a, b)), axis=0)
+    means = np.ldexp(units.astype(np.float64), exponents - 150 - up) / counts
+    return np.where(largest >= INFINITE, np.inf, means).astype(np.float32)
 
 
 def _spare(k: int) -> int:
@@ -63,59 +73,72 @@ def _spare(k: int) -> int:
 
 
 @kernel
-def _means_(words: Words, cuts: Positions, up: int, out: Vector) -> None:
+def _largest(words: Words, cuts: Positions, first: int, last: int) -> NDArray[np.int64]:
+    """The largest magnitude of each group among the words from `first` to `last`."""
+    out = np.zeros(cuts.size - 1, np.int64)
     for group in range(out.size):
-        part = words[cuts[group] : cuts[group + 1]]
-        largest = np.uint32(0)
+        part = words[max(first, cuts[group]) : max(first, min(last, cuts[group + 1]))]
+        top = np.uint32(0)
         for i in range(part.size):
-            largest = max(largest, part[i] & np.uint32(MAGNITUDE))
-        if largest >= np.uint32(INFINITE):
-            out[group] = np.inf
-        elif part.size:
-            exponent = max(int(np.int64(largest >> np.uint32(23))), 1)  # an unsigned integer would turn into a float
-            total = math.ldexp(np.float64(_units(part, exponent, up)), exponent - 150 - up)
-            out[group] = np.float32(total / part.size)
-        else:
-            out[group] = 0
+            top = max(top, part[i] & np.uint32(MAGNITUDE))
+        out[group] = top
+    return out
 
 
 @kernel
-def _units(words: Words, exponent: int, up: int) -> int:
-    """The sum of magnitudes in units of 2^(exponent - 150 - up); 1 is the exponent of what is below 2^-126 too."""
-    total = 0
-    for i in range(words.size):
-        word = int(np.int64(words[i])) & MAGNITUDE
-        own = word >> 23
-        fraction = (word & FRACTION) | (int(own > 0) << 23)
-        total += (fraction << up) >> min(exponent - max(own, 1), 63)
-    return total
+def _units(
+    words: Words, cuts: Positions, exponents: NDArray[np.int64], up: int, first: int, last: int
+) -> NDArray[np.int64]:
+    """The sum of each group's magnitudes from `first` to `last`, in units of 2^(exponent - 150 - up).
+
+    The exponent of what is below 2^-126 is 1 too, without the leading bit.
+    """
+    out = np.zeros(exponents.size, np.int64)
+    for group in range(out.size):
+        part = words[max(first, cuts[group]) : max(first, min(last, cuts[group + 1]))]
+        total = np.int64(0)
+        for i in range(part.size):
+            word = np.int64(part[i]) & np.int64(MAGNITUDE)
+            own = word >> np.int64(23)
+            fraction = (word & np.int64(FRACTION)) | (np.int64(own > 0) << np.int64(23))
+            total += (fraction << up) >> min(exponents[group] - max(own, np.int64(1)), np.int64(63))
+        out[group] = total
+    return out
 
 
-def group_means_torch(values: Tensor, bounds: Tensor) -> Tensor:
-    """The same in torch operations, on any device."""
-    k, counts = values.shape[-1], bounds.diff(dim=-1)
-    groups = _group_of_each(bounds, k)
-    words = (values.view(torch.int32) & MAGNITUDE).long()
-    largest = torch.zeros_like(counts).scatter_reduce_(-1, groups, words, "amax")
+def group_means_torch(values: Tensor, bounds: Tensor, counts: Tensor) -> Tensor:
+    """The same in torch operations, on any device; the counts are at least 1."""
+    k = values.shape[-1]
+    largest = _largest_torch(values, bounds)
     exponents = (largest >> 23).clamp(min=1)
+    words = (values.view(torch.int32) & MAGNITUDE).long()
     own = words >> 23
     fraction = (words & FRACTION) | ((own > 0).long() << 23)
-    units = (fraction << _spare(k)) >> (exponents.gather(-1, groups) - own.clamp(min=1)).clamp(max=63)
+    units = (fraction << _spare(k)) >> (exponents.gather(-1, group_of_each(bounds, k)) - own.clamp(min=1)).clamp(max=63)
     unit = (exponents - 150 - _spare(k) + 1023 << 52).view(torch.float64)  # a power of two, by its bits
-    means = _sums_between(units, bounds).double() * unit / counts.clamp(min=1)
+    means = sums_between(units, bounds).double() * unit / counts
     return torch.where(largest >= INFINITE, torch.inf, means).float()
 
 
-def _group_of_each(bounds: Tensor, k: int) -> Tensor:
-    """The group of each kept coordinate: `[C, S + 1]` -> int64 `[C, k]`."""
+def _largest_torch(values: Tensor, bounds: Tensor) -> Tensor:
+    """The bits of the largest magnitude of each group: int64 `[C, S]`; NaN counts as largest."""
+    rows, k = values.shape
+    starts = bounds[:, :-1] + k * torch.arange(rows, device=values.device)[:, None]
+    offsets = torch.nn.functional.pad(starts.flatten(), (0, 1), value=rows * k)
+    largest = torch.segment_reduce(values.abs().flatten(), "max", offsets=offsets, initial=0.0, unsafe=True)
+    return (largest.view(torch.int32) & MAGNITUDE).long().view(rows, -1)
+
+
+def group_of_each(bounds: Tensor, k: int) -> Tensor:
+    """Return the group of each kept coordinate: `[C, S + 1]` -> int64 `[C, k]`."""
     places = torch.arange(k, device=bounds.device).repeat(len(bounds), 1)
     return torch.searchsorted(bounds[:, 1:].contiguous(), places, right=True)
 
 
-def _sums_between(units: Tensor, bounds: Tensor) -> Tensor:
-    """Sums of integers over each group: `[C, k]` -> `[C, S]`, as differences of one running sum, which may wrap.
+def sums_between(units: Tensor, bounds: Tensor) -> Tensor:
+    """Return the sums of integers over each group, `[C, k]` -> `[C, S]`, as differences of a running sum that may wrap.
 
-    One long vector, since a GPU adds up few rows slowly.
+    It runs through all rows, since a GPU adds up few long rows slowly.
     """
     running = torch.nn.functional.pad(units.flatten().cumsum(0), (1, 0))
     first = torch.arange(len(units), device=units.device)[:, None] * units.shape[-1]
@@ -147,11 +170,33 @@ def _add_(
     for group in range(sizes.size):
         size = sizes[group]
         for i in range(max(first, cuts[group]), min(last, cuts[group + 1])):
-            out[positions[i]] += size if (bits[i >> 3] >> (i & 7)) & 1 else -size
+            sign = 2 * np.int32((bits[i >> 3] >> (i & 7)) & 1) - 1  # no branch, which a processor could not guess
+            out[positions[i]] += size * np.float32(sign)
+
+
+def add_rows_of_signs_at_(out: Tensor, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> None:
+    """Add several rows of `(positions, bits, bounds, magnitudes)`, each `[1, ...]`, to `out [1, d]` in place, in order.
+
+    They go through the vector together, piece by piece, so that it is read and written once and not for every row.
+    """
+    if out.device.type != "cpu":
+        for row in rows:
+            add_signs_at_torch_(out, *row)
+        return
+    target = out.numpy()[0]
+    edges = np.append(np.arange(0, target.size, PIECE), target.size)
+    arrays = [(p.numpy()[0], b.numpy()[0], c.numpy()[0], m.numpy()[0]) for p, b, c, m in rows]
+    starts = [np.searchsorted(positions, edges) for positions, *_ in arrays]
+
+    def add(piece: int) -> None:
+        for (positions, bits, cuts, sizes), start in zip(arrays, starts, strict=True):
+            _add_(target, positions, bits, cuts, sizes, start[piece], start[piece + 1])
+
+    map_threads(range(edges.size - 1), add)
 
 
 def add_signs_at_torch_(out: Tensor, positions: Tensor, bits: Tensor, bounds: Tensor, magnitudes: Tensor) -> None:
     """The same in torch operations, on any device."""
     k = positions.shape[-1]
-    size = magnitudes.gather(-1, _group_of_each(bounds, k))
+    size = magnitudes.gather(-1, group_of_each(bounds, k))
     out.scatter_(-1, positions, out.gather(-1, positions) + torch.where(unpack_bools(bits, k), size, -size))

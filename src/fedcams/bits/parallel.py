@@ -14,7 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 import torch
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S")
@@ -33,6 +37,20 @@ def kernel(function: F) -> F:
     """Compile a loop over arrays; sums may be reordered within a block, nothing else is relaxed."""
     compiled = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})(function)
     return cast(F, compiled)
+
+
+@intrinsic
+def _trailing_zeros(typing: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], cgutils.false_bit)
+
+    return types.int64(types.uint64), generate
+
+
+@kernel
+def trailing_zeros(word: np.uint64) -> int:
+    """Return how many zeros come before the lowest one of a word, 64 if there is none: one instruction."""
+    return _trailing_zeros(word)  # type: ignore[call-arg]
 
 
 def map_ranges(size: int, work: Callable[[int, int], T], threads: int | None = None) -> list[T]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcams.bits.parallel import kernel
+from fedcams.bits.parallel import kernel, trailing_zeros
 from fedcams.errors import BadPadding, BadPosition, NonCanonical, Truncated
 
 ESCAPE = 32
@@ -23,7 +23,6 @@ WINDOW = 32  # the mean is halved after so many gaps: recent ones count most
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
 Positions = NDArray[np.int64]
-TRAILING_ONES = np.array([(~byte & (byte + 1)).bit_length() - 1 for byte in range(256)], np.int64)
 State = tuple[int, int]  # (sum of recent gaps, number of recent gaps)
 
 
@@ -35,9 +34,13 @@ def _start(d: int, k: int) -> State:
 
 
 @kernel
-def _parameter(total: int, count: int) -> int:
-    """The smallest r with 2^r >= 0.4812 (mean gap + 1): optimal for geometric gaps. In integers: 13/27."""
-    r = 0
+def _parameter(total: int, count: int, r: int) -> int:
+    """The smallest r with 2^r >= 0.4812 (mean gap + 1): optimal for geometric gaps. In integers: 13/27.
+
+    The search starts at the r before: it seldom moves, so that a processor guesses it and need not wait.
+    """
+    while r > 0 and (27 * count << (r - 1)) >= 13 * (total + count):
+        r -= 1
     while (27 * count << r) < 13 * (total + count):
         r += 1
     return r
@@ -55,11 +58,11 @@ def _advance(total: int, count: int, gap: int) -> State:
 def rice_bits(positions: Positions, d: int) -> int:
     """Return the exact length of the code in bits, without writing it."""
     total, count = _start(d, positions.size)
-    bits, before = 0, -1
+    bits, before, r = 0, -1, 0
     for i in range(positions.size):
         gap = positions[i] - before - 1
         before = positions[i]
-        r = _parameter(total, count)
+        r = _parameter(total, count, r)
         quotient = gap >> r
         bits += quotient + 1 + r if quotient < ESCAPE else ESCAPE + RAW_BITS
         total, count = _advance(total, count, gap)
@@ -83,11 +86,11 @@ def rice_encode(positions: Positions, d: int) -> Bytes:
 def _encode_(positions: Positions, d: int, out: Words) -> int:
     """Write 32 bits at a time; return how many bits were written."""
     total, count = _start(d, positions.size)
-    held, width, at, before = np.uint64(0), 0, 0, -1  # bits not yet written, how many, the next word
+    held, width, at, before, r = np.uint64(0), 0, 0, -1, 0  # bits not yet written, how many, the next word
     for i in range(positions.size):
         gap = positions[i] - before - 1
         before = positions[i]
-        r = _parameter(total, count)
+        r = _parameter(total, count, r)
         quotient = gap >> r
         if quotient + r < 32:
             code = ((1 << quotient) - 1) | ((gap & ((1 << r) - 1)) << (quotient + 1))
@@ -105,13 +108,15 @@ def _encode_(positions: Positions, d: int, out: Words) -> int:
 
 @kernel
 def _push_(held: np.uint64, width: int, at: int, code: int, bits: int, out: Words) -> tuple[np.uint64, int, int]:
-    """Append a code of at most 32 bits; at most 31 are held before and after."""
+    """Append a code of at most 32 bits; at most 31 are held before and after.
+
+    A word is written whether it is full or not: a processor cannot guess which, and would wait for it.
+    """
     held |= np.uint64(code) << np.uint64(width)
     width += bits
-    if width >= 32:
-        out[at] = np.uint32(held & np.uint64(0xFFFFFFFF))
-        return held >> np.uint64(32), width - 32, at + 1
-    return held, width, at
+    out[at] = np.uint32(held & np.uint64(0xFFFFFFFF))
+    full = width >> 5
+    return held >> np.uint64(32 * full), width - 32 * full, at + full
 
 
 @kernel
@@ -149,39 +154,42 @@ def rice_decode(data: Bytes, k: int, d: int) -> tuple[Positions, int]:
 def _decode_(words: Words, available: int, d: int, out: Positions) -> int:
     """Read 32 bits at a time; return how many bytes were used, or what is wrong."""
     total, count = _start(d, out.size)
-    held, width, at, before = np.uint64(0), 0, 0, -1  # bits not yet used, how many, the next word
+    held, width, at, before, r = np.uint64(0), 0, 0, -1, 0  # bits not yet used, how many, the next word
     for i in range(out.size):
-        r = _parameter(total, count)
+        r = _parameter(total, count, r)
         held, width, at = _fill(words, held, width, at)
-        quotient, held, width = _read_ones(held, width)
-        escaped = quotient == ESCAPE
-        tail, held, width, at = _read_bits(words, held, width, at, RAW_BITS if escaped else r)
-        if 32 * at - width > available:
-            return _ENDED
-        gap = tail if escaped else (quotient << r) | tail
-        if escaped and gap >> r < ESCAPE:
-            return _ESCAPED
+        quotient = trailing_zeros(~held)
+        if quotient + r < 32:  # at least 33 bits are held
+            gap = (quotient << r) | int((held >> np.uint64(quotient + 1)) & np.uint64((1 << r) - 1))
+            held, width = held >> np.uint64(quotient + 1 + r), width - (quotient + 1 + r)
+        else:
+            gap, held, width, at = _read_long(words, held, width, at, min(quotient, ESCAPE), r)
+            if gap < 0:
+                return _ENDED if 32 * at - width > available else _ESCAPED
         before += 1 + gap
-        if before >= d:
-            return _RANGE
+        if before >= d or width < 0:
+            return _ENDED if 32 * at - width > available else _RANGE
         out[i] = before
         total, count = _advance(total, count, gap)
     used = (32 * at - width + 7) // 8
     padding = 8 * used - (32 * at - width)
+    if used > available // 8:
+        return _ENDED
     return _PADDED if held & np.uint64((1 << padding) - 1) else used
 
 
 @kernel
-def _read_ones(held: np.uint64, width: int) -> tuple[int, np.uint64, int]:
-    """How many ones come first, at most ESCAPE; takes them away, and the zero that ends fewer."""
-    count = 0
-    ones = int(TRAILING_ONES[held & np.uint64(255)])
-    while ones == 8 and count + 8 < ESCAPE:
-        held, width, count = held >> np.uint64(8), width - 8, count + 8
-        ones = int(TRAILING_ONES[held & np.uint64(255)])
-    count += ones
-    taken = ones + int(count < ESCAPE)
-    return count, held >> np.uint64(taken), width - taken
+def _read_long(
+    words: Words, held: np.uint64, width: int, at: int, quotient: int, r: int
+) -> tuple[int, np.uint64, int, int]:
+    """A gap of more than 32 bits, escaped or not; -1 if it is escaped and need not be."""
+    escaped = quotient == ESCAPE
+    taken = ESCAPE if escaped else quotient + 1
+    held, width = held >> np.uint64(taken), width - taken
+    tail, held, width, at = _read_bits(words, held, width, at, RAW_BITS if escaped else r)
+    if escaped:
+        return tail if tail >> r >= ESCAPE else -1, held, width, at
+    return (quotient << r) | tail, held, width, at
 
 
 @kernel

@@ -1,20 +1,23 @@
 """Exact top-k: the positions of the k largest magnitudes, ties to the lower index, in ascending order.
 
-On the CPU a sample tells a magnitude that a few more than k coordinates reach, one pass collects those, and the rest is
-exact work on these few. Should the sample mislead, a histogram of the whole vector takes its place.
+On the CPU a sample tells two magnitudes between which the k-th largest lies. A first pass over the vector finds it
+among the few between them, a second one writes what is kept straight to its place: new memory costs more than reading
+again. Should the sample mislead, a histogram of the whole vector takes its place.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcams.bits.parallel import kernel, map_ranges
+from fedcams.bits.parallel import kernel, map_ranges, map_threads, trailing_zeros
+from fedcams.bits.select_torch import top_positions_torch
 
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
@@ -22,11 +25,20 @@ Positions = NDArray[np.int64]
 Segments = Sequence[tuple[int, int]]
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # a float's bits without the sign order as its absolute value does
-SHIFT = 19  # 31 - 12 bits
-BINS = 1 << 12
+SHIFT = 16  # 31 - 15 bits
+BINS = 1 << 15
 CHUNK = 4096  # words whose hits fit in the first-level cache
 SAMPLED_CHUNKS = 32
-LOWEST_ONE = np.array([max(0, (byte & -byte).bit_length() - 1) for byte in range(256)], np.int64)
+SPREADS = 4  # standard deviations of a sampled rank that are allowed for
+
+
+class Part(NamedTuple):
+    """A range of the words: how many magnitudes lie above the two limits, and those that lie between them."""
+
+    start: int
+    stop: int
+    above: int
+    between: Words
 
 
 def top_values(x: Tensor, segments: Segments, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -49,42 +61,58 @@ def top_values(x: Tensor, segments: Segments, counts: Sequence[int]) -> tuple[Te
     return torch.from_numpy(places), torch.from_numpy(values)
 
 
-def top_positions_torch(x: Tensor, k: int) -> Tensor:
-    """Return the positions of the k largest magnitudes of each row, `x [C, n]` -> int64 `[C, k]`, on any device."""
-    magnitude = x.contiguous().view(torch.int32) & int(MAGNITUDE)
-    return magnitude.sort(dim=-1, descending=True, stable=True).indices[:, :k].sort(dim=-1).values
-
-
 def _select_(words: Words, base: int, places: Positions, found: Words) -> None:
     """Write the positions, from `base` on, and the words of the largest magnitudes, as many as there is room for."""
     k, stride = places.size, max(CHUNK, words.size // SAMPLED_CHUNKS)
-    at, kept = _candidates(words, _least(_histogram(words, stride), words.size, k))
-    if at.size < k and stride > CHUNK:  # the sample misled
+    parts, above, reach = _survey(words, *_bracket(_histogram(words, stride), words.size, k))
+    if stride > CHUNK and not above < k <= reach:  # the sample misled
         whole = np.sum(map_ranges(words.size, lambda a, b: _histogram(words[a:b], CHUNK)), axis=0)
-        at, kept = _candidates(words, _least(whole, words.size, k))
-    if at.size < k:  # the rest of the k are zeros
-        _take_nonzero_and_first_zeros_(words, k - at.size, base, places, found)
-    else:
-        _refine_(at, kept, base, places, found)
+        parts, above, reach = _survey(words, *_bracket(whole, words.size, k))
+    if reach < k:  # the rest of the k are zeros
+        _take_nonzero_and_first_zeros_(words, k - reach, base, places, found)
+        return
+    last, ties = _kth_largest(np.concatenate([part.between for part in parts]), k - above)
+    _keep_(words, parts, np.uint32(last), ties, base, places, found)
 
 
-def _least(histogram: NDArray[np.int64], size: int, k: int) -> int:
-    """A magnitude above zero that, by this histogram of all or some of the words, at least k of them reach."""
+def _bracket(histogram: NDArray[np.int64], size: int, k: int) -> tuple[int, int]:
+    """Two magnitudes, the lower above zero, between which the k-th largest lies by this histogram of all or some."""
     seen = int(histogram.sum())
     rank = k * seen / size
-    edge, _ = _boundary(histogram, k if seen == size else min(seen, math.ceil(rank + 4 * math.sqrt(rank) + 1)))
-    return max(1, int(edge) << SHIFT)
+    allowance = 0.0 if seen == size else SPREADS * math.sqrt(rank) + 1
+    lowest, _ = _boundary(histogram, min(seen, math.ceil(rank + allowance)))
+    highest, _ = _boundary(histogram, max(1, math.floor(rank - allowance)))
+    return max(1, int(lowest) << SHIFT), (int(highest) + 1) << SHIFT
 
 
-def _candidates(words: Words, least: int) -> tuple[Positions, Words]:
-    parts = map_ranges(words.size, lambda a, b: _collect(words[a:b], np.uint32(least), a))
-    positions, found = zip(*parts, strict=True)
-    return np.concatenate(positions), np.concatenate(found)
+def _survey(words: Words, lower: int, upper: int) -> tuple[list[Part], int, int]:
+    """What lies in each range; how many reach `upper` in all, and how many `lower`."""
+    limits = np.uint32(lower), np.uint32(upper)
+    parts = map_ranges(words.size, lambda a, b: Part(a, b, *_look(words[a:b], *limits)))
+    above = sum(part.above for part in parts)
+    return parts, above, above + sum(part.between.size for part in parts)
+
+
+def _keep_(
+    words: Words, parts: list[Part], last: np.uint32, ties: int, base: int, places: Positions, found: Words
+) -> None:
+    """Write what lies above the magnitude `last`, and the first `ties` of those that equal it."""
+    work, at = [], 0
+    for part in parts:
+        taken = min(ties, int(np.count_nonzero(part.between == last)))
+        end = at + part.above + int(np.count_nonzero(part.between > last)) + taken
+        work.append((part, taken, slice(at, end)))
+        at, ties = end, ties - taken
+
+    def write(part: Part, taken: int, at: slice) -> None:
+        _write_(words[part.start : part.stop], last, taken, base + part.start, places[at], found[at])
+
+    map_threads(work, lambda item: write(*item))
 
 
 @kernel
 def _histogram(words: Words, stride: int) -> NDArray[np.int64]:
-    """Counts of the upper 12 bits, over a chunk at the start of every stride: of all words when stride is CHUNK."""
+    """Counts of the upper 15 bits, over a chunk at the start of every stride: of all words when stride is CHUNK."""
     counts = np.zeros(BINS, np.int64)
     for start in range(0, words.size, stride):
         chunk = words[start : start + CHUNK]
@@ -105,71 +133,84 @@ def _boundary(counts: NDArray[np.int64], k: int) -> tuple[int, int]:
 
 
 @kernel
-def _collect(words: Words, least: np.uint32, base: int) -> tuple[Positions, Words]:
-    """Position and word of all that reach `least`; of the buffer only pages written to become memory."""
-    found = np.empty(words.size + 1, np.int64)
-    hits, places = np.empty(CHUNK // 8, np.uint8), np.empty(CHUNK // 8 + 1, np.int64)
-    whole = words.size // CHUNK * CHUNK
-    count = 0
-    for start in range(0, whole, CHUNK):
-        _mark_(words[start : start + CHUNK], least, hits)
-        count = _list_(hits, places, start, found, count)
-    for i in range(whole, words.size):
-        found[count] = i
-        count += int((words[i] & MAGNITUDE) >= least)
-    hit = np.empty(count, np.uint32)
-    for i in range(count):
-        hit[i] = words[found[i]]
-    return found[:count] + base, hit
+def _look(words: Words, lower: np.uint32, upper: np.uint32) -> tuple[int, Words]:
+    """How many magnitudes reach `upper`, and those that reach `lower` and not `upper`.
+
+    Of the buffer only pages that are written to become memory. A chunk is read again while it is in the cache.
+    """
+    between = np.empty(words.size + 1, np.uint32)
+    hits = np.zeros(CHUNK // 64, np.uint64)
+    count = above = 0
+    for start in range(0, words.size, CHUNK):
+        chunk = words[start : start + CHUNK]
+        _mark_(chunk, lower, np.uint32(upper - lower), hits.view(np.uint8))
+        for i in range(hits.size):
+            hit = hits[i]
+            while hit:
+                between[count] = chunk[64 * i + trailing_zeros(hit)] & MAGNITUDE
+                count += 1
+                hit &= hit - np.uint64(1)
+        above += _count_from(chunk, upper)
+    return above, between[:count]
 
 
 @kernel
-def _mark_(words: Words, least: np.uint32, hits: Bytes) -> None:
-    """Set one bit per word, 1 if its magnitude is `least` or more: compiles to vector instructions."""
-    for i in range(hits.size):
+def _count_from(words: Words, least: np.uint32) -> int:
+    """How many magnitudes reach `least`; in 32 bits, as the words are, which compiles to vector instructions."""
+    count = np.uint32(0)
+    for i in range(words.size):
+        count += np.uint32((words[i] & MAGNITUDE) >= least)
+    return int(np.int64(count))
+
+
+@kernel
+def _write_(words: Words, last: np.uint32, ties: int, base: int, places: Positions, found: Words) -> None:
+    """Position and word of all above `last`, and of the first `ties` that equal it."""
+    hits = np.zeros(CHUNK // 64, np.uint64)
+    count = 0
+    for start in range(0, words.size, CHUNK):
+        chunk = words[start : start + CHUNK]
+        _mark_(chunk, last, np.uint32(MAGNITUDE - last + np.uint32(1)), hits.view(np.uint8))
+        for i in range(hits.size):
+            hit = hits[i]
+            while hit:
+                at = 64 * i + trailing_zeros(hit)
+                hit &= hit - np.uint64(1)
+                if chunk[at] & MAGNITUDE == last:
+                    if ties == 0:
+                        continue
+                    ties -= 1
+                places[count], found[count] = base + start + at, chunk[at]
+                count += 1
+
+
+@kernel
+def _mark_(words: Words, least: np.uint32, width: np.uint32, hits: Bytes) -> None:
+    """Set one bit per word, 1 if its magnitude is in [least, least + width): compiles to vector instructions."""
+    whole = words.size >> 3
+    for i in range(whole):
         byte = np.uint32(0)
         for j in range(8):
-            byte |= np.uint32((words[8 * i + j] & MAGNITUDE) >= least) << np.uint32(j)
+            byte |= np.uint32(np.uint32((words[8 * i + j] & MAGNITUDE) - least) < width) << np.uint32(j)
         hits[i] = byte
+    hits[whole:] = 0
+    for i in range(8 * whole, words.size):
+        hits[whole] |= np.uint8(np.uint32((words[i] & MAGNITUDE) - least) < width) << np.uint8(i & 7)
 
 
 @kernel
-def _list_(hits: Bytes, places: Positions, start: int, out: Positions, count: int) -> int:
-    """Append the positions of the 1 bits: first the bytes that have any, without a branch, then their bits."""
-    some = 0
-    for i in range(hits.size):
-        places[some] = i
-        some += int(hits[i] != 0)
-    for i in range(some):
-        byte = np.int64(hits[places[i]])
-        while byte:
-            out[count] = start + 8 * places[i] + LOWEST_ONE[byte]
-            count += 1
-            byte &= byte - 1
-    return count
-
-
-@kernel
-def _refine_(positions: Positions, words: Words, base: int, places: Positions, found: Words) -> None:
-    """Find the exact k-th magnitude, from the top bits down, then keep what lies above it and the first ties."""
-    prefix, remaining, shift = 0, places.size, 31
+def _kth_largest(magnitudes: Words, k: int) -> tuple[int, int]:
+    """The k-th largest magnitude, found from the top bits down, and how many of those that equal it are among the k."""
+    prefix, shift = 0, 31
     for bits in (12, 12, 7):
         counts = np.zeros(1 << bits, np.int64)
-        for i in range(words.size):
-            magnitude = np.int64(words[i] & MAGNITUDE)
+        for i in range(magnitudes.size):
+            magnitude = np.int64(magnitudes[i])
             if magnitude >> shift == prefix:
                 counts[(magnitude >> (shift - bits)) & ((1 << bits) - 1)] += 1
-        here, remaining = _boundary(counts, remaining)
+        here, k = _boundary(counts, k)
         prefix, shift = (prefix << bits) | here, shift - bits
-    count = 0
-    for i in range(words.size):
-        if count < places.size:  # once full, what is left are ties of a higher index
-            places[count] = base + positions[i]
-            found[count] = words[i]
-        magnitude = np.int64(words[i] & MAGNITUDE)
-        tie = int(magnitude == prefix and remaining > 0)
-        count += tie | int(magnitude > prefix)
-        remaining -= tie
+    return prefix, k
 
 
 @kernel

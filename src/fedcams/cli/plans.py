@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fedcams import models
 from fedcams.compress import compressor
+from fedcams.compress.identity import IDENTITY
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.models import model as model_named
@@ -52,10 +53,9 @@ def sampled(cohort: str) -> Sampler:
     return sampler(f"uniform(n={cohort.strip()})")
 
 
-def setting(size: str, uplink: str, rounds: int) -> Setting:
+def setting(size: str, uplink: str, rounds: int, buffers: str = "identity") -> Setting:
     """Return what is sent and how often: `size` is a number of parameters or a model's spec."""
-    d, buffers = _size(size)
-    return Setting(d, buffers, compressor(uplink), rounds)
+    return Setting(*_size(size), compressor(uplink), rounds, compressor(buffers))
 
 
 def _size(size: str) -> tuple[int, int]:
@@ -86,7 +86,8 @@ def question(setting: Setting, chosen: Sampler, clients: int) -> str:
     """Return the setting of a plan in one line."""
     what = f"{setting.d:,} parameters, {setting.buffers:,} buffers"
     who = f"{chosen.spelled_out()} of {clients:,} clients, {setting.rounds:,} rounds"
-    return f"{what}; {who}; uplink {setting.uplink}"
+    by = "" if setting.buffer_codec == IDENTITY else f", buffers {setting.buffer_codec}"
+    return f"{what}; {who}; uplink {setting.uplink}{by}"
 
 
 def tables(plans: Sequence[Plan], counts: Sequence[Plan], rounds: int) -> list[Table]:

@@ -41,6 +41,7 @@ def plan(
     cohort: Annotated[str, typer.Option(help="Clients per round, or a sampler's spec.")] = "10",
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 500,
     uplink: Annotated[str, typer.Option(help="Compressor for the updates.")] = "sign",
+    buffers: Annotated[str, typer.Option(help="Compressor for batch-norm statistics.")] = "identity",
     downlink: Annotated[
         list[str] | None,
         typer.Option(metavar="SPEC", help="A downlink to compare; repeat for several. Default: seven."),
@@ -72,7 +73,8 @@ def plan(
     if paper:
         console.print(*plans.paper())
         return
-    chosen, setting, link = plans.sampled(cohort), plans.setting(size, uplink, rounds), plans.network_named(network)
+    chosen, setting = plans.sampled(cohort), plans.setting(size, uplink, rounds, buffers)
+    link = plans.network_named(network)
     found, counted = plans.compare(setting, chosen, clients, seed, downlink)
     console.print(plans.question(setting, chosen, clients), soft_wrap=True)
     console.print(*plans.tables(found, counted, rounds))

@@ -127,6 +127,16 @@ class Compressor(Spec, ABC):
         self.accumulate_rows_(out.view(1, layout.d), code, layout, weights)
         return out
 
+    def add_codes_to_(self, out: Tensor, codes: Sequence[Code], layout: Layout, weights: Sequence[float]) -> Tensor:
+        """Add several codes, tensors `[columns]`, to `out [d]` in place, code i times `weights[i]`, and return `out`.
+
+        Each coordinate gets them in this order, one after the other.
+        """
+        layout.check(out)
+        rows = [{name: tensor[None] for name, tensor in code.items()} for code in codes]
+        self.accumulate_codes_(out.view(1, layout.d), rows, layout, weights)
+        return out
+
     @abstractmethod
     def fields(self, layout: Layout) -> dict[str, Field]:
         """Return what is sent, by name and in order; the spec and the layout fix all counts, so counts never travel."""
@@ -148,8 +158,13 @@ class Compressor(Spec, ABC):
 
     def accumulate_rows_(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> None:
         """Add every row of the code to the same `out [1, d]` in place, in order, row i times `weights[i]`."""
-        for i, weight in enumerate(weights):
-            self.accumulate_(out, {name: tensor[i : i + 1] for name, tensor in code.items()}, layout, weight)
+        rows = [{name: tensor[i : i + 1] for name, tensor in code.items()} for i in range(len(weights))]
+        self.accumulate_codes_(out, rows, layout, weights)
+
+    def accumulate_codes_(self, out: Tensor, codes: Sequence[Code], layout: Layout, weights: Sequence[float]) -> None:
+        """Add codes, tensors `[1, columns]`, to `out [1, d]` in order, in place; override it where one pass will do."""
+        for code, weight in zip(codes, weights, strict=True):
+            self.accumulate_(out, code, layout, weight)
 
     def norms(self, code: Code, layout: Layout) -> Tensor:
         """Return the L2 norm of what each row of a code `[C, columns]` decodes to, as float64 `[C]`.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from torch import Tensor
 
-from fedcams.bits.kept import add_signs_at_, group_bounds, group_means
+from fedcams.bits.kept import add_rows_of_signs_at_, add_signs_at_, group_bounds, group_means
 from fedcams.bits.select import top_values
 from fedcams.bits.signs import pack_signs
 from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.compress.budget import check_budget, kept
-from fedcams.errors import BadMagnitude, LayoutMismatch, NonCanonical
+from fedcams.compress.magnitudes import check_magnitudes
 from fedcams.layout import Layout, segments
 from fedcams.registry import Number, integer, number, register, text
 
@@ -99,21 +100,18 @@ class Ternary(Compressor):
         return group_bounds(positions, segments(layout, self.magnitudes))
 
     def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
-        bounds = self._bounds(code["position"], layout)
-        add_signs_at_(out, code["position"], code["sign"], bounds, code["magnitude"] * weight)
+        add_signs_at_(out, *self._signs(code, layout, weight))
+
+    def accumulate_codes_(self, out: Tensor, codes: Sequence[Code], layout: Layout, weights: Sequence[float]) -> None:
+        add_rows_of_signs_at_(out, [self._signs(*each) for each in zip(codes, repeat(layout), weights)])
+
+    def _signs(self, code: Code, layout: Layout, weight: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the positions, their signs, the bounds of what shares a magnitude, and the magnitudes times weight."""
+        return code["position"], code["sign"], self._bounds(code["position"], layout), code["magnitude"] * weight
 
     def norms(self, code: Code, layout: Layout) -> Tensor:
         counts = self._bounds(code["position"], layout).diff(dim=-1)
         return row_norms(code["magnitude"].double() * counts.double().sqrt())
 
     def check_code(self, code: Code, layout: Layout) -> None:
-        magnitudes, groups = code["magnitude"], segments(layout, self.magnitudes)
-        if magnitudes.shape[-1] != len(groups):
-            raise LayoutMismatch(
-                f"field 'magnitude' has {magnitudes.shape[-1]} numbers; the layout needs {len(groups)}"
-            )
-        if bool((magnitudes < 0).any()):
-            raise BadMagnitude(f"field 'magnitude': {float(magnitudes.min())} is negative; allowed: 0 or more")
-        empty = self._bounds(code["position"][None], layout)[0].diff() == 0
-        if bool((magnitudes.signbit() | (empty & (magnitudes != 0))).any()):
-            raise NonCanonical("field 'magnitude': -0.0, or a number other than 0 where nothing is kept; write +0.0")
+        check_magnitudes(code["magnitude"], self._bounds(code["position"][None], layout)[0].diff())

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor
 
+from fedcams.buffers import add_change, change_between
 from fedcams.compress import Code, Compressor
 from fedcams.downlink.held import HeldStore
 from fedcams.downlink.message import BUFFERS, MODEL, Held, Message, OutOfStep, apply_messages, base_of
 from fedcams.errors import SpecError
 from fedcams.keys import derive
-from fedcams.layout import Layout, floor_variances_
+from fedcams.layout import Layout
 from fedcams.registry import Spec
 from fedcams.rows import RowStore
 from fedcams.sampler import Contacts
@@ -33,15 +34,18 @@ class Part(NamedTuple):
     codec: Compressor
 
     def move_(self, rows: Tensor, keys: int | Sequence[int]) -> Code:
-        """Move `rows [..., d]` towards the values by what the codec leaves of the difference; return its code."""
+        """Move `rows [..., d]` towards the values by what the codec leaves of the difference; return its code.
+
+        That of buffers is in units of their own, see `fedcams.buffers`.
+        """
+        if self.name == BUFFERS:
+            change = change_between(rows, self.values, self.layout)
+            code = self.codec.encode(change, self.layout, keys)
+            rows.copy_(add_change(rows, self.codec.decode(code, self.layout), self.layout))
+            return code
         code = self.codec.encode(self.values - rows, self.layout, keys)
         self.codec.add_to_(rows, code, self.layout)
-        self.floor_(rows)
         return code
-
-    def floor_(self, rows: Tensor) -> Tensor:
-        """Floor the variances among buffers at zero, in place; the model is left as it is. Return the rows."""
-        return floor_variances_(rows, self.layout) if self.name == BUFFERS else rows
 
 
 class Broadcast(NamedTuple):
@@ -120,10 +124,15 @@ class Downlink(Spec, ABC):
     carries_buffers: ClassVar[bool] = False
     """Whether buffers that the method compresses travel by its rule too; if not, they go dense beside the model."""
 
-    def init(self, x: Tensor, buffers: Tensor | None = None) -> Any:
+    @property
+    def starts_warm(self) -> bool:
+        """Whether clients hold the initial model before their first contact."""
+        return False
+
+    def init(self, x: Tensor, buffers: Part | None = None) -> Any:
         """Return the server's state before anything is sent, for the initial model `x [d]`; None for no state.
 
-        `buffers [b]` are given if they travel by the downlink's rule.
+        `buffers` are given if they travel by the downlink's rule.
         """
         return None
 
@@ -175,6 +184,13 @@ class Downlink(Spec, ABC):
             f"{self}: its cost is not known before it runs; write {type(self).__name__}.cost, or plan with another "
             "downlink"
         )
+
+    def for_buffers(self, codec: Compressor) -> Self:
+        """Return the downlink by whose rule buffers travel if `codec` is the method's for them.
+
+        Only asked of a downlink that carries buffers.
+        """
+        return self
 
     def common(self, state: Any) -> dict[str, Tensor]:
         """Return what all clients of the last round hold, by name; empty if they differ or it is the server's."""

@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from fedcams.bits.parallel import map_threads
+from fedcams.buffers import add_change
 from fedcams.compress import compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.compress.topk import TopK
 from fedcams.errors import FedcamsError, NonCanonical, Truncated
-from fedcams.layout import Layout, floor_variances_
+from fedcams.layout import Layout
 from fedcams.wire import decode, encode, unpack
 from fedcams.wire.estimate import payload_bytes
 from fedcams.wire.frames import Frame
@@ -108,14 +109,22 @@ class Message:
             raise NonCanonical(f"a model message of kind {kind} with {len(payloads)} payloads; it has one")
         return cls(kind, named if present else None, Held(version, digest), payloads)
 
-    def apply(self, base: Tensor | None, layout: Layout) -> Tensor:
-        """Return the vector `[d]` that this message makes from `base [d]`, in new memory."""
+    def apply(self, base: Tensor | None, layout: Layout, name: str = MODEL) -> Tensor:
+        """Return the vector `[d]` that this message makes from `base [d]`, in new memory.
+
+        `name` says what it is: changes of buffers are in units of their own, see `fedcams.buffers`.
+        """
         if self.kind == DENSE:
             return decode(self.payloads[0], layout)
         assert base is not None, "only the dense model has no base"
         vector = base.clone()
         for payload in self.payloads:
-            (_add_ if self.kind == ADD else _set_)(vector, payload, layout)
+            if self.kind == SET:
+                _set_(vector, payload, layout)
+            elif name == BUFFERS:
+                vector = add_change(vector, decode(payload, layout), layout)
+            else:
+                _add_(vector, payload, layout)
         return vector
 
 
@@ -137,9 +146,7 @@ def apply_messages(
 
     Raises OutOfStep if the digest of all of it is not the one that the messages name.
     """
-    made = {name: messages[name].apply(base.get(name), layout) for name, layout in layouts.items()}
-    if BUFFERS in made:
-        floor_variances_(made[BUFFERS], layouts[BUFFERS])
+    made = {name: messages[name].apply(base.get(name), layout, name) for name, layout in layouts.items()}
     result = messages[MODEL].result
     if digest_of(*made.values()) != result.digest:
         raise OutOfStep(f"applied to what is held, the message does not give {result}; send the dense model", None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 from torch import Tensor
 
@@ -84,8 +84,12 @@ class Replica(Downlink):
         super().__post_init__()
         check_contractive(self.name, self.codec)
 
-    def init(self, x: Tensor, buffers: Tensor | None = None) -> ReplicaState:
-        given = {MODEL: x} | ({} if buffers is None else {BUFFERS: buffers})
+    @property
+    def starts_warm(self) -> bool:
+        return self.warm
+
+    def init(self, x: Tensor, buffers: Part | None = None) -> ReplicaState:
+        given = {MODEL: x} | ({} if buffers is None else {BUFFERS: buffers.values})
         initial = {name: vector.clone() for name, vector in given.items()} if self.warm else {}
         return ReplicaState(initial, {}, {}, 0, {}, {})
 
@@ -188,6 +192,9 @@ class Replica(Downlink):
             for i, payload in zip(there, sizes(part.codec, code, part.layout), strict=True):
                 counts[i] = message_size([payload])
         return rows, counts
+
+    def for_buffers(self, codec: Compressor) -> Self:
+        return replace(self, codec=codec)
 
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)

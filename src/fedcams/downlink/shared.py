@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -107,12 +107,13 @@ class Shared(Downlink):
         super().__post_init__()
         check_contractive(self.name, self.codec)
 
-    def init(self, x: Tensor, buffers: Tensor | None = None) -> SharedState:
-        sparse = all(field.count < x.numel() for field in self.codec.fields(Layout.flat(x.numel())).values())
-        touched = torch.zeros(x.numel(), dtype=torch.int32, device=x.device) if sparse else None
-        # buffers are few: who missed many of their deltas gets all of them
-        beside = None if buffers is None else Track(buffers.clone(), None, {}, 0)
-        return SharedState(Track(x.clone(), touched, {}, 0), beside, 0, {}, {})
+    @property
+    def starts_warm(self) -> bool:
+        return self.warm
+
+    def init(self, x: Tensor, buffers: Part | None = None) -> SharedState:
+        beside = None if buffers is None else _start(buffers.values, buffers.codec)
+        return SharedState(_start(x, self.codec), beside, 0, {}, {})
 
     # -- the server's side ---------------------------------------------------------------------------------------
 
@@ -200,6 +201,9 @@ class Shared(Downlink):
         parts = broadcast.parts(self.codec).items()
         return [self.way(state, part.layout, version, counting=True, name=name) for name, part in parts]
 
+    def for_buffers(self, codec: Compressor) -> Self:
+        return replace(self, codec=codec)
+
     def paper_bits(self, layout: Layout) -> int:
         return self.codec.paper_bits(layout)
 
@@ -223,6 +227,13 @@ class Shared(Downlink):
 
     def common(self, state: SharedState) -> dict[str, Tensor]:
         return {name: track.w for name, track in state.tracks.items()}
+
+
+def _start(x: Tensor, codec: Compressor) -> Track:
+    """Return the track before anything was sent."""
+    sparse = all(field.count < x.numel() for field in codec.fields(Layout.flat(x.numel())).values())
+    touched = torch.zeros(x.numel(), dtype=torch.int32, device=x.device) if sparse else None
+    return Track(x.clone(), touched, {}, 0)
 
 
 def _moved(track: Track, part: Part, broadcast: Broadcast) -> Track:

@@ -115,7 +115,7 @@ def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None, out:
 
     def fill(name: str, target: Tensor) -> None:
         if name not in arrays:
-            raise UpdateError(f"the array {name!r} is missing from the app's reply; return the whole model")
+            raise UpdateError(f"the array {name!r} is missing; return the whole model")
         values = from_array(arrays.pop(name))
         if values.dtype.kind != "f" or values.shape != tuple(target.shape):
             raise UpdateError(

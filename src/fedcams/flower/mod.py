@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from fedcams.compress import Compressor, compressor
+from fedcams.downlink import BUFFERS
 from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.records import (
@@ -48,6 +50,9 @@ from fedcams.runs.files import disk_errors, locked
 SITE = ("site-id", "partition-id")
 """Where a node's configuration says which site it is; the first that is there counts."""
 UNLIMITED = 2**63
+NO_INITIAL = "warm=true, but this site cannot make the initial model; give uplink(initial=...) to receive only changes"
+Initial = Callable[[Context], ArrayRecord]
+"""Returns the arrays that the server's `start` was given, made at the site: from the same seed, or from a file."""
 
 
 class AppFailed(Exception):
@@ -66,6 +71,7 @@ class Uplink:
     state_dir: Path
     arrays_key: str
     config_key: str
+    initial: Initial | None = None
 
     def __call__(self, message: Message, context: Context, app: ClientAppCallable) -> Message:
         """A Flower mod. What is not an instruction of ours, such as an evaluation, passes untouched."""
@@ -90,9 +96,11 @@ class Uplink:
         run = Training(message, context, app, names, self.arrays_key, self.config_key)
         folder = self._folder(told, site)
         with locked(folder):  # a SuperNode that was killed may have left a process behind that still trains
-            answer = self._client(folder, told, names).answer(parts, run)
+            client = self._client(folder, told, names)
+            lacking = self._start_warm(client, context, names, site)
+            answer = client.answer(parts, run)
         # in one piece: every part more costs Flower's own traffic more than a kilobyte
-        records = RecordDict({REPLY: message_record([answer.reply.to_bytes()]), ABOUT: _note(answer)})
+        records = RecordDict({REPLY: message_record([answer.reply.to_bytes()]), ABOUT: _note(answer, lacking)})
         records.update(run.others)
         return Message(records, reply_to=message)
 
@@ -109,6 +117,21 @@ class Uplink:
         rounds, population = int(str(told["rounds"])) or None, int(str(told["clients"]))
         return DurableClient(folder, method, names.layout, names.buffer_layout, rounds, population)
 
+    def _start_warm(self, client: DurableClient, context: Context, names: ArrayNames, site: int) -> str:
+        """Have a site that holds nothing yet hold the initial model, if its downlink starts warm.
+
+        Return why it cannot; empty if all is well. A site that does not hold what the server thinks says so and gets
+        the dense model in the same round, so a model whose bits differ costs bytes and nothing else.
+        """
+        held = client.client.held
+        if held is None or not client.client.method.downlink.starts_warm or held.held(site) or held.staged(site):
+            return ""
+        if self.initial is None:
+            return NO_INITIAL
+        x, buffers = _vectors(self.initial(context), names)
+        held.start(site, x, buffers if BUFFERS in held.layouts else None)
+        return ""
+
 
 def uplink(
     spec: str | Compressor | None = None,
@@ -116,13 +139,17 @@ def uplink(
     state_dir: str | os.PathLike[str],
     arrays_key: str = "arrays",
     config_key: str = "config",
+    initial: Initial | None = None,
 ) -> Uplink:
     """A mod that sends updates compressed by `spec`, or where that is None by what the strategy names.
 
     `state_dir` is where residuals live: a folder that outlives process and machine, `<run>/<site>` below it. The two
-    keys are those under which the app expects the model's arrays and its configuration.
+    keys are those under which the app expects the model's arrays and its configuration. `initial(context)` returns the
+    arrays that the server starts from; with `warm=true` in the downlink, a site's first message then brings only what
+    changed since. Without it, or where its bits differ, the site gets the dense model in the same round.
     """
-    return Uplink(None if spec is None else compressor(spec), Path(state_dir), arrays_key, config_key)
+    codec = None if spec is None else compressor(spec)
+    return Uplink(codec, Path(state_dir), arrays_key, config_key, initial)
 
 
 class Training:
@@ -195,8 +222,18 @@ def safe_name(run: str) -> str:
     return run
 
 
-def _note(answer: Answer) -> ConfigRecord:
-    return about(note="; ".join(filter(None, ["repeated" if answer.again else "", answer.note])))
+def _vectors(made: object, names: ArrayNames) -> tuple[Tensor, Tensor | None]:
+    """The parameters and buffers of the initial arrays that an app made; refuses those of another model."""
+    if not isinstance(made, ArrayRecord):
+        raise SpecError(f"initial returned a {type(made).__name__}; return ArrayRecord(model.state_dict())")
+    try:
+        return names.vectors(ArrayRecord(dict(made)))
+    except UpdateError as error:
+        raise SpecError(f"initial returned another model than the server's: {error}") from None
+
+
+def _note(answer: Answer, lacking: str) -> ConfigRecord:
+    return about(note="; ".join(filter(None, ["repeated" if answer.again else "", answer.note, lacking])))
 
 
 def _reply(message: Message, told: ConfigRecord) -> Message:

@@ -9,9 +9,8 @@ import numpy as np
 
 from fedcams.compress import Compressor
 from fedcams.compress.identity import IDENTITY
-from fedcams.downlink import Downlink, downlink
+from fedcams.downlink import Downlink, DownlinkCost, downlink
 from fedcams.layout import Layout
-from fedcams.registry import params
 from fedcams.report.profiles import Link, Profile
 from fedcams.rounds.messages import instruction_size, reply_size
 from fedcams.sampler import Contacts
@@ -31,23 +30,19 @@ CANDIDATES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What is planned for: a model of `d` parameters and `buffers` buffer values, their codecs and the rounds."""
+    """What is planned for: a model of `d` parameters and `buffers` buffer values, the codecs and the rounds."""
 
     d: int
     buffers: int
     uplink: Compressor
     rounds: int
     buffer_codec: Compressor = IDENTITY
+    """How buffers travel: up as `Method.buffers` says and, if it compresses them, down by the downlink's rule."""
 
     @property
     def layout(self) -> Layout:
         """The layout of the parameters as one vector; what is sent once per tensor is left out."""
         return Layout.flat(self.d)
-
-    @property
-    def buffer_layout(self) -> Layout:
-        """The layout of the buffers as one vector; refuses to be made for none."""
-        return Layout.flat(self.buffers)
 
 
 @dataclass(frozen=True)
@@ -85,30 +80,26 @@ class Plan:
 
 def plan(setting: Setting, spec: str | Downlink, contacts: Contacts) -> Plan:
     """Return what these contacts cost with this downlink; refuses a downlink that cannot estimate its cost."""
-    chosen, layout = downlink(spec), setting.layout
-    extra = {"buffers": payload_bytes(setting.buffer_codec, setting.buffer_layout)} if setting.buffers else {}
+    chosen, layout, total = downlink(spec), setting.layout, contacts.total
+    codec, beside = setting.buffer_codec, Layout.flat(setting.buffers) if setting.buffers else None
+    extra = {} if beside is None else {"buffers": payload_bytes(codec, beside)}
     up = reply_size({"update": payload_bytes(setting.uplink, layout), **extra}, chosen.client_keeps_model)
-    cost, total = chosen.cost(layout, contacts, setting.rounds), contacts.total
+    cost = chosen.cost(layout, contacts, setting.rounds)
+    carried = _cost_of_buffers(chosen, codec, beside, contacts, setting.rounds)
+    rest = instruction_size({"model": 0}) * total + carried.deltas + carried.catchup + carried.dense
     models = (cost.deltas, cost.catchup, cost.dense)
-    rest, memory = _buffers_down(setting, chosen, contacts)
-    heads = instruction_size({"model": 0, **extra}) - sum(extra.values())
-    return Plan(chosen, up * total, *models, rest + heads * total, total, cost.memory + memory, cost.bound)
+    return Plan(chosen, up * total, *models, rest, total, cost.memory + carried.memory, cost.bound)
 
 
-def _buffers_down(setting: Setting, chosen: Downlink, contacts: Contacts) -> tuple[float, float]:
-    """Return the bytes of buffers to all clients, and those that the server keeps for them.
-
-    Uncompressed ones go dense beside the model, others by the downlink's rule: with their own codec if it keeps what
-    the codec loses, else with that of the model.
-    """
-    if not setting.buffers:
-        return 0.0, 0.0
-    if setting.buffer_codec == IDENTITY or not chosen.carries_buffers:
-        return payload_bytes(IDENTITY, setting.buffer_layout) * contacts.total, 0.0
-    fields = {key: getattr(chosen, key) for key in params(type(chosen))}
-    own = {"codec": setting.buffer_codec} if chosen.client_keeps_model and "codec" in fields else {}
-    cost = type(chosen)(**{**fields, **own}).cost(setting.buffer_layout, contacts, setting.rounds)
-    return cost.deltas + cost.catchup + cost.dense, cost.memory
+def _cost_of_buffers(
+    chosen: Downlink, codec: Compressor, layout: Layout | None, contacts: Contacts, rounds: int
+) -> DownlinkCost:
+    """Return what buffers cost on their way down: by the downlink's rule if they are compressed, else dense."""
+    if layout is None:
+        return DownlinkCost(0.0, 0.0, 0.0)
+    if codec == IDENTITY or not chosen.carries_buffers:
+        return DownlinkCost(0.0, 0.0, payload_bytes(IDENTITY, layout) * contacts.total)
+    return chosen.for_buffers(codec).cost(layout, contacts, rounds)
 
 
 def recommend(plans: Sequence[Plan], memory: float, bound: float) -> Plan | None:

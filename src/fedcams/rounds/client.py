@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedcams.buffers import change_between
 from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import MODEL, Held, HeldStore, OutOfStep
@@ -185,7 +186,8 @@ def _buffer_message(client: Client, method: Method, sending: Sending) -> Tensor:
     assert sending.received.buffers is not None
     if method.buffers == IDENTITY:
         return sending.buffers
-    h = sending.buffers - sending.received.buffers
+    assert client.buffer_layout is not None
+    h = change_between(sending.received.buffers, sending.buffers, client.buffer_layout)
     if client.rows is not None and client.keeps(BUFFERS):
         client.rows.add_to_(BUFFERS, sending.facts.ids, h)
     return h

@@ -12,19 +12,16 @@ import torch
 from torch import Tensor
 
 from fedcams.aggregate import Aggregator
-from fedcams.aggregates.mean import Mean
+from fedcams.buffers import add_change
 from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
-from fedcams.layout import floor_variances_
 from fedcams.method import BUFFERS, CONTROL
 from fedcams.rounds.cohort import Arrival, Outgoing, streams_up
 from fedcams.rounds.messages import UPDATE, Refusal, Reply, expect_streams
 from fedcams.transforms import Facts
 from fedcams.wire import unpack
-
-MEAN = Mean()
 
 if TYPE_CHECKING:
     from fedcams.rounds.server import Server, ServerState
@@ -189,9 +186,20 @@ class Intake:
             self.sums[UPDATE].add_rows(ids, codec, code, weights)
         else:
             self._rows |= dict(zip(ids, codec.decode(code, self.server.layout), strict=True))
-        for name in (BUFFERS, CONTROL):
-            if name in self.streams:  # every client's control variate counts the same in their mean
-                self.sums[name].add_rows(ids, *arrival.codes[name], weights if name == BUFFERS else (1.0,) * len(ids))
+        if BUFFERS in self.streams:
+            self.sums[BUFFERS].add_rows(ids, *self._buffers(arrival), weights)
+        if CONTROL in self.streams:  # every client's control variate counts the same in their mean
+            self.sums[CONTROL].add_rows(ids, *arrival.codes[CONTROL], (1.0,) * len(ids))
+
+    def _buffers(self, arrival: Arrival) -> tuple[Compressor, Code]:
+        """Return the clients' own buffers; compressed, they arrive as changes of those that each client was sent."""
+        codec, code = arrival.codes[BUFFERS]
+        if self.method.buffers == IDENTITY or self.state.buffers is None:
+            return codec, code
+        layout, own = self.streams[BUFFERS].layout, self.state.buffers
+        sent = [self.method.downlink.buffers_of(self.state.downlink, client) for client in arrival.facts.ids]
+        rows = torch.stack([own if row is None else row for row in sent])
+        return IDENTITY, {"values": add_change(rows, codec.decode(code, layout).to(own.device), layout)}
 
     # -- what they come to -------------------------------------------------------------------------------------------
 
@@ -232,28 +240,8 @@ class Intake:
         if not math.isfinite(norm := float(update.norm())):
             raise UpdateError(f"the mean of the updates has the norm {norm}; refuse such updates with max_norm")
         control = self.sums[CONTROL].mean() if CONTROL in self.sums else None
-        return Means(update, norm, self._new_buffers(facts), control)
-
-    def _new_buffers(self, facts: Facts) -> Tensor | None:
-        """Return the server's next buffers `[b]`: the mean of the clients' own.
-
-        If they are compressed, what arrives of a client is how its own differ from those that it was sent.
-        """
-        if BUFFERS not in self.sums:
-            return None
-        mean = self.sums[BUFFERS].mean()
-        if self.method.buffers == IDENTITY or self.state.buffers is None:
-            return mean
-        return floor_variances_(self._mean_sent(facts, self.state.buffers) + mean, self.sums[BUFFERS].layout)
-
-    def _mean_sent(self, facts: Facts, buffers: Tensor) -> Tensor:
-        """Return the mean of the buffers `[b]` that these clients were sent in this round."""
-        sent = [self.method.downlink.buffers_of(self.state.downlink, client) for client in facts.ids]
-        rows = [buffers if row is None else row for row in sent]
-        if all(row is buffers for row in rows):
-            return buffers
-        # of the differences, which are zero for who was sent all: the mean of equal rows would be rounded
-        return buffers + MEAN.combine(torch.stack(rows) - buffers, facts.weights)
+        buffers = self.sums[BUFFERS].mean() if BUFFERS in self.sums else None
+        return Means(update, norm, buffers, control)
 
     def _combined(self, facts: Facts) -> Tensor:
         if self.method.aggregate.streaming:

@@ -115,19 +115,24 @@ def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerSta
     method = server.method
     control = method.control.init(x) if method.control.active else None
     average = Averaged(x.clone(), None if buffers is None else buffers.clone()) if method.average.active else None
-    carried = BUFFERS in method.delivered(server.layout, server.buffer_layout)
-    downlink = method.downlink.init(x, buffers) if carried else method.downlink.init(x)
+    first, carried = method.in_round(1, server.rounds).downlink, _carried(server, buffers, round=1)
+    downlink = first.init(x) if carried is None else first.init(x, carried)
     return ServerState(0, x, buffers, method.server.init(x), downlink, {}, control, average)
 
 
 def broadcast(server: Server, state: ServerState) -> Broadcast:
     """Return what a downlink needs to send this state's model to clients."""
-    round, delivered = state.round + 1, server.method.delivered(server.layout, server.buffer_layout)
-    buffers = None
-    if BUFFERS in delivered and state.buffers is not None:
-        codec = server.method.in_round(round, server.rounds).buffers
-        buffers = Part(BUFFERS, state.buffers, delivered[BUFFERS], codec)
+    round = state.round + 1
+    buffers = _carried(server, state.buffers, round)
     return Broadcast(state.x, server.layout, round, server.seed, server.replicas, buffers)
+
+
+def _carried(server: Server, buffers: Tensor | None, round: int) -> Part | None:
+    """Return the buffers and their codec in a round, if they travel by the downlink's rule; None otherwise."""
+    layout = server.method.delivered(server.layout, server.buffer_layout).get(BUFFERS)
+    if layout is None or buffers is None:
+        return None
+    return Part(BUFFERS, buffers, layout, server.method.in_round(round, server.rounds).buffers)
 
 
 def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[dict[int, Instruction], ServerState]:
@@ -201,8 +206,8 @@ def conclude(
 def _beside(server: Server, state: ServerState) -> list[tuple[str, Tensor, Layout]]:
     """Return what instructions carry besides what the downlink sends: name, vector and layout."""
     found = []
-    carried = BUFFERS in server.method.delivered(server.layout, server.buffer_layout)
-    if state.buffers is not None and server.buffer_layout is not None and not carried:
+    delivered = server.method.delivered(server.layout, server.buffer_layout)
+    if state.buffers is not None and server.buffer_layout is not None and BUFFERS not in delivered:
         found.append((BUFFERS, state.buffers, server.buffer_layout))
     if state.control is not None:
         found.append((CONTROL, state.control, server.layout))

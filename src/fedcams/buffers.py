@@ -1,0 +1,74 @@
+"""Changes of buffers, in units in which a few bits are enough: what travels if a method compresses them.
+
+Normalisation divides by the root of a variance, so what matters is the error of a variance relative to itself, and that
+of a mean relative to the root of its variance. Channels of one layer differ by orders of magnitude: an error that is
+small for most of them would make a small variance zero, and its outputs hundreds of times too large.
+
+    variance   the change of log2(v + EPS), as the bits of a float have it: exponent and fraction as one integer,
+               which is linear between powers of two
+    mean       the change divided by √(v + EPS)
+    others     the change itself
+
+Only operations that IEEE 754 defines to the last bit are used, so that server and clients agree on every machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedcams.layout import Layout
+
+MEAN, VARIANCE = "running_mean", "running_var"
+"""What batch-norm layers call their buffers, as the last part of a name."""
+EPS = 1e-5
+"""What batch-norm layers add to a variance before they divide by its root."""
+OCTAVE = 2**23
+"""Floats between a power of two and the next."""
+LARGEST = 0x7F7FFFFF
+"""The bits of the largest finite float32."""
+
+
+def change_between(before: Tensor, after: Tensor, layout: Layout) -> Tensor:
+    """Return the change from `before [..., b]` to `after [..., b]`, in units of `before`; `add_change` makes it."""
+    change = after - before
+    for variance, mean in _statistics(layout):
+        old = before[..., variance]
+        change[..., variance] = (_bits(after[..., variance]) - _bits(old)).double().div(OCTAVE).float()
+        if mean is not None:
+            change[..., mean] /= _root(old)
+    return change
+
+
+def add_change(before: Tensor, change: Tensor, layout: Layout) -> Tensor:
+    """Return `before [..., b]` moved by a change in its units, in new memory; variances are never below zero."""
+    after = before + change
+    for variance, mean in _statistics(layout):
+        old, by = before[..., variance], change[..., variance].double().mul(OCTAVE).round().long()
+        moved = (_bits(old) + by).clamp(0, LARGEST).int().view(torch.float32) - EPS
+        after[..., variance] = torch.where((by == 0) & (old >= 0), old, moved.masked_fill(moved <= 0, 0.0))
+        if mean is not None:
+            after[..., mean] = before[..., mean] + change[..., mean] * _root(old)
+    return after
+
+
+def _bits(variance: Tensor) -> Tensor:
+    """Return the bits of v + EPS as an integer, which grows with v; what is below zero counts as zero."""
+    return (variance.clamp(min=0) + EPS).view(torch.int32).long()
+
+
+def _root(variance: Tensor) -> Tensor:
+    return (variance.clamp(min=0) + EPS).sqrt()
+
+
+def _statistics(layout: Layout) -> Iterator[tuple[slice, slice | None]]:
+    """Return where each variance of a layout is, and where the mean of the same layer is, if it has one."""
+    places = dict(zip(layout.names, itertools.starmap(slice, itertools.pairwise(layout.offsets)), strict=True))
+    sizes = dict(zip(layout.names, layout.sizes, strict=True))
+    for name, place in places.items():
+        if name.rpartition(".")[2] == VARIANCE:
+            mean = name.removesuffix(VARIANCE) + MEAN
+            yield place, places[mean] if sizes.get(mean) == sizes[name] else None

@@ -1,0 +1,21 @@
+"""Magnitudes that are shared by what is kept: what a reader of payloads checks."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedcams.errors import BadMagnitude, LayoutMismatch, NonCanonical
+
+
+def check_magnitudes(magnitudes: Tensor, counts: Tensor) -> None:
+    """Refuse magnitudes `[n]` that no encoder writes; `counts [n]` says how many coordinates share each of them.
+
+    They must be as many as the counts, and not below zero; -0.0, and anything but +0.0 that nothing shares, would be a
+    second way to encode the same vector.
+    """
+    if magnitudes.shape != counts.shape:
+        raise LayoutMismatch(f"field 'magnitude' has {magnitudes.numel()} numbers; the layout needs {counts.numel()}")
+    if bool((magnitudes < 0).any()):
+        raise BadMagnitude(f"field 'magnitude': {float(magnitudes.min())} is negative; allowed: 0 or more")
+    if bool((magnitudes.signbit() | ((counts == 0) & (magnitudes != 0))).any()):
+        raise NonCanonical("field 'magnitude': -0.0, or a number other than 0 where nothing is kept; write +0.0")
