@@ -13,14 +13,14 @@ PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --disable-pip-version-che
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo flower-demo test test-slow lint format bench golden docs reproduction constraints clean distclean
+.PHONY: help demo flower-demo test test-slow lint format bench golden docs reproduction leaderboard constraints clean distclean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  ARGS="..." is passed on (make test ARGS="-k wire -x"), PYTHON=python3.12 chooses the interpreter of a new $(VENV).'
 
-demo: $(READY) ## Compare seven methods on digits, three seeds each, and write a report
+demo: $(READY) ## Compare eight methods on digits, three seeds each, and write a report
 	$(PY) -m fedcams run demo $(ARGS)
 
 flower-demo: $(READY) ## Run a federation over Flower with TLS and count the bytes on its sockets
@@ -54,6 +54,9 @@ golden: $(READY) ## Write the golden payloads and rounds again (only when they c
 
 reproduction: $(READY) ## Regenerate docs/reproduction.md, its pictures and reports from the runs in results/
 	$(PY) -m reproduction $(ARGS)
+
+leaderboard: $(READY) ## Regenerate docs/leaderboard.md and its pictures from leaderboard/entries
+	$(PY) -m leaderboard $(ARGS)
 
 docs: $(READY) ## Regenerate docs/reference.md
 	$(PY) docs/make_reference.py $(ARGS)

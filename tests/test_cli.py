@@ -404,6 +404,9 @@ def test_a_plan_compares_downlinks_and_recommends_one(folder: Path) -> None:
     assert re.search(r"replica\(blockq\) +\S+ MB", output)
     assert "Recommended: replica(blockq(bits=2)), 8." in output
     assert re.search(r"none +.*min", output), "times on networks"
+    assert re.search(r"lighter +\S+ MB +\S+ MB +\S+ MB +\S+x", output), "recipes beside each other"
+    assert "Recipe: light, " in output
+    assert "--network 5G: no network has this name (did you mean '" in refused("plan", "1000", "--network", "5G")
     only = say("plan", "mlp(hidden=8)", "--downlink", "shared(blockq)", "--cohort", "full")
     assert "24,674 parameters" in only
     assert "Recommended: shared(blockq), with" in only

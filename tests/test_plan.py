@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,22 @@ import torch
 from fedcams import Layout, SpecError, compressor
 from fedcams.downlink import Downlink, DownlinkCost, downlink
 from fedcams.experiment import Experiment, build
-from fedcams.plan import CANDIDATES, Plan, Setting, expected_contacts, plan, recommend, simulated_contacts
+from fedcams.plan import (
+    CANDIDATES,
+    Plan,
+    Setting,
+    advise,
+    expected_contacts,
+    plan,
+    plan_recipes,
+    recommend,
+    simulated_contacts,
+)
+from fedcams.plan.advice import arriving
 from fedcams.plan.paper import paper_tables
+from fedcams.recipes import RECIPES
 from fedcams.registry import registered
-from fedcams.report.profiles import Profile
+from fedcams.report.profiles import PROFILES, Profile
 from fedcams.sampler import Contacts, sampler
 from fedcams.wire import encode
 from fedcams.wire.estimate import payload_bytes
@@ -137,6 +151,65 @@ def test_a_schedule_is_refused_by_name(uplink: str, downlink: str) -> None:
     up, down = (spec.format("linear(1/16, 1/4)") for spec in (uplink, downlink))
     with pytest.raises(SpecError, match=r"(up|down)link=.*linear.*: a plan needs numbers that do not change"):
         plan(Setting(1000, 0, compressor(up), 5), down, expected_contacts(10, 2, 5))
+
+
+# -- recipes ---------------------------------------------------------------------------------------------------------
+
+RESNET18 = Setting(11_173_962, 9600, compressor("sign"), 500)
+NETWORKS = {profile.name: profile for profile in PROFILES}
+
+
+def advised(
+    setting: Setting = RESNET18, clients: int = 100, cohort: int = 10, network: str = "4G", memory: float = 64e9
+) -> tuple[str, str]:
+    contacts = expected_contacts(clients, cohort, setting.rounds)
+    found = advise(plan_recipes(setting, contacts), contacts, memory, NETWORKS[network])
+    return found.option.name, found.reason
+
+
+def test_every_recipe_is_planned_with_fewer_bytes_than_the_one_before() -> None:
+    options = plan_recipes(RESNET18, expected_contacts(100, 10, 500))
+    assert [option.name for option in options] == ["none", *RECIPES]
+    totals = [option.plan.total for option in options]
+    assert totals == sorted(totals, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "why"),
+    [
+        ({}, "lighter", r"67x fewer bytes .*; lightest would make it 1\.4x shorter, and loses more\.$"),
+        ({"memory": 1e9}, "one-way", r"light would keep 4\.52 GB of models at the server, which has 1\.00 GB"),
+        (
+            {"clients": 5000, "cohort": 10, "memory": 1e13},
+            "one-way",
+            "light needs clients that take part about 4 times",
+        ),
+        ({"clients": 1000, "cohort": 10}, "light", r"lighter needs .* about 8 times, .* and these come 5 times"),
+        (
+            {"setting": Setting(5000, 0, compressor("sign"), 500)},
+            "none",
+            r"7. % of that is latency, which no compression",
+        ),
+        ({"setting": Setting(50_000, 0, compressor("sign"), 500), "network": "Satellite"}, "none", "is latency"),
+        ({"setting": Setting(500_000, 0, compressor("sign"), 500), "network": "Satellite"}, "one-way", "is latency"),
+        (
+            {"setting": Setting(5_000_000, 0, compressor("sign"), 500), "network": "Satellite"},
+            "light",
+            "takes 1.01 s instead of 18.2 s",
+        ),
+    ],
+)
+def test_recipes_are_advised_by_memory_clients_and_networks(changes: dict[str, Any], name: str, why: str) -> None:
+    found, reason = advised(**changes)
+    assert (found, bool(re.search(why, reason))) == (name, True), reason
+
+
+@pytest.mark.parametrize("ratio", [1 / 2, 1 / 13, 1 / 22])
+def test_what_arrives_of_gaussian_coordinates(ratio: float) -> None:
+    x, layout = torch.randn(100_000, generator=torch.Generator().manual_seed(1)), Layout.flat(100_000)
+    codec = compressor(f"ternary(ratio={Fraction(ratio).limit_denominator(100)})")
+    left = x - codec.decode(codec.encode(x, layout), layout)
+    assert 1 - float(left.square().sum() / x.square().sum()) == pytest.approx(arriving(ratio), rel=0.01)
 
 
 def test_times_are_transfers_and_latency() -> None:

@@ -85,18 +85,33 @@ def test_its_experiments_run_in_miniature(name: str, data: Path) -> None:
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_common_setting(name: str) -> None:
     for experiment in load_preset(name).experiments:
-        assert (experiment.clients, experiment.rounds, experiment.seed) == (100, 500, 1)
+        assert (experiment.clients, experiment.rounds) == (100, 500)
+        assert experiment.seed in ((1, 2, 3) if name.startswith("bytes") else (1,))
         assert experiment.train_fraction == Fraction(4, 5)
         assert (experiment.local.lr, experiment.local.batch) == (Fraction(1, 100), 20)
         assert experiment.local.momentum == 0
-        assert str(experiment.partition) == ("shards" if name.startswith("noniid") else "iid")
+        partition = {"noniid": "shards", "bytes-noniid": "dirichlet"}.get(name.rpartition("-")[0], "iid")
+        assert str(experiment.partition) == partition
         assert (experiment.uplink.name != "identity") == experiment.label.startswith("FedCAMS")
         assert str(experiment.task) == ("cifar100" if name.endswith("cifar100") else "cifar10")
         if not name.startswith("cohort"):
             assert str(experiment.sampler) == ("full" if name.startswith("two-way-full") else "uniform")
-        assert (experiment.downlink.name != "none") <= name.startswith("two-way")
+        assert (experiment.downlink.name != "none") <= name.startswith(("two-way", "bytes"))
         if not name.startswith(("epochs", "communication")):
             assert experiment.local.epochs == 3
+
+
+BYTES = [name for name in presets() if name.startswith("bytes")]
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_what_is_compared_by_bytes_is_averaged_and_tested_alike(name: str) -> None:
+    """The last hundred rounds, whose mean counts, hold ten tests each."""
+    for experiment in load_preset(name).experiments:
+        assert (str(experiment.average), experiment.evaluate_every) == ("ema(decay=0.985)", 10)
+        assert (experiment.buffers.name != "identity") == experiment.label.startswith("FedCAMS")
+        falls = experiment.downlink.name != "none" or experiment.label == "FedAMS, falling rate"
+        assert (str(experiment.server.at(400, 500).lr), experiment.server.at(500, 500).lr < 0.01) == ("1", falls)
 
 
 RATES = {

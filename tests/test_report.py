@@ -23,10 +23,13 @@ from fedcams.extras import ExtraMissing
 from fedcams.report import PROFILES, Method, Profile, collect, figures, plotly, report, summarize
 from fedcams.report.charts import Chart, describe
 from fedcams.report.collection import COLOURS, look
+from fedcams.report.numbers import human_bytes, human_seconds, score
 from fedcams.report.page import ReportError, page
-from fedcams.report.profiles import compute, time_to
+from fedcams.report.parts import parts
+from fedcams.report.profiles import compute, latency_share, time_to
 from fedcams.report.series import (
     ACCURACY,
+    AVERAGED,
     BYTES,
     BYTES_UP,
     PAPER_BITS,
@@ -38,15 +41,8 @@ from fedcams.report.series import (
     histograms,
     position,
 )
-from fedcams.report.summary import final_score, parts
-from fedcams.report.tables import (
-    human_bytes,
-    human_seconds,
-    markdown,
-    score,
-    write_rounds_csv,
-    write_summary_csv,
-)
+from fedcams.report.summary import Spread, final_score
+from fedcams.report.tables import markdown, write_rounds_csv, write_summary_csv
 from fedcams.runs import RunError
 from fedcams.simulation import RoundRecord
 
@@ -296,6 +292,56 @@ def test_time_on_a_network(runs: Path) -> None:
     assert time_to(dense, profile, 0.9) is None
 
 
+def averaging(root: Path) -> Path:
+    """A method whose averaged models reach 0.9 where its last ones reach 0.5, and one without an average."""
+    run = write_run(root / "a", rising(0.5), up=40_000, down=40_000, label="averaged", average="ema(0.9)")
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    for line, accuracy in zip(lines, rising(0.9), strict=True):
+        line["averaged_accuracy"] = accuracy
+    (run / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_run(root / "b", rising(0.6), up=100, down=100, label="plain", server="fedavg")
+    return root
+
+
+def test_averaged_models_stand_beside_the_last_ones(tmp_path: Path) -> None:
+    collection = collect([averaging(tmp_path / "runs")])
+    summary = summarize(collection)
+    averaged, plain = summary.rows
+    assert (averaged.averaged, plain.averaged) == (pytest.approx(Spread(0.855, 0.855, 0.855)), None)
+    assert summary.target == pytest.approx(0.95 * 0.855, abs=1e-4), "the best of both kinds"
+    averaged, plain = summarize(collection, 0.45).rows
+    assert (averaged.rounds_to_target, averaged.averaged_rounds_to_target) == (9, 5)
+    assert (averaged.bytes_to_target, averaged.averaged_bytes_to_target) == (720_000, 400_000)
+    assert (plain.rounds_to_target, plain.averaged_rounds_to_target, plain.averaged_reached) == (8, None, 0)
+    first, second = (line for line in markdown(collection, summarize(collection, 0.45)).splitlines()[4:6])
+    assert "| 47.50 % | 85.50 % | 50.00 % |" in first
+    assert "| 720 kB (round 9) | 400 kB (round 5) |" in first
+    assert "| 57.00 % | – | 60.00 % |" in second
+    write_summary_csv(tmp_path / "summary.csv", summarize(collection, 0.45))
+    row, _ = read_csv(tmp_path / "summary.csv")
+    assert (float(row["averaged_accuracy"]), row["averaged_seeds_reached"]) == (pytest.approx(0.855), "1")
+    assert float(row["averaged_bytes_to_target"]) == 400_000
+
+
+def test_times_of_averaged_models_and_what_latency_takes_of_them(tmp_path: Path) -> None:
+    collection = collect([averaging(tmp_path)])
+    averaged, plain = collection.methods
+    profile = Profile("test", down=8, up=0.8, latency=100)
+    transfer = 20_000 / 1e6 + 20_000 / 1e5  # half of the bytes are a client's
+    assert time_to(averaged, profile, 0.45, AVERAGED) == pytest.approx(5 * (0.1 + transfer + 0.5))
+    assert time_to(plain, profile, 0.45, AVERAGED) is None
+    assert latency_share(averaged, profile) == pytest.approx(0.1 / (0.1 + transfer)), "computation is no part of it"
+    charts = describe(collection, summarize(collection, 0.45))
+    assert [chart.key for chart in charts.network] == ["time-to-accuracy", "time-to-accuracy-averaged"]
+    assert [chart.key for chart in charts.curves][:2] == ["test_accuracy", "averaged_accuracy"]
+    assert len(charts.curves[1].series) == 1
+    text = markdown(collection, summarize(collection, 0.45))
+    assert "on a network (last / averaged models)" in text
+    assert re.search(r"\| averaged \|.* 7\.\d+ s / 4\.\d+ s \(latency 32%\)", text), "3G"
+    assert "Bound by latency" in text
+    assert "3G (plain); Satellite (all methods). Elsewhere bytes decide." in text
+
+
 def test_a_round_without_clients_costs_no_latency(tmp_path: Path) -> None:
     (method,) = methods(write_run(tmp_path / "run", [0.5], up=0, down=0, seconds=None))
     assert time_to(method, PROFILES[0], 0.5) == 0
@@ -433,9 +479,10 @@ def test_rounds_csv_has_every_round(runs: Path, tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_markdown_is_one_table(runs: Path) -> None:
+def test_markdown_is_two_tables(runs: Path) -> None:
     collection = collect([runs])
-    lines = markdown(collection, summarize(collection, 0.75)).splitlines()
+    text = markdown(collection, summarize(collection, 0.75))
+    lines = text.partition("\n## ")[0].splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 4
     assert len({line.count("|") for line in table}) == 1
@@ -443,6 +490,10 @@ def test_markdown_is_one_table(runs: Path) -> None:
     assert "72.0 kB (round 9)" in table[2]
     assert "not reached" in table[3]
     assert "Target: 75.00 % (as given)." in "\n".join(lines)
+    assert "## Time to 75.00 % on a network (last models)" in text
+    # Ten rounds of 0.5 s; 2000 bytes of a client down and up take next to nothing beside latency.
+    assert "| dense | 4.59 s (latency 99%) |" in text
+    assert "so that fewer bytes hardly shorten a round: Fibre (all methods); 4G (all methods)" in text
 
 
 def test_what_all_methods_share_stands_above_the_table(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from fedcams.report import PROFILES, collect, report, summarize
-from fedcams.report.profiles import time_to
-from test_report import rising, write_run
+from fedcams.report.profiles import latency_share, time_to
+from fedcams.report.series import AVERAGED
+from test_report import averaging, rising, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = Path("/usr/bin/chromium")
@@ -149,11 +150,28 @@ def test_times_are_those_that_python_computes(page: Any, folder: Path) -> None:
     target = summarize(collection, 0.7).target
     assert target is not None
     for row, method in enumerate(collection.methods):
+        shares = [latency_share(method, profile) for profile in PROFILES]
+        cells = page.locator("#times tbody tr").nth(row).locator("td[data-latency]")
+        assert [float(v) for v in cells.evaluate_all("c => c.map(x => x.dataset.latency)")] == pytest.approx(shares)
         expected = [time_to(method, profile, target) for profile in PROFILES]
         if None in expected:
             assert times(page, row) == expected
         else:
             assert times(page, row) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_times_of_averaged_models_can_be_chosen(browser: Any, tmp_path: Path) -> None:
+    runs = averaging(tmp_path / "runs")
+    page = browser.new_page()
+    page.goto(report([runs], tmp_path / "out", target=0.45).as_uri())
+    page.locator("#chart-network .main-svg").first.wait_for()
+    last = times(page, 0)
+    page.locator("#averaged").check()
+    method = collect([runs]).methods[0]
+    assert times(page, 0) == pytest.approx([time_to(method, profile, 0.45, AVERAGED) for profile in PROFILES], rel=1e-6)
+    assert times(page, 0) != last
+    assert times(page, 1) == [None] * 4, "it has no average"
+    page.close()
 
 
 def test_an_edited_rate_changes_the_times(page: Any) -> None:

@@ -48,6 +48,16 @@ def test_a_warmup_rises_to_what_follows() -> None:
     assert values("warmup(2, linear(3, 0))", 2) == [1, 2], "a run that ends with the rise"
 
 
+def test_a_hold_keeps_the_first_value_and_then_follows() -> None:
+    assert values("hold(1/2, linear(4, 0))", 8) == [4, 4, 4, 4, 4, 3, 2, 1]
+    assert values("hold(0.8, linear(1, 0))", 5) == [1, 1, 1, 1, 1], "one round is left, and it is the first of the line"
+    assert values("hold(0.8, linear(1, 0, rounds=1))", 10) == [*[1] * 9, 0]
+    assert values("hold(0.8, warmup(1, 6))", 10) == [*[3] * 9, 6]
+    falling = values("hold(0.8, cosine(1, 0))", 500)
+    assert falling[:401] == [1.0] * 401
+    assert falling[400:] == values("cosine(1, 0)", 100)
+
+
 def test_the_correction_is_adams() -> None:
     for t, value in enumerate(values("bias_correction(0.5, beta1=0.8, beta2=0.95)", 50), start=1):
         assert value == pytest.approx(0.5 * math.sqrt(1 - 0.95**t) / (1 - 0.8**t), rel=1e-14)
@@ -77,6 +87,9 @@ def test_bounds_hold_and_are_close(schedule: Schedule, rounds: int) -> None:
         ("warmup(10, cosine(1, 0, rounds=150))", 160, False, None),
         ("warmup(120, linear(1, 0))", 120, True, 0),
         ("bias_correction(1)", 0, False, None),
+        ("hold(0.8, cosine(1, 0))", 100, True, 0),
+        ("hold(0.8, cosine(1, 0, rounds=15))", 95, True, None),
+        ("hold(0.8, cosine(1, 0, rounds=50))", 130, True, None),
     ],
 )
 def test_what_a_run_of_a_hundred_rounds_asks(spec: str, length: int, depends: bool, limit: Fraction | None) -> None:
@@ -90,7 +103,7 @@ def test_a_schedule_stays_as_it_is_after_its_length(schedule: Schedule) -> None:
         last = schedule.length(100) + 1
         assert {schedule.value(t, 1000) for t in range(last, last + 50)} == {schedule.value(last, 1000)}
     elif schedule.depends_on_rounds:
-        assert schedule.value(50, 100) != schedule.value(50, 200)
+        assert any(schedule.value(t, 100) != schedule.value(t, 200) for t in range(1, 101))
     else:
         assert schedule.value(50, 100) == schedule.value(50, 200)
 

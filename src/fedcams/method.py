@@ -28,6 +28,7 @@ from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.optimizers import ServerOptimizer
+from fedcams.recipes import KEY, merged
 from fedcams.registry import Spec, flag, format_number, nested, params, several, text
 from fedcams.registry.fields import nearest
 from fedcams.transforms import Transform
@@ -140,12 +141,12 @@ class Method(Spec):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the method with these fields; refuses an unknown key, suggesting the nearest one."""
-        known = params(cls)
-        for key in values:
+        """Return the method with these fields, or those of a `recipe`; refuses an unknown key, suggesting another."""
+        known, settings = (*params(cls), KEY), merged(values)
+        for key in settings:
             if key not in known:
                 raise SpecError(f"{cls.name} has no key {key!r}{nearest(key, known)}; known: {', '.join(known)}")
-        return cls(**values)
+        return cls(**settings)
 
     def to_dict(self) -> dict[str, str | int | bool]:
         """Return every field with its value as TOML and JSON store it: a spec string, number or boolean."""
@@ -167,11 +168,11 @@ def toml_value(value: Any) -> str | int | bool:
 
 
 def method_of(method: Method | None, settings: Mapping[str, Any]) -> Method:
-    """Return `method`, or the default one, with the fields in `settings` changed.
+    """Return `method`, or the default one, with the fields in `settings` changed, or those of its `recipe`.
 
     `simulate` and the Flower strategy use it to accept a method, its fields by name, or both. Refuses unknown fields.
     """
     if method is not None and not isinstance(method, Method):
         raise SpecError(f"method={method!r} is a {type(method).__name__}; give a fedcams.Method, or its fields by name")
     base = {} if method is None else {key: getattr(method, key) for key in params(Method)}
-    return Method.from_dict({**base, **settings})
+    return Method.from_dict(merged(base, settings))

@@ -11,7 +11,9 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+from fedcams.errors import SpecError
 from fedcams.registry import Number, Schedule, exact, integer, number, register
+from fedcams.registry.fields import show
 
 
 @register("constant")
@@ -137,6 +139,69 @@ class Warmup(Schedule):
     @property
     def _then(self) -> Schedule:
         return self.then if isinstance(self.then, Schedule) else Constant(self.then)
+
+
+@register("hold")
+@dataclass(frozen=True)
+class Hold(Schedule):
+    """The first value of a schedule for a part of the run, then the schedule itself, over the rest of it.
+
+    It holds for `floor(part · rounds)` rounds of a run of any length: `hold(part=0.8, then=cosine(1, 0))` keeps a rate
+    for 400 of 500 rounds and lowers it over the last 100. What follows counts rounds from its own start.
+    """
+
+    part: Number = number(low=0, high=1, open="both", doc="the part of the run in which nothing changes")
+    then: Number = number(doc="the schedule that follows")
+
+    schedulable = True
+    examples = ("hold(part=0.8, then=cosine(start=1, end=0))", "hold(part=1/2, then=linear(start=1/32, end=1/8))")
+    refused = (
+        ("hold(0.8)", "then is missing"),
+        ("hold(part=1, then=linear(1, 0))", r"allowed: a number in \(0, 1\)"),
+        ("hold(part=linear(0.1, 0.9), then=cosine(1, 0))", "part=linear.*: a schedule is not accepted here"),
+        ("hold(part=0.8, then=1)", "then=1 never changes; give a schedule, or write 1 instead of all of it"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.part, Schedule):
+            raise SpecError(f"hold: part={self.part}: a schedule is not accepted here; allowed: a number in (0, 1)")
+        if not isinstance(self.then, Schedule):
+            raise SpecError(
+                f"hold: then={show(self.then)} never changes; give a schedule, or write {show(self.then)} instead of "
+                "all of it"
+            )
+
+    def value(self, round: int, rounds: int) -> float:
+        """Return the number in this round: the first of what follows, or that of its own round."""
+        held = self._held(rounds)
+        return self._then.value(max(1, round - held), rounds - held)
+
+    def bounds(self) -> tuple[Fraction, Fraction]:
+        """Return the bounds of what follows."""
+        return self._then.bounds()
+
+    def limit(self) -> Fraction | None:
+        """Return the limit of what follows."""
+        return self._then.limit()
+
+    def length(self, rounds: int) -> int:
+        """Return the number of rounds that it holds plus the length of what follows."""
+        held = self._held(rounds)
+        return held + self._then.length(rounds - held)
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Return True: it holds for a part of the run."""
+        return True
+
+    def _held(self, rounds: int) -> int:
+        return math.floor(exact(self.part) * rounds)
+
+    @property
+    def _then(self) -> Schedule:
+        assert isinstance(self.then, Schedule)
+        return self.then
 
 
 @register("bias_correction")

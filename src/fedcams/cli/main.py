@@ -74,7 +74,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="`fedcams run demo` compares seven methods on a small problem. It downloads nothing.",
+    epilog="`fedcams run demo` compares eight methods on a small problem. It downloads nothing.",
 )
 app.command()(run)
 app.command()(resume)

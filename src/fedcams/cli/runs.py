@@ -15,6 +15,7 @@ from rich.filesize import decimal
 from rich.table import Column, Table
 
 from fedcams.errors import SpecError, UpdateError
+from fedcams.recipes import RECIPES
 from fedcams.registry.fields import nearest
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ Track = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Send every round to a tracker, such as tensorboard; repeat for several."),
 ]
+SET = f"Set a key for every run: -s rounds=5 -s uplink=sign -s recipe=light. Recipes: {', '.join(RECIPES)}."
 Target = Annotated[
     float | None, typer.Option(help="Test accuracy at which methods are compared, such as 0.9.", show_default=False)
 ]
@@ -49,7 +51,7 @@ def run(
     preset: Annotated[str, typer.Argument(metavar="PRESET", help="A preset (`fedcams list presets`) or a TOML file.")],
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a key for every run: -s rounds=5 -s uplink=sign."),
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help=SET),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; default: runs/PRESET.", show_default=False)

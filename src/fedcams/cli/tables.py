@@ -1,44 +1,26 @@
-"""The tables that `fedcams list`, `plan` and `bench gpu` print."""
+"""The tables that `fedcams list` and `bench gpu` print."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from fedcams import models
-from fedcams.compress import compressor
-from fedcams.compress.identity import IDENTITY
 from fedcams.errors import SpecError
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import presets
-from fedcams.layout import Layout
-from fedcams.models import model as model_named
-from fedcams.plan import CANDIDATES, Plan, Setting, expected_contacts, plan, recommend, simulated_contacts
-from fedcams.plan.paper import ROUNDS, D, PaperRow, paper_tables
-from fedcams.registry import Spec, exact, kinds, params, registered
+from fedcams.recipes import KEY, RECIPES, Recipe
+from fedcams.registry import Spec, kinds, params, registered
 from fedcams.registry.fields import nearest, show
-from fedcams.report.profiles import PROFILES
-from fedcams.report.tables import human_bytes, human_seconds
-from fedcams.sampler import Sampler, sampler
 
 if TYPE_CHECKING:
     from fedcams.bench.gpu import Measured
 
-PRESETS, EXPERIMENT = "presets", "experiment"
-SHAPE, CLASSES = (3, 32, 32), 10
-GIB = 2.0**30
-MOST = 10**15
-"""The largest number of parameters that a plan accepts."""
-EXPLAINED = (
-    "Bytes cover all clients and rounds: expected, and counted for the cohorts of seed {seed}. Memory is what the "
-    "server keeps for the downlink. The bound is the part of ‖x - held‖² that a delta may leave behind. Transfer times "
-    "leave out computation."
-)
+PRESETS, RECIPE_LIST, EXPERIMENT = "presets", "recipes", "experiment"
 
 
 # -- fedcams list ------------------------------------------------------------------------------------------------
@@ -50,16 +32,18 @@ def pieces(kind: str | None) -> Table:
         return _overview()
     if kind == PRESETS:
         return _listed(["preset", "compares"], presets().items())
+    if kind == RECIPE_LIST:
+        return _listed(["recipe", "stands for", "meaning and measured cost"], map(_recipe, RECIPES.values()))
     if kind == EXPERIMENT:
         return _listed(["key", "default", "meaning"], _keys())
     if kind in kinds():
         return _listed([kind, "defaults", "meaning"], map(_row, registered(kind).values()))
-    known = [PRESETS, EXPERIMENT, *kinds()]
+    known = [PRESETS, RECIPE_LIST, EXPERIMENT, *kinds()]
     raise SpecError(f"no kind is named {kind!r}{nearest(kind, known)}; known: {', '.join(known)}")
 
 
 def _overview() -> Table:
-    names = {PRESETS: list(presets()), EXPERIMENT: list(params(Experiment))}
+    names = {PRESETS: list(presets()), RECIPE_LIST: list(RECIPES), EXPERIMENT: [*params(Experiment), KEY]}
     names |= {kind: list(registered(kind)) for kind in kinds()}
     return _listed(["kind", "names"], ((kind, ", ".join(found)) for kind, found in names.items()))
 
@@ -68,6 +52,13 @@ def _keys() -> Iterator[tuple[str, str, str]]:
     """Yield the keys of an experiment file, which `-s` can change."""
     for key, (param, default) in params(Experiment).items():
         yield key, default if isinstance(default, str) else show(default), param.doc
+    yield KEY, "none", f"sets several of them under one name: {', '.join(RECIPES)}; see `fedcams list recipes`"
+
+
+def _recipe(recipe: Recipe) -> tuple[str, str, str]:
+    """Name, fields and what is known of it."""
+    fields = "\n".join(f"{key} = {value}" for key, value in recipe.fields.items())
+    return recipe.name, fields, f"{recipe.doc} Measured: {recipe.cost}."
 
 
 def _row(cls: type[Spec]) -> tuple[str, str, str]:
@@ -87,125 +78,6 @@ def _listed(titles: list[str], rows: Iterable[tuple[str, ...]]) -> Table:
     table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(*map(escape, row))
-    return table
-
-
-# -- fedcams plan ------------------------------------------------------------------------------------------------
-
-
-def sampled(cohort: str) -> Sampler:
-    """Return the sampler for a number of clients per round or for a spec."""
-    try:
-        exact(cohort)
-    except SpecError:
-        return sampler(cohort)
-    return sampler(f"uniform(n={cohort.strip()})")
-
-
-def setting(size: str, uplink: str, rounds: int, buffers: str = "identity") -> Setting:
-    """Return what is sent and how often: `size` is a number of parameters or a model's spec."""
-    return Setting(*_size(size), compressor(uplink), rounds, compressor(buffers))
-
-
-def _size(size: str) -> tuple[int, int]:
-    """Return the numbers of trainable coordinates and of floating-point buffers."""
-    try:
-        number = exact(size)
-    except SpecError:
-        made = models.build(model_named(size), SHAPE, CLASSES, seed=0)
-        buffers = Layout.of_buffers(made)
-        return Layout.of(made).d, 0 if buffers is None else buffers.d
-    if not 1 <= number <= MOST or number.denominator != 1:
-        fix = f"give a whole number of parameters, 1 to {MOST:.0e}, or a model's spec such as resnet18"
-        raise SpecError(f"MODEL={size}: {fix}")
-    return int(number), 0
-
-
-def compare(
-    setting: Setting, chosen: Sampler, clients: int, seed: int, downlinks: Sequence[str] | None
-) -> tuple[list[Plan], list[Plan]]:
-    """Return a plan per downlink, by expected contacts and by the contacts of one seed."""
-    expected = expected_contacts(clients, chosen.expected(clients), setting.rounds)
-    counted = simulated_contacts(chosen, clients, setting.rounds, seed)
-    specs = downlinks or CANDIDATES
-    return [plan(setting, spec, expected) for spec in specs], [plan(setting, spec, counted) for spec in specs]
-
-
-def question(setting: Setting, chosen: Sampler, clients: int) -> str:
-    """Return the setting of a plan in one line."""
-    what = f"{setting.d:,} parameters, {setting.buffers:,} buffers"
-    who = f"{chosen.spelled_out()} of {clients:,} clients, {setting.rounds:,} rounds"
-    by = "" if setting.buffer_codec == IDENTITY else f", buffers {setting.buffer_codec}"
-    return f"{what}; {who}; uplink {setting.uplink}{by}"
-
-
-def tables(plans: Sequence[Plan], counts: Sequence[Plan], rounds: int) -> list[Table]:
-    """Return three tables: bytes and memory, where the bytes go, and how long transfers take."""
-    return [_costs(plans, counts), _parts(plans), _times(plans, rounds)]
-
-
-def _numbers(*heading: str) -> Table:
-    """Return a table whose numbers are right-aligned and never wrap; the first column wraps instead."""
-    table = Table(*heading, box=SIMPLE_HEAD)
-    table.columns[0].overflow = "fold"
-    for column in table.columns[1:]:
-        column.justify, column.no_wrap = "right", True
-    return table
-
-
-def _costs(plans: Sequence[Plan], counts: Sequence[Plan]) -> Table:
-    table = _numbers("downlink", "up + down", "one seed", "memory", "bound")
-    for one, counted in zip(plans, counts, strict=True):
-        sizes = (human_bytes(size) for size in (one.total, counted.total, one.memory))
-        table.add_row(str(one.downlink), *sizes, f"{one.bound:.3g}")
-    return table
-
-
-def _parts(plans: Sequence[Plan]) -> Table:
-    table = _numbers("where the bytes go", "up", "down", "deltas", "catch-up", "dense")
-    for one in plans:
-        sizes = (one.up, one.down, one.deltas, one.catchup, one.dense)
-        table.add_row(str(one.downlink), *map(human_bytes, sizes))
-    return table
-
-
-def _times(plans: Sequence[Plan], rounds: int) -> Table:
-    table = _numbers("transfers only", *(profile.name for profile in PROFILES))
-    for one in plans:
-        table.add_row(str(one.downlink), *(_rough(one.seconds(profile, rounds)) for profile in PROFILES))
-    return table
-
-
-def _rough(seconds: float) -> str:
-    """Return a duration with two digits, which is as precise as a plan can be."""
-    for size, unit in ((3600, "h"), (60, "min"), (1, "s")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {unit}"
-    return human_seconds(seconds)
-
-
-def advice(plans: Sequence[Plan], memory: float, bound: float) -> str:
-    """Return the recommended downlink for a server with `memory` GiB, as a sentence."""
-    best = recommend(plans, memory * GIB, bound)
-    if best is None:
-        limits = f"{human_bytes(memory * GIB)} with a bound of at most {bound:g}"
-        return f"No downlink among these fits {limits}; look at stateless."
-    first = plans[0]
-    fewer = f", {first.total / best.total:.1f}x fewer bytes than {first.downlink}" if best is not first else ""
-    return f"Recommended: [bold]{best.downlink}[/]{fewer}, with {human_bytes(best.memory)} at the server."
-
-
-def paper() -> list[str | Table]:
-    """Return the paper's two communication tables, each after its title."""
-    titled = zip(("One-way compression", "Two-way compression"), paper_tables(), strict=True)
-    about = f"one client's link, {ROUNDS} rounds, d = {D:,}"
-    return [part for title, rows in titled for part in (f"{title}: {about}", _paper(rows))]
-
-
-def _paper(rows: Sequence[PaperRow]) -> Table:
-    table = Table("uplink", "downlink", "bits", "printed", box=SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(row.uplink, row.downlink, f"{row.bits:.2e}".replace("e+0", "e").replace("e+", "e"), row.printed)
     return table
 
 

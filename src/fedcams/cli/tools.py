@@ -16,11 +16,11 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="KIND", help="presets, experiment, server, ...; default: an overview.", show_default=False
+            metavar="KIND", help="presets, recipes, experiment, server, ...; default: an overview.", show_default=False
         ),
     ] = None,
 ) -> None:
-    """List presets, the keys of an experiment, and the pieces that a spec can name."""
+    """List presets, recipes, the keys of an experiment, and the pieces that a spec can name."""
     from fedcams.cli.tables import pieces
 
     Console(highlight=False).print(pieces(kind))
@@ -56,27 +56,34 @@ def plan(
             help="Recommend only downlinks proven to leave at most this part of ‖x - held‖² after a delta.",
         ),
     ] = 0.9,
+    network: Annotated[str, typer.Option(help="The network to recommend a recipe for.")] = "4G",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulated participation.")] = 1,
     paper: Annotated[bool, typer.Option("--paper", help="Print the paper's two communication tables instead.")] = False,
 ) -> None:
-    """Compute what a federation will send before anything is trained, and recommend a downlink.
+    """Compute what a federation will send before anything is trained, and recommend a downlink and a recipe.
 
     A model given by its spec is built for CIFAR-10. Positions of a sparse delta are assumed to be uniform.
 
     Bytes are shown twice: the expected number under uniform sampling, and the count for the cohorts of one seed.
     """
-    from fedcams.cli import tables as plans
+    from fedcams.cli import plans
+    from fedcams.plan import expected_contacts
 
     console = Console(highlight=False)
     if paper:
         console.print(*plans.paper())
         return
     chosen, setting = plans.sampled(cohort), plans.setting(size, uplink, rounds, buffers)
+    link = plans.network_named(network)
     found, counted = plans.compare(setting, chosen, clients, seed, downlink)
     console.print(plans.question(setting, chosen, clients), soft_wrap=True)
     console.print(*plans.tables(found, counted, rounds))
     console.print(plans.EXPLAINED.format(seed=seed))
     console.print(plans.advice(found, memory, bound), soft_wrap=True)
+    if downlink is None:
+        contacts = expected_contacts(clients, chosen.expected(clients), rounds)
+        for part in plans.recipes(setting, contacts, memory, link):
+            console.print(part, soft_wrap=isinstance(part, str))
 
 
 bench = typer.Typer(invoke_without_command=True)

@@ -7,6 +7,10 @@ task = "cifar10"                # every key of an experiment is allowed here …
 [[run]]
 label = "FedCAMS"
 uplink = "sign"                 # … and here, where it takes precedence
+
+[[run]]
+label = "FedCAMS light"
+recipe = "light"                # stands for its fields, over which those given here win
 """
 
 from __future__ import annotations
@@ -22,11 +26,13 @@ from typing import Any
 
 from fedcams.errors import SpecError
 from fedcams.experiment.experiment import FIRST, RETIRED, Experiment, read_toml
+from fedcams.recipes import KEY as RECIPE
+from fedcams.recipes import merged
 from fedcams.registry import params
 from fedcams.registry.fields import nearest
 
 SHIPPED = Path(__file__).parents[1] / "presets"
-KEYS = (*FIRST, *(key for key in params(Experiment) if key not in FIRST))
+KEYS = (*FIRST, RECIPE, *(key for key in params(Experiment) if key not in FIRST))
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ def overridden(preset: Preset, settings: Mapping[str, str]) -> Preset:
     _check_keys(settings, (*KEYS, "seeds"), "-s")
     values = {key: _literal(value) for key, value in settings.items()}
     seeds = _pop_seeds(values, "-s")
-    bases = [experiment.to_dict() | values for experiment in preset.experiments]
+    bases = [merged(experiment.to_dict(), values) for experiment in preset.experiments]
     changed = [Experiment.from_dict(base | seed) for base in bases for seed in seeds]
     return dataclasses.replace(preset, experiments=list(dict.fromkeys(changed)))
 
@@ -136,7 +142,7 @@ def read_file(path: Path, also: tuple[str, ...] = ()) -> File:
         where = f"{path.name}, [[run]] {number}" + (f" ({run['label']})" if "label" in run else "")
         _check_keys(_current(run), (*KEYS, *also), where)
         _check_seed(run, seeds, where)
-        tables.append(Table(where, values | run))
+        tables.append(Table(where, merged(values, run)))
     return File(path.stem, description, seeds, tables)
 
 

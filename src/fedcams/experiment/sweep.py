@@ -26,6 +26,7 @@ from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.experiment.experiment import Experiment
 from fedcams.experiment.preset import KEYS, Table, folder_name, folders, read_file
+from fedcams.recipes import merged
 from fedcams.registry.fields import nearest, show
 from fedcams.registry.numbers import exact
 from fedcams.simulation import RoundRecord
@@ -98,11 +99,12 @@ def sweep(path: Path, folder: Path, runner: Runner) -> list[Result]:
 
 
 def score(records: Sequence[RoundRecord]) -> float | None:
-    """Return the mean test accuracy over the last fifth of the rounds.
+    """Return the mean test accuracy over the last fifth of the rounds, of averaged models if there are some.
 
     If none of these was evaluated, it is the last accuracy there is; None if no round was evaluated.
     """
-    tested = [(record.round, record.test_accuracy) for record in records if record.test_accuracy is not None]
+    key = "test_accuracy" if all(record.averaged_accuracy is None for record in records) else "averaged_accuracy"
+    tested = [(record.round, found) for record in records if (found := getattr(record, key)) is not None]
     before = (1 - LAST_PART) * len(records)
     last = [accuracy for number, accuracy in tested if number > before] or [accuracy for _, accuracy in tested[-1:]]
     return fmean(last) if last else None
@@ -128,7 +130,7 @@ def _trials(run: Table, seeds: list[dict[str, Any]]) -> Iterator[Trial]:
         words = {key: _spell(value) for key, value in chosen.items()}
         setting = ", ".join(f"{key}={word}" for key, word in words.items())
         filled = {key: _fill(value, words) for key, value in fixed.items()}
-        filled |= {key: value for key, value in chosen.items() if key not in places}
+        filled = merged(filled, {key: value for key, value in chosen.items() if key not in places})
         table = Table(run.where, filled | {"label": f"{label}, {setting}" if setting else label})
         yield Trial(label, setting, [table.experiment(**seed) for seed in seeds])
 
@@ -196,7 +198,10 @@ def _place(result: Result) -> float:
 
 def _markdown(ranked: Mapping[str, Sequence[Result]]) -> str:
     best = sorted((results[0] for results in ranked.values()), key=_place)
-    lines = ["# Leaderboard", "", "Test accuracy, mean over the last fifth of the rounds and over seeds."]
+    about = (
+        "Test accuracy, mean over the last fifth of the rounds and over seeds, of averaged models where there are some."
+    )
+    lines = ["# Leaderboard", "", about]
     lines += ["", "## Best setting of each run", "", "| run | setting | accuracy |", "|---|---|---|"]
     lines += [f"| {result.label} | {result.setting} | {result.verdict} |" for result in best]
     for label, results in ranked.items():

@@ -22,6 +22,7 @@ from fedcams.flower.grid_round import GridRound
 from fedcams.flower.inbox import weigh
 from fedcams.flower.mod import safe_name
 from fedcams.method import Method, method_of
+from fedcams.recipes import KEY as RECIPE
 from fedcams.registry import params
 from fedcams.registry.fields import nearest
 from fedcams.rounds.server import Server, ServerState, replica_layouts, start
@@ -44,7 +45,8 @@ class FedCAMS(FedAvg):
     Args:
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=1.0, eps=1e-3)"`, `uplink="topk(ratio=1/64)"` (for clients whose mod names no compressor
-            of its own), `downlink="replica(blockq(bits=2))"`, `transforms="max_norm(10)"`, `average="ema(0.97)"`, ….
+            of its own), `downlink="replica(blockq(bits=2))"`, `transforms="max_norm(10)"`, `average="ema(0.97)"`, …;
+            `recipe="light"` stands for several of them.
         checkpoint: the folder of this run; a run in it is continued.
         run: the name of the run, under which clients keep their residuals.
         sampler: chooses the clients of each round; a round waits for as many as it needs, as with `min_available`.
@@ -74,8 +76,8 @@ class FedCAMS(FedAvg):
         averaged: tuple[str, ...] = STATISTICS,
         **settings: Any,
     ) -> None:
-        fields = {key: settings.pop(key) for key in params(Method) if key in settings}
-        known = [*params(Method), *OPTIONS]
+        fields = {key: settings.pop(key) for key in (*params(Method), RECIPE) if key in settings}
+        known = [*params(Method), RECIPE, *OPTIONS]
         for key in settings:
             if key not in OPTIONS:
                 raise SpecError(f"FedCAMS has no option {key!r}{nearest(key, known)}; known: {', '.join(known)}")

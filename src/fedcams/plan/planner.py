@@ -42,7 +42,7 @@ class Setting:
 
     @property
     def layout(self) -> Layout:
-        """The layout of the parameters as one vector; names and shapes cost nothing on the wire."""
+        """The layout of the parameters as one vector; what is sent once per tensor is left out."""
         return Layout.flat(self.d)
 
 
@@ -73,10 +73,10 @@ class Plan:
         """All bytes, up and down."""
         return self.up + self.down
 
-    def seconds(self, profile: Profile, rounds: int) -> float:
+    def seconds(self, profile: Profile, rounds: int = 1) -> float:
         """Return the seconds of transfers and latency on this network over `rounds` rounds, for an average client."""
         down, up = (np.array([size / max(self.contacts, 1e-9)]) for size in (self.down, self.up))
-        return rounds * float(profile.seconds(Link(np.zeros(1), down, up, np.zeros(1)))[0])
+        return rounds * float(profile.seconds(Link(np.zeros(1), np.zeros(1), down, up, np.zeros(1)))[0])
 
 
 def plan(setting: Setting, spec: str | Downlink, contacts: Contacts) -> Plan:

@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcams.report.collection import Collection, Look
+from fedcams.report.numbers import human_bytes, score
+from fedcams.report.parts import PARTS, Parts, parts
 from fedcams.report.profiles import PROFILES, time_to
 from fedcams.report.series import (
     ACCURACY,
+    AVERAGED,
     AXES,
     BYTES,
     COMPRESSION,
@@ -28,8 +31,7 @@ from fedcams.report.series import (
     height,
     histograms,
 )
-from fedcams.report.summary import PARTS, Parts, Row, Summary, parts
-from fedcams.report.tables import human_bytes, score
+from fedcams.report.summary import Row, Spread, Summary
 
 Kind = Literal["lines", "points", "stacks", "bars", "map"]
 """Curves with bands, points with error bars, horizontal stacked bars, groups of bars, a heat map."""
@@ -88,7 +90,7 @@ class Charts(NamedTuple):
 
 def describe(collection: Collection, summary: Summary) -> Charts:
     """Return the charts of a report on these runs; a chart without data is left out."""
-    curves = [_lines(collection, metric, summary.percent and metric == ACCURACY) for metric in CURVES]
+    curves = [_lines(collection, metric, summary.percent and metric in (ACCURACY, AVERAGED)) for metric in CURVES]
     losses = [_lines(collection, metric) for metric in COMPRESSION]
     found = parts(collection) if summary.target is not None else []
     return Charts(
@@ -96,7 +98,7 @@ def describe(collection: Collection, summary: Summary) -> Charts:
         [_tradeoff(collection, summary), _stacks(found)] if found else [],
         [chart for chart in losses if chart.series],
         [_map(histogram, number) for number, histogram in enumerate(histograms(collection), 1)],
-        [] if summary.target is None else [_bars(collection, summary, summary.target)],
+        [] if summary.target is None else _times(collection, summary, summary.target),
     )
 
 
@@ -114,16 +116,21 @@ def _lines(collection: Collection, metric: Metric, percent: bool = False) -> Cha
 
 
 def _tradeoff(collection: Collection, summary: Summary) -> Chart:
-    """Return a chart with one point per method: final accuracy, with the range over seeds, against all bytes."""
-    pairs = zip(summary.rows, collection.looks, strict=True)
-    series = tuple(_point(row, look) for row, look in pairs if row.final is not None)
-    y = Axis("final", "Final accuracy", percent=summary.percent)
-    return Chart("points", "tradeoff", "Final accuracy against all bytes", (BYTES,), y, series)
+    """One point per method: final accuracy, from the lowest to the highest seed, against all bytes.
+
+    It is that of averaged models if all methods have them.
+    """
+    averaged = all(row.averaged is not None for row in summary.rows)
+    finals = [row.averaged if averaged else row.final for row in summary.rows]
+    found = zip(summary.rows, finals, collection.looks, strict=True)
+    series = tuple(_point(row, final, look) for row, final, look in found if final is not None)
+    name = f"Final accuracy{', averaged models' if averaged else ''}"
+    y = Axis("final", name, percent=summary.percent)
+    return Chart("points", "tradeoff", f"{name}, against all bytes", (BYTES,), y, series)
 
 
-def _point(row: Row, look: Look) -> Series:
-    assert row.final is not None
-    mean, low, high = (np.array([value]) for value in (row.final.mean, row.final.low, row.final.high))
+def _point(row: Row, final: Spread, look: Look) -> Series:
+    mean, low, high = (np.array([value]) for value in (final.mean, final.low, final.high))
     x = {BYTES.key: np.array([row.bytes_total])}
     return Series(row.label, look, x, mean, low, high, (human_bytes(row.bytes_total),))
 
@@ -141,15 +148,23 @@ def _stacks(found: list[Parts]) -> Chart:
     return Chart("stacks", "communication", "Where the bytes go", (PART,), y, tuple(series))
 
 
-def _bars(collection: Collection, summary: Summary, target: float) -> Chart:
-    """Return the chart of each method's seconds to the target on each network; NaN if it was not reached."""
+def _times(collection: Collection, summary: Summary, target: float) -> list[Chart]:
+    """Time to the target: of the last models and, where some are averaged, of averaged ones."""
+    title = f"Seconds to {score(target, summary.percent)} accuracy"
+    metrics = {"time-to-accuracy": (ACCURACY, title)}
+    if summary.averages:
+        metrics["time-to-accuracy-averaged"] = (AVERAGED, f"{title}, averaged models")
+    return [_bars(collection, target, key, *chosen) for key, chosen in metrics.items()]
+
+
+def _bars(collection: Collection, target: float, key: str, metric: Metric, title: str) -> Chart:
+    """Seconds of each method to the target on each network; NaN where it was not reached."""
     places = {NETWORK.key: np.arange(len(PROFILES), dtype=np.float64)}
     series = []
     for method, look in zip(collection.methods, collection.looks, strict=True):
-        times = [time_to(method, profile, target) for profile in PROFILES]
+        times = [time_to(method, profile, target, metric) for profile in PROFILES]
         series.append(Series(method.label, look, places, np.array(times, np.float64)))
-    y = Axis("seconds", f"Seconds to {score(target, summary.percent)} accuracy", log=True)
-    return Chart("bars", "time-to-accuracy", "Time to the target", (NETWORK,), y, tuple(series))
+    return Chart("bars", key, "Time to the target", (NETWORK,), Axis("seconds", title, log=True), tuple(series))
 
 
 def _map(histogram: Histogram, number: int) -> Chart:

@@ -93,8 +93,8 @@ function choose(button) {
 const sum = values => values.reduce((a, b) => a + b, 0);
 
 // Seconds of one run until it reached the target, or null. The same sum as Profile.seconds in Python.
-function seconds(run, link, target, factor) {
-  const last = run.accuracy.findIndex(a => a !== null && a >= target);
+function seconds(run, link, target, factor, model) {
+  const last = run[model].findIndex(a => a !== null && a >= target);
   if (last < 0) return null;
   let total = 0;
   for (let i = 0; i <= last; i++) {
@@ -104,9 +104,19 @@ function seconds(run, link, target, factor) {
   return total;
 }
 
-function mean(method, link, target, factor) {
-  const all = report.runs.filter(r => r.method === method).map(r => seconds(r, link, target, factor));
+function mean(method, link, target, factor, model) {
+  const all = report.runs.filter(r => r.method === method).map(r => seconds(r, link, target, factor, model));
   return all.includes(null) ? null : sum(all) / all.length;
+}
+
+// The part of a method's time on a network that is latency. The same as latency_share in Python.
+function latency(method, link) {
+  const all = report.runs.filter(r => r.method === method).map(run => {
+    const waiting = run.down.filter(d => d > 0).length * link.latency / 1e3;
+    const transfer = (sum(run.down) / link.down + sum(run.up) / link.up) * 8e-6;
+    return waiting + transfer ? waiting / (waiting + transfer) : 0;
+  });
+  return sum(all) / all.length;
 }
 
 const three = v => v.toFixed(v >= 99.95 ? 0 : v >= 9.995 ? 1 : 2); // digits
@@ -129,9 +139,13 @@ function times() {
   const links = report.profiles.map((p, i) => ({ name: p.name, down: read(`down-${i}`), up: read(`up-${i}`), latency: read(`latency-${i}`) }));
   const target = read("target") / (report.percent ? 100 : 1), factor = read("factor");
   const [{ data, layout }] = report.network;
-  const table = data.map((_, m) => links.map(link => mean(m, link, target, factor)));
+  const model = document.getElementById("averaged")?.checked ? "averaged" : "accuracy";
+  const table = data.map((_, m) => links.map(link => mean(m, link, target, factor, model)));
   $("#times tbody tr").forEach((row, m) => table[m].forEach((s, i) => {
-    Object.assign(row.cells[i + 1], { textContent: human(s) }).dataset.seconds = s ?? "";
+    const share = latency(m, links[i]), small = document.createElement("small");
+    small.textContent = `latency ${Math.round(100 * share)}%`;
+    Object.assign(row.cells[i + 1], { textContent: human(s) }).append(small);
+    Object.assign(row.cells[i + 1].dataset, { seconds: s ?? "", latency: share });
   }));
   const bars = data.map((trace, m) => ({
     ...trace, name: trace.name + (table[m].every(s => s === null) ? " (not reached)" : ""), y: table[m],

@@ -39,7 +39,7 @@ def report(runs: Sequence[Path], out: Path, target: float | None = None) -> Path
     """Write a report on runs into the folder `out` and return the path of its page.
 
     Each of `runs` is the folder of a run or a folder that holds runs at any depth. `target` is the accuracy at which
-    communication and time are compared; by default 95% of the best method's final accuracy. The report consists of
+    communication and time are compared; by default 95% of the best final accuracy. The report consists of
 
     - `index.html`, one file that needs nothing else and no network;
     - `figures/`, the same charts as PNG and SVG;
@@ -74,7 +74,7 @@ def page(collection: Collection, summary: Summary, charts: Charts | None = None,
         table=summary_table(collection, summary),
         explained=escape(explained(summary)),
         axes=segments(),
-        curves=_cards(charts.curves, wide=1),
+        curves=_cards(charts.curves, wide=len(charts.curves) % 2),
         compression=_section("Compression", charts.compression, COMPRESSION_NOTE),
         communication=_section("Communication", charts.communication, COMMUNICATION_NOTE),
         network=network(collection, summary),

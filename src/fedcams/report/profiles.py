@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcams.report.collection import Method
-from fedcams.report.series import ACCURACY, Array, values
+from fedcams.report.series import ACCURACY, AVERAGED, Array, Metric, values
 from fedcams.runs import Run
 
 
@@ -25,8 +25,18 @@ class Profile:
 
     def seconds(self, link: Link) -> Array:
         """Return the seconds of each round, `[T]`: latency, model down, computation, update up."""
-        transfer = link.down / self.down + link.up / self.up
-        return np.where(link.down > 0, self.latency / 1e3, 0.0) + transfer * 8e-6 + link.compute
+        return self._waiting(link) + self._transfer(link) + link.compute
+
+    def latency_share(self, link: Link) -> float:
+        """Return which part of the time on the network, computation left out, is latency; 0 if nothing was sent."""
+        waiting, transfer = float(self._waiting(link).sum()), float(self._transfer(link).sum())
+        return waiting / (waiting + transfer) if waiting + transfer else 0.0
+
+    def _waiting(self, link: Link) -> Array:
+        return np.where(link.down > 0, self.latency / 1e3, 0.0)
+
+    def _transfer(self, link: Link) -> Array:
+        return (link.down / self.down + link.up / self.up) * 8e-6
 
 
 PROFILES = (
@@ -43,6 +53,8 @@ class Link:
     """What one client's link carries in each round, averaged over the cohort; arrays `[T]`."""
 
     accuracy: Array
+    averaged: Array
+    """The accuracy of averaged models; NaN without one."""
     down: Array
     up: Array
     compute: Array
@@ -54,6 +66,7 @@ def link(run: Run) -> Link:
     size = np.array([max(1, len(record.cohort)) for record in run.records])
     return Link(
         values(run, ACCURACY),
+        values(run, AVERAGED),
         np.array([record.wire_down for record in run.records]) / size,
         np.array([record.wire_up for record in run.records]) / size,
         np.nan_to_num(compute(run)),
@@ -80,11 +93,24 @@ def first_at(accuracy: Array, target: float) -> int | None:
     return int(reached[0]) if len(reached) else None
 
 
-def time_to(method: Method, profile: Profile, target: float) -> float | None:
-    """Return the seconds to the target on a network, mean over seeds; None unless every seed reached it."""
+BOUND = 0.5
+"""A network is bound by latency where it takes more than this part of the time: there fewer bytes hardly help."""
+
+
+def latency_share(method: Method, profile: Profile) -> float:
+    """Return which part of a method's time on a network is latency, computation left out; mean over seeds."""
+    shares = [profile.latency_share(link(run)) for run in method.runs]
+    return sum(shares) / len(shares)
+
+
+def time_to(method: Method, profile: Profile, target: float, metric: Metric = ACCURACY) -> float | None:
+    """Return the seconds to the target on a network, mean over seeds; None unless every seed reached it.
+
+    `metric` says whose accuracy counts: that of the last models, or `AVERAGED`.
+    """
     taken = []
-    for carried in map(link, method.runs):
-        if (index := first_at(carried.accuracy, target)) is None:
+    for run, carried in zip(method.runs, map(link, method.runs), strict=True):
+        if (index := first_at(values(run, metric), target)) is None:
             return None
         taken.append(float(profile.seconds(carried)[: index + 1].sum()))
     return sum(taken) / len(taken)

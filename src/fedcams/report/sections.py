@@ -12,10 +12,11 @@ import numpy as np
 
 from fedcams.registry import Spec
 from fedcams.report.collection import Collection, Look
+from fedcams.report.numbers import human_bytes, score
 from fedcams.report.profiles import PROFILES, compute
 from fedcams.report.series import AXES
-from fedcams.report.summary import NO_FEEDBACK, Summary
-from fedcams.report.tables import PIECES, Cell, cells, columns, human_bytes, score, text_columns
+from fedcams.report.summary import NO_FEEDBACK, Row, Spread, Summary
+from fedcams.report.tables import PIECES, Cell, cells, columns, text_columns
 
 FACTS = {
     "Task": "task", "Model": "model", "Partition": "partition", "Clients": "clients", "Cohort": "sampler",
@@ -69,14 +70,16 @@ def tiles(summary: Summary) -> str:
     """Return the numbers that readers look for first."""
     if summary.target is None:
         return ""
-    best = max((row for row in summary.rows if row.final), key=lambda row: row.final.mean if row.final else 0.0)
+    finals = [(each.mean, row, what) for row in summary.rows for each, what in _finals(row) if each]
+    accuracy, best, what = max(finals, key=lambda found: found[0])
     shown = [
-        ("Best final accuracy", score(best.final.mean if best.final else None, summary.percent), best.label),
+        ("Best final accuracy", score(accuracy, summary.percent), f"{best.label}{what}"),
         ("Target accuracy", score(summary.target, summary.percent), "as given" if summary.given else "95% of the best"),
     ]
+    prefix, model = ("averaged_", ", averaged") if summary.averages else ("", "")
     for name, key in (
-        ("Fewest bytes to target", "bytes_to_target"),
-        ("Fewest uplink bytes to target", "bytes_up_to_target"),
+        (f"Fewest bytes to target{model}", f"{prefix}bytes_to_target"),
+        (f"Fewest uplink bytes to target{model}", f"{prefix}bytes_up_to_target"),
     ):
         if there := [row for row in summary.rows if getattr(row, key) is not None]:
             least = min(there, key=lambda row: getattr(row, key))
@@ -86,6 +89,10 @@ def tiles(summary: Summary) -> str:
         f'<div class="name">{escape(note)}</div></div>'
         for name, value, note in shown
     )
+
+
+def _finals(row: Row) -> tuple[tuple[Spread | None, str], ...]:
+    return (row.final, ""), (row.averaged, ", averaged")
 
 
 def summary_table(collection: Collection, summary: Summary) -> str:
@@ -127,6 +134,7 @@ def network(collection: Collection, summary: Summary) -> str:
         target=_input("target", shown, None),
         unit=", %" if summary.percent else "",
         factor=_input("factor", 1, 0),
+        averaged=_averaged(summary),
         table=f'<thead><tr><th scope="col" class="text method">Method</th>{heads}</tr></thead><tbody>{rows}</tbody>',
     )
 
@@ -137,7 +145,7 @@ NETWORK = """<section class="live"><h2 id="network-head">Time to accuracy on a n
 <table class="rates"><thead><tr><td></td><th scope="col">Down<br>Mbit/s</th><th scope="col">Up<br>Mbit/s</th>
 <th scope="col">Latency<br>ms</th></tr></thead><tbody>{rates}</tbody></table>
 <label class="row">Target accuracy{unit}{target}</label>
-<label class="row">Computation ×{factor}</label></div>
+<label class="row">Computation ×{factor}</label>{averaged}</div>
 <div class="card"><h3 id="title-network">Time to the target</h3>
 <div class="chart" id="chart-network" role="figure" aria-labelledby="title-network"></div></div>
 <div class="card scroll wide" role="region" aria-labelledby="network-head" tabindex="0">
@@ -145,9 +153,19 @@ NETWORK = """<section class="live"><h2 id="network-head">Time to accuracy on a n
 </div>
 <p class="small">The clients of a cohort work in parallel, so a round takes the time of one client’s bytes over its link
 (model down, update up, one round trip) plus the seconds measured for the whole cohort without evaluation, times a
-factor; 0 leaves computation out. Mean over seeds, if all of them reach the target. You can edit every number.</p>
+factor; 0 leaves computation out. Mean over seeds, if all of them reach the target. Small print: which part of the time
+on the network, computation left out, is latency. Where it is more than half, a network is bound by latency, and fewer
+bytes hardly shorten a round. You can edit every number.</p>
 </section>
 """
+
+
+def _averaged(summary: Summary) -> str:
+    """The choice between last and averaged models; averaged ones at first, if all methods have them."""
+    if not summary.averages:
+        return ""
+    checked = " checked" if all(row.averaged is not None for row in summary.rows) else ""
+    return f'<label class="row">Averaged models<input id="averaged" type="checkbox"{checked}></label>'
 
 
 def _rates(index: int) -> str:

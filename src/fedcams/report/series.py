@@ -46,13 +46,14 @@ class Axis:
 
 
 ACCURACY = Metric("test_accuracy", "Test accuracy")
+AVERAGED = Metric("averaged_accuracy", "Test accuracy of averaged models")
 HELD = Metric("held_accuracy", "Test accuracy of what clients hold")
 TEST_LOSS = Metric("test_loss", "Test loss")
 TRAIN_LOSS = Metric("train_loss", "Training loss")
 Q = Metric("q", "Compression error q")
 GAMMA = Metric("gamma", "Dissimilarity γ")
 
-CURVES = (ACCURACY, TEST_LOSS, TRAIN_LOSS)
+CURVES = (ACCURACY, AVERAGED, TEST_LOSS, TRAIN_LOSS)
 """Drawn against every axis."""
 COMPRESSION = (Q, GAMMA)
 """Drawn against rounds."""

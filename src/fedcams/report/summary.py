@@ -1,4 +1,4 @@
-"""The numbers of a report: one row per method, the accuracy at which they are compared, and where bytes go."""
+"""The numbers of a report: one row per method, and the accuracy at which they are compared."""
 
 from __future__ import annotations
 
@@ -10,8 +10,21 @@ import numpy as np
 
 from fedcams.experiment.sweep import LAST_PART
 from fedcams.report.collection import Collection, Method
+from fedcams.report.parts import share_of_down
 from fedcams.report.profiles import compute, first_at
-from fedcams.report.series import ACCURACY, BYTES, BYTES_UP, HELD, ROUNDS, Array, Axis, Metric, position, values
+from fedcams.report.series import (
+    ACCURACY,
+    AVERAGED,
+    BYTES,
+    BYTES_UP,
+    HELD,
+    ROUNDS,
+    Array,
+    Axis,
+    Metric,
+    position,
+    values,
+)
 from fedcams.runs import Run
 
 NO_FEEDBACK = ", no feedback"
@@ -40,7 +53,9 @@ class Row:
     seeds: list[int]
     rounds: float
     final: Spread | None
-    """Accuracy, averaged over the last 20% of the rounds."""
+    """Mean accuracy over the last 20% of the rounds."""
+    averaged: Spread | None
+    """The same of the averaged models; None if the method keeps no average."""
     last: Spread | None
     best: Spread | None
     held_accuracy: float | None
@@ -60,6 +75,11 @@ class Row:
     """None unless every seed reached the target: a mean over some seeds would look too good."""
     bytes_up_to_target: float | None
     bytes_to_target: float | None
+    averaged_reached: int
+    """The number of seeds whose averaged model reached the target; the three below are about it too."""
+    averaged_rounds_to_target: float | None
+    averaged_bytes_up_to_target: float | None
+    averaged_bytes_to_target: float | None
     seconds_per_round: float | None
     """The median without evaluation; the first rounds are slower, since they warm up."""
 
@@ -76,6 +96,11 @@ class Summary:
     percent: bool
     """Whether the metric lies between 0 and 1, as an accuracy does."""
 
+    @property
+    def averages(self) -> bool:
+        """Whether some method keeps an average of its models."""
+        return any(row.averaged is not None for row in self.rows)
+
     def shows(self, key: str) -> bool:
         """Return whether `server`, `uplink` or `downlink` gets a column: methods differ in it, or there is only one."""
         found = {getattr(row, key) for row in self.rows}
@@ -83,9 +108,10 @@ class Summary:
 
 
 def summarize(collection: Collection, target: float | None = None) -> Summary:
-    """Return the numbers of all methods; the default target is 95% of the best method's final accuracy."""
+    """Return the numbers of all methods; the default target is 95% of the best final accuracy, averaged models too."""
     given = target is not None
-    finals = [spread.mean for method in collection.methods if (spread := _spread(method, final_score))]
+    found = [_spread(method, number) for method in collection.methods for number in (final_score, averaged_score)]
+    finals = [spread.mean for spread in found if spread]
     if not finals:
         target = None  # even if one was given, because there is nothing to compare
     elif target is None:
@@ -98,6 +124,11 @@ def summarize(collection: Collection, target: float | None = None) -> Summary:
 def final_score(run: Run) -> float | None:
     """Return the mean accuracy of a run over the last 20% of its rounds, or its last one; None without evaluations."""
     return late_mean(run, ACCURACY)
+
+
+def averaged_score(run: Run) -> float | None:
+    """Return the mean accuracy of a run's averaged models over the last 20% of its rounds; None without an average."""
+    return late_mean(run, AVERAGED)
 
 
 def late_mean(run: Run, metric: Metric) -> float | None:
@@ -128,6 +159,7 @@ def _row(method: Method, target: float | None) -> Row:
         seeds=[run.experiment.seed for run in runs],
         rounds=fmean(run.records[-1].round for run in runs),
         final=_spread(method, final_score),
+        averaged=_spread(method, averaged_score),
         last=_spread(method, last_score),
         best=_spread(method, best_score),
         held_accuracy=_held(runs),
@@ -140,6 +172,10 @@ def _row(method: Method, target: float | None) -> Row:
         rounds_to_target=_at_target(method, target, ROUNDS),
         bytes_up_to_target=_at_target(method, target, BYTES_UP),
         bytes_to_target=_at_target(method, target, BYTES),
+        averaged_reached=sum(hit is not None for hit in _hits(method, target, AVERAGED)),
+        averaged_rounds_to_target=_at_target(method, target, ROUNDS, AVERAGED),
+        averaged_bytes_up_to_target=_at_target(method, target, BYTES_UP, AVERAGED),
+        averaged_bytes_to_target=_at_target(method, target, BYTES, AVERAGED),
         seconds_per_round=_median_seconds(runs),
     )
 
@@ -167,14 +203,14 @@ def _spread(method: Method, number: Callable[[Run], float | None]) -> Spread | N
     return Spread(fmean(found), min(found), max(found)) if found else None
 
 
-def _hits(method: Method, target: float | None) -> list[int | None]:
-    """Return, for each seed, the index of the first round that reached the target."""
-    return [None if target is None else first_at(values(run, ACCURACY), target) for run in method.runs]
+def _hits(method: Method, target: float | None, metric: Metric = ACCURACY) -> list[int | None]:
+    """For each seed the index of the first round that reached the target."""
+    return [None if target is None else first_at(values(run, metric), target) for run in method.runs]
 
 
-def _at_target(method: Method, target: float | None, axis: Axis) -> float | None:
-    """Return where the seeds were on an axis when they reached the target."""
-    hits = _hits(method, target)
+def _at_target(method: Method, target: float | None, axis: Axis, metric: Metric = ACCURACY) -> float | None:
+    """Where the seeds were on an axis when they reached the target."""
+    hits = _hits(method, target, metric)
     places = [position(run, axis)[hit] for run, hit in zip(method.runs, hits, strict=True) if hit is not None]
     return float(np.mean(places)) if len(places) == len(hits) else None
 
@@ -183,62 +219,3 @@ def _median_seconds(runs: list[Run]) -> float | None:
     seconds = np.concatenate([compute(run) for run in runs])
     seconds = seconds[np.isfinite(seconds)]
     return float(np.median(seconds)) if len(seconds) else None
-
-
-# -- where the bytes go ------------------------------------------------------------------------------------------
-
-
-PARTS = {
-    "Updates": "#0072b2",
-    "Deltas": "#009e73",
-    "Catch-up": "#e69f00",
-    "Dense models": "#d55e00",
-    "Buffers and heads": "#999999",
-}
-"""What the bytes are used for, in drawing order, with colours; all but the first go down."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Bytes of one method by `PARTS`: all clients and rounds, mean over seeds."""
-
-    label: str
-    bytes: tuple[float, ...]
-
-    @property
-    def total(self) -> float:
-        """Up plus down."""
-        return sum(self.bytes)
-
-
-def parts(collection: Collection) -> list[Parts]:
-    """Return the parts of every method that recorded them; nothing if all methods send dense models only."""
-    found = [_parts(method) for method in collection.methods if all(map(_has_parts, method.runs))]
-    return found if any(deltas or catchup for _, deltas, catchup, *_ in (p.bytes for p in found)) else []
-
-
-def share_of_down(run: Run, key: str) -> float | None:
-    """Return the part `wire_down_<key>` of all bytes down; None if it was not recorded."""
-    down = sum(record.wire_down for record in run.records)
-    if not _has_parts(run) or not down:
-        return None
-    return float(sum(getattr(record, f"wire_down_{key}") for record in run.records)) / down
-
-
-def _has_parts(run: Run) -> bool:
-    return all(record.wire_down_dense is not None for record in run.records)
-
-
-def _parts(method: Method) -> Parts:
-    rows = [_bytes_of(run) for run in method.runs]
-    return Parts(method.label, tuple(fmean(column) for column in zip(*rows, strict=True)))
-
-
-def _bytes_of(run: Run) -> tuple[int, ...]:
-    down, deltas, catchup, dense = (
-        sum(getattr(record, key) or 0 for record in run.records)
-        for key in ("wire_down", "wire_down_deltas", "wire_down_catchup", "wire_down_dense")
-    )
-    apart = sum(record.wire_up_buffers for record in run.records)
-    up = sum(record.wire_up for record in run.records) - apart
-    return up, deltas, catchup, dense, down - deltas - catchup - dense + apart

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import csv
-import html
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedcams.registry import resolve
 from fedcams.report.collection import Collection
+from fedcams.report.networks import network_markdown
+from fedcams.report.numbers import NONE, human_bytes, human_seconds, plain, score
 from fedcams.report.profiles import compute
 from fedcams.report.series import AXES, position
 from fedcams.report.summary import NO_FEEDBACK, Row, Spread, Summary
 
-NONE = "–"
-SPREADS = ("final", "last", "best")
+SPREADS = ("final", "averaged", "last", "best")
 RECORDED = (
     "train_loss", "test_loss", "test_accuracy", "wire_up", "wire_down", "wire_up_buffers", "wire_down_buffers",
     "paper_bits_up", "paper_bits_down", "q", "gamma", "delta_norm", "wire_down_deltas", "wire_down_catchup",
@@ -59,6 +58,8 @@ def _exact(row: Row, target: float | None) -> dict[str, object]:
             exact |= {f"{key}_accuracy{end}": getattr(value, name, None) for end, name in ENDINGS.items()}
         elif key == "reached":
             exact |= {"target": target, "seeds_reached": value}
+        elif key == "averaged_reached":
+            exact["averaged_seeds_reached"] = value
         else:
             exact[key] = " ".join(map(str, value)) if key == "seeds" else value
     return exact
@@ -94,18 +95,24 @@ PIECES = {
 
 def columns(summary: Summary) -> dict[str, str]:
     """Return the column headings of the table, each with an explanation."""
-    target = "" if summary.target is None else f" {score(summary.target, summary.percent)}"
+    target, averages = "" if summary.target is None else f" {score(summary.target, summary.percent)}", summary.averages
     return {
         "Method": "the label of the experiment",
         **{head: doc for key, (head, doc) in PIECES.items() if summary.shows(key)},
         "Seeds": "number of runs; other numbers are means over them, small print is lowest to highest",
         "Final accuracy": "mean over the last 20% of the rounds; held: accuracy of the model that all clients hold",
+        **(
+            {"Averaged": "the same of the averaged models, which are evaluated and not trained from"}
+            if averages
+            else {}
+        ),
         "Last": "accuracy at the last evaluation",
         "Best": "highest accuracy of all evaluations",
         "Bytes up": "sent by all clients in all rounds, including headers and buffers",
         "Bytes down": "sent to all clients in all rounds; small print: the parts for catching up and for dense models",
         "Up + down": "sum of both",
         f"Bytes to{target or ' target'}": "up + down until the target is first reached, if every seed reaches it",
+        **({f"Averaged to{target or ' target'}": "the same of the averaged models"} if averages else {}),
         "Time per round": "median of the measured seconds, without evaluation",
     }
 
@@ -122,11 +129,13 @@ def cells(row: Row, summary: Summary) -> list[Cell]:
         *(_spec(key, getattr(row, key)) for key in PIECES if summary.shows(key)),
         Cell(str(len(row.seeds)), len(row.seeds)),
         _final(row, summary),
+        *([_spread(row.averaged, summary.percent, len(row.seeds))] if summary.averages else []),
         *(_spread(spread, summary.percent, len(row.seeds)) for spread in (row.last, row.best)),
         Cell(human_bytes(row.bytes_up), row.bytes_up),
         Cell(human_bytes(row.bytes_down), row.bytes_down, _shares(row)),
         Cell(human_bytes(row.bytes_total), row.bytes_total),
         _to_target(row, summary),
+        *([_averaged_to_target(row, summary)] if summary.averages else []),
         Cell(human_seconds(row.seconds_per_round), row.seconds_per_round),
     ]
 
@@ -159,14 +168,23 @@ def _shares(row: Row) -> str:
 
 
 def _to_target(row: Row, summary: Summary) -> Cell:
-    if row.bytes_to_target is None:
-        seeds = len(row.seeds)
-        return Cell(
-            "not reached" if summary.target is not None else NONE,
-            None,
-            f"only by {row.reached} of {seeds} seeds" if row.reached else "",
-        )
+    if row.bytes_to_target is None or row.rounds_to_target is None:
+        return _not_reached(row.reached, len(row.seeds), summary)
     return Cell(human_bytes(row.bytes_to_target), row.bytes_to_target, f"round {row.rounds_to_target:.4g}")
+
+
+def _averaged_to_target(row: Row, summary: Summary) -> Cell:
+    if row.averaged is None:
+        return Cell(NONE)
+    found, rounds = row.averaged_bytes_to_target, row.averaged_rounds_to_target
+    if found is None or rounds is None:
+        return _not_reached(row.averaged_reached, len(row.seeds), summary)
+    return Cell(human_bytes(found), found, f"round {rounds:.4g}")
+
+
+def _not_reached(reached: int, seeds: int, summary: Summary) -> Cell:
+    shown = "not reached" if summary.target is not None else NONE
+    return Cell(shown, None, f"only by {reached} of {seeds} seeds" if reached else "")
 
 
 def markdown(collection: Collection, summary: Summary) -> str:
@@ -177,15 +195,17 @@ def markdown(collection: Collection, summary: Summary) -> str:
     lines += [[_markdown(cell) for cell in cells(row, summary)] for row in summary.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     notes = [note for method in collection.methods for note in method.unfinished]
-    listed = "\n".join(f"- Unfinished: {_plain(note)}" for note in notes)
-    return "\n\n".join(part for part in ("# Runs", table, explained(summary), listed) if part) + "\n"
+    listed = "\n".join(f"- Unfinished: {plain(note)}" for note in notes)
+    times = network_markdown(collection, summary)
+    return "\n\n".join(part for part in ("# Runs", table, explained(summary), listed, times) if part) + "\n"
 
 
 def explained(summary: Summary) -> str:
     """Return what the numbers mean, in a few sentences."""
     if summary.target is None:
         return "Nothing was evaluated, so there is no accuracy to compare at."
-    why = "as given" if summary.given else "95% of the best method's final accuracy"
+    also = ", averaged models included" if summary.averages else ""
+    why = "as given" if summary.given else f"95% of the best final accuracy{also}"
     return (
         "Numbers are means over seeds; bytes cover all clients. Final accuracy is the mean over the last 20% of the "
         f"rounds. Target: {score(summary.target, summary.percent)} ({why})."
@@ -193,51 +213,4 @@ def explained(summary: Summary) -> str:
 
 
 def _markdown(cell: Cell) -> str:
-    return _plain(f"{cell.text} ({cell.note})" if cell.note else cell.text)
-
-
-def _plain(text: str) -> str:
-    """Return text escaped so that Markdown shows it unchanged."""
-    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
-
-
-# -- numbers for readers -----------------------------------------------------------------------------------------
-
-
-def human_bytes(count: float | None) -> str:
-    """Return bytes as `532 B`, `1.25 kB`, `38.5 MB`: powers of 1000, three digits; a dash for None."""
-    if count is None:
-        return NONE
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 999.5:
-            return f"{count:.0f} B" if unit == "B" else f"{_three(count)} {unit}"
-        count /= 1000
-    return f"{_three(count)} PB"
-
-
-def human_seconds(seconds: float | None) -> str:
-    """Return seconds as `4.2 ms`, `1.25 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; a dash for None."""
-    if seconds is None:
-        return NONE
-    if seconds < 0.9995:
-        return f"{_three(seconds * 1e3)} ms"
-    if seconds < 59.95:
-        return f"{_three(seconds)} s"
-    size, part, big, small = next(step for step in CLOCK if seconds < step[0])[1:]
-    whole, rest = divmod(round(seconds / part), size // part)
-    return f"{whole} {big} {rest} {small}" if rest else f"{whole} {big}"
-
-
-CLOCK = ((3600, 60, 1, "min", "s"), (86400, 3600, 60, "h", "min"), (float("inf"), 86400, 3600, "d", "h"))
-
-
-def score(value: float | None, percent: bool) -> str:
-    """Return an accuracy as `93.42 %`, another metric with four digits; a dash for None."""
-    if value is None:
-        return NONE
-    return f"{100 * value:.2f} %" if percent else f"{value:.4g}"
-
-
-def _three(value: float) -> str:
-    """Return a number with three significant digits, without an exponent."""
-    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"
+    return plain(f"{cell.text} ({cell.note})" if cell.note else cell.text)

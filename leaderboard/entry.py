@@ -1,0 +1,171 @@
+"""Entries: what a method sent and reached, as a TOML file that people can read, made from finished runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
+
+from fedcams.errors import SpecError
+from fedcams.experiment import Experiment
+from fedcams.experiment.experiment import read_toml
+from fedcams.method import Method
+from fedcams.partition import Partition
+from fedcams.registry import params
+from fedcams.report import Method as Runs
+from fedcams.report import collect
+from fedcams.report.series import AVERAGED, values
+from fedcams.report.summary import final_score
+from fedcams.runs import Run
+from fedcams.sampler import Sampler
+
+ROOT = Path(__file__).resolve().parents[1]
+ENTRIES = ROOT / "leaderboard" / "entries"
+SETTING = ("task", "model", "partition", "clients", "sampler", "local", "rounds")
+"""What entries that are compared have in common."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method in one setting; numbers are means over its seeds."""
+
+    label: str
+    setting: dict[str, str | int]
+    """The task, the model and so on, by the keys of an experiment."""
+    method: dict[str, str | int | bool]
+    """The fields of the method that are not defaults."""
+    bytes_up: int
+    """Of all clients in all rounds, headers and buffers included."""
+    bytes_down: int
+    accuracy: float
+    """Test accuracy in percent, mean over the last fifth of the rounds."""
+    averaged: float | None
+    """That of the averaged model at the end; None if the method keeps no average."""
+    seeds: list[int]
+    source: str
+    """Where the runs are."""
+    device: str
+    versions: str
+
+    @property
+    def total(self) -> int:
+        """Bytes up and down."""
+        return self.bytes_up + self.bytes_down
+
+    @property
+    def dense(self) -> bool:
+        """Whether nothing is compressed."""
+        return not self.method.keys() & {"uplink", "downlink", "buffers"}
+
+    @classmethod
+    def of(cls, method: Runs, label: str | None, source: str | None) -> Self:
+        """Return the entry of runs that differ only in the seed; refuses unfinished ones and those without accuracy."""
+        if method.unfinished or not all(run.finished for run in method.runs):
+            raise SpecError(f"{method.label}: not finished; run it to its end, then add it")
+        accuracies = [_percent(final_score(run), run) for run in method.runs]
+        averaged = [last for run in method.runs if (last := _last_averaged(run)) is not None]
+        about = method.runs[0].environment
+        return cls(
+            label or method.label,
+            {key: _spelled(getattr(method.experiment, key)) for key in SETTING},
+            _not_default(method.experiment),
+            round(fmean(_sum(run, "wire_up") for run in method.runs)),
+            round(fmean(_sum(run, "wire_down") for run in method.runs)),
+            round(fmean(accuracies), 2),
+            round(fmean(averaged), 2) if len(averaged) == len(method.runs) else None,
+            [run.experiment.seed for run in method.runs],
+            source or _place(method.runs[0].path.parent),
+            str(about.get("device", "not recorded")),
+            ", ".join(f"{name} {about[name]}" for name in ("fedcams", "torch", "python") if name in about),
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the entry in a file; refuses other keys than those of an entry, and missing ones."""
+        found = {"averaged": None, **read_toml(path)}
+        known = {field.name for field in fields(cls)}
+        if found.keys() != known:
+            odd = ", ".join(sorted(found.keys() ^ known))
+            raise SpecError(f"{path}: missing or unknown: {odd}; write it with `python -m leaderboard add`")
+        return cls(**found)
+
+    def to_toml(self) -> str:
+        """Return the entry as TOML: numbers first, then the setting and the method."""
+        tables = {"setting": self.setting, "method": self.method}
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in tables}
+        lines = [
+            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items() if value is not None
+        ]
+        for name, table in tables.items():
+            lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def path(self) -> Path:
+        """The name of its file: a folder for the setting, then the label."""
+        shared = [self.setting["task"], self.setting["model"], str(self.setting["partition"]).partition("(")[0]]
+        return Path(slug(" ".join(map(str, shared)))) / f"{slug(self.label)}.toml"
+
+
+def add(runs: Sequence[Path], folder: Path, label: str | None = None, source: str | None = None) -> list[Path]:
+    """Write an entry for each method among the runs into `folder`, over older ones of its name; return the files.
+
+    Runs that differ only in the seed are one entry. Refuses a label for several of them.
+    """
+    methods = collect(runs).methods
+    if label is not None and len(methods) > 1:
+        names = ", ".join(method.label for method in methods)
+        raise SpecError(f"--label {label}: these runs are {len(methods)} methods ({names}); add them one by one")
+    entries = [Entry.of(method, label, source) for method in methods]
+    for entry in entries:
+        path = folder / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(entry.to_toml(), "utf-8")
+    return [folder / entry.path for entry in entries]
+
+
+def read_entries(folder: Path) -> list[Entry]:
+    """Return all entries below a folder, by the names of their files."""
+    return [Entry.read(path) for path in sorted(folder.rglob("*.toml"))]
+
+
+def slug(text: str) -> str:
+    """Return a text as part of a file's name: lower case, letters, digits and dots joined by `-`."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
+
+
+def _not_default(experiment: Experiment) -> dict[str, Any]:
+    given, default = experiment.method.to_dict(), Method().to_dict()
+    return {key: given[key] for key in params(Method) if key not in SETTING and given[key] != default[key]}
+
+
+def _spelled(value: Any) -> str | int:
+    """Partitions and samplers with every parameter, since they say how hard a setting is."""
+    if isinstance(value, int):
+        return value
+    return value.spelled_out() if isinstance(value, Partition | Sampler) else str(value)
+
+
+def _percent(score: float | None, run: Run) -> float:
+    if score is None:
+        raise SpecError(f"{run.path}: nothing was evaluated, so there is no accuracy to compare")
+    return 100 * score
+
+
+def _last_averaged(run: Run) -> float | None:
+    known = [value for value in values(run, AVERAGED).tolist() if value == value]
+    return 100 * known[-1] if known else None
+
+
+def _sum(run: Run, key: str) -> int:
+    return sum(getattr(record, key) for record in run.records)
+
+
+def _place(folder: Path) -> str:
+    """The folder as others find it, if it is part of the repository."""
+    whole = folder.resolve()
+    return whole.relative_to(ROOT).as_posix() if whole.is_relative_to(ROOT) else "not published"

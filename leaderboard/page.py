@@ -1,0 +1,168 @@
+"""docs/leaderboard.md: a table and a picture for each setting, and how to add an entry."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
+from PIL import Image
+
+from fedcams.report.collection import look
+from fedcams.report.figures import MARKERS, STYLE
+from fedcams.report.numbers import human_bytes
+from leaderboard.entry import ROOT, Entry, read_entries
+
+DOCS = ROOT / "docs"
+PAGE, FOLDER = "leaderboard.md", "leaderboard"
+DIGEST = "fedcams:input"
+TASKS = {"cifar10": "CIFAR-10", "digits": "Digits"}
+MODELS = {"resnet18": "ResNet-18", "convmixer": "ConvMixer-256-8"}
+INTRO = """\
+# Leaderboard
+
+Accuracy against all bytes, up and down, of methods in the same setting. *Accuracy* is that of the server's last models,
+in percent: the mean over the last fifth of the rounds, and over seeds. *Averaged* is that of the averaged model at the
+end, where the method keeps one; averaging costs no bytes. *Fewer* compares all bytes with dense messages both ways.
+Each line is a small file in [leaderboard/entries](../leaderboard/entries), from which `make leaderboard` writes this
+page. With one seed, differences of a few tenths of a point may be chance.
+"""
+CAPTION = "*Full marks: averaged models; hollow marks: last models.*\n"
+ADDING = """\
+## Adding your own
+
+A compressor is [one file](adding-a-compressor.md). On digits it is measured on a CPU in a minute, with the setting and
+the seeds of the demo:
+
+```sh
+fedcams --import mine run demo --only FedAMS -s uplink='mine(k=8)' --out runs/mine
+python -m leaderboard add runs/mine --label 'FedCAMS mine' --import mine --source 'a link to your runs'
+```
+
+On CIFAR-10 it takes a few minutes a run on a GPU, with the paper's setting:
+
+```sh
+fedcams --import mine run bytes-resnet18 --only FedAMS -s uplink='mine(k=8)' --data DIR --device cuda --out runs/mine
+```
+
+`add` makes the entry from the finished runs, and then this page. Tune the server optimizer with other seeds than 1, 2
+and 3, as the demo's [sweep](../sweeps/demo/sweep.toml) does. Bytes are those that the simulator counts, which are the
+lengths of real messages. A downlink or an average of your own is measured in the same way.
+"""
+
+
+def page(entries: Sequence[Entry]) -> str:
+    """Return the whole page."""
+    parts = [INTRO]
+    for name, group in groups(entries).items():
+        parts += [f"## {title(group[0])}\n", _setting(group[0]), *_table(group)]
+        parts += [f"![Accuracy against all bytes, {title(group[0])}]({FOLDER}/{name}.png)\n", CAPTION]
+    return "\n".join([*parts, ADDING])
+
+
+def groups(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Return the entries of each setting, by its name, from the most bytes to the fewest; large settings come first."""
+    ordered = sorted(entries, key=lambda entry: str(entry.setting))
+    found = [list(group) for _, group in groupby(ordered, key=lambda entry: str(entry.setting))]
+    ranked = [sorted(group, key=lambda entry: (-entry.total, entry.label)) for group in found]
+    return {_name(group[0]): group for group in sorted(ranked, key=len, reverse=True)}
+
+
+def title(entry: Entry) -> str:
+    """Return a setting in a few words, such as `CIFAR-10, ResNet-18, dirichlet`."""
+    task, model, partition = (str(entry.setting[key]) for key in ("task", "model", "partition"))
+    return ", ".join([TASKS.get(task, task), MODELS.get(model, f"`{model}`"), f"`{partition}`"])
+
+
+def _name(entry: Entry) -> str:
+    return entry.path.parent.name
+
+
+def _setting(entry: Entry) -> str:
+    said = entry.setting
+    return f"{said['rounds']} rounds, {said['clients']} clients, cohorts `{said['sampler']}`, `{said['local']}`.\n"
+
+
+def _table(group: Sequence[Entry]) -> Iterator[str]:
+    yield "| method | server | uplink | downlink | accuracy | averaged | up | down | up + down | fewer | seeds | runs |"
+    yield "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|"
+    dense = max((entry.total for entry in group if entry.dense), default=None)
+    for entry in group:
+        specs = [f"`{entry.method.get(key, default)}`" for key, default in DEFAULTS.items()]
+        averaged = "" if entry.averaged is None else f"{entry.averaged:.2f}"
+        sizes = [human_bytes(size) for size in (entry.bytes_up, entry.bytes_down, entry.total)]
+        fewer = "" if dense is None else f"{dense / entry.total:.1f}x"
+        cells = [entry.label, *specs, f"{entry.accuracy:.2f}", averaged, *sizes, fewer, str(len(entry.seeds))]
+        yield f"| {' | '.join([*cells, _source(entry.source)])} |"
+    yield ""
+    yield f"Made with {'; '.join(dict.fromkeys(f'{entry.device}, {entry.versions}' for entry in group))}.\n"
+
+
+DEFAULTS = {"server": "fedams", "uplink": "identity", "downlink": "none"}
+
+
+def _source(source: str) -> str:
+    return f"[{source}](../{source})" if (ROOT / source).is_dir() else f"`{source}`"
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def picture(path: Path, group: Sequence[Entry]) -> None:
+    """Draw accuracy against all bytes: full marks for averaged models, hollow ones for the last models."""
+    if is_current(path, group):
+        return
+    with mpl.rc_context(STYLE):
+        figure = Figure((7.2, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for index, entry in enumerate(group):
+            _mark(axes, index, entry)
+        axes.set(xscale="log", xlabel="All bytes, up + down, all clients", ylabel="Test accuracy")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter(PercentFormatter(100.0))
+        figure.legend(loc="outside right upper")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, bbox_inches="tight", metadata={"Software": None, DIGEST: digest(group)})
+
+
+def _mark(axes: Any, index: int, entry: Entry) -> None:
+    shown = look(index)
+    style = {"color": shown.colour, "marker": MARKERS[shown.dash], "ls": "", "ms": 7}
+    if entry.averaged is None:
+        axes.plot(entry.total, entry.accuracy, markerfacecolor="white", label=entry.label, **style)
+        return
+    axes.plot([entry.total] * 2, [entry.accuracy, entry.averaged], color=shown.colour, lw=0.8)
+    axes.plot(entry.total, entry.accuracy, markerfacecolor="white", **style)
+    axes.plot(entry.total, entry.averaged, label=entry.label, **style)
+
+
+def digest(group: Sequence[Entry]) -> str:
+    """Return a hash of everything that a picture shows and of how it is drawn."""
+    drawn = "".join(entry.to_toml() for entry in group)
+    return hashlib.sha256(Path(__file__).read_bytes() + drawn.encode()).hexdigest()
+
+
+def is_current(path: Path, group: Sequence[Entry]) -> bool:
+    """Return whether the picture exists and shows these entries."""
+    if not path.exists():
+        return False
+    with Image.open(path) as image:
+        return image.info.get(DIGEST) == digest(group)
+
+
+def write(entries: Path, docs: Path) -> None:
+    """Write the page and its pictures; remove those that are no longer shown."""
+    found = read_entries(entries)
+    for name, group in groups(found).items():
+        picture(docs / FOLDER / f"{name}.png", group)
+    for path in (docs / FOLDER).glob("*.png"):
+        if path.stem not in groups(found):
+            path.unlink()
+    (docs / PAGE).write_text(page(found), "utf-8")

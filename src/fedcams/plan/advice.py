@@ -1,0 +1,115 @@
+"""Which recipe to take: by the server's memory, by how often clients come, and by what a round waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from fedcams.method import Method
+from fedcams.plan.planner import Plan, Setting, plan
+from fedcams.recipes import RECIPES, Recipe
+from fedcams.report.numbers import human_bytes, human_seconds
+from fedcams.report.profiles import Profile
+from fedcams.sampler import Contacts
+
+WORTH = 1.5
+"""How many times shorter a round must become for the next lighter recipe, which loses more, to be recommended."""
+CATCH_UPS = 3
+"""How many times in a run a client must be able to catch up with the server, for what compression leaves to arrive."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A recipe and what it costs; `recipe` is None for dense messages both ways."""
+
+    recipe: Recipe | None
+    plan: Plan
+    contacts_needed: float = 0.0
+    """How often a client must take part, on average, for its model to follow the server's."""
+
+    @property
+    def name(self) -> str:
+        """The recipe's name, or `none`."""
+        return self.recipe.name if self.recipe else "none"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The option to take, and why, as one sentence."""
+
+    option: Option
+    reason: str
+
+
+def plan_recipes(setting: Setting, contacts: Contacts) -> list[Option]:
+    """Return what dense messages and every recipe cost, from the most bytes to the fewest."""
+    dense = dataclasses.replace(setting, uplink=Method().uplink, buffer_codec=Method().buffers)
+    return [Option(None, plan(dense, "none", contacts)), *(_option(setting, one, contacts) for one in RECIPES.values())]
+
+
+def _option(setting: Setting, recipe: Recipe, contacts: Contacts) -> Option:
+    method = Method(**recipe.fields)
+    chosen = dataclasses.replace(setting, uplink=method.uplink, buffer_codec=method.buffers)
+    codec = getattr(method.downlink, "codec", None)
+    needed = CATCH_UPS / arriving(float(codec.ratio)) if codec is not None else 0.0
+    return Option(recipe, plan(chosen, method.downlink, contacts), needed)
+
+
+def arriving(ratio: float) -> float:
+    """Return the part of ‖x‖² that `ternary(ratio)` carries if coordinates are Gaussian.
+
+    It is `4 φ(t)²/ratio` with `P(|z| > t) = ratio`. A client whose model moves by this part of the way at every contact
+    needs about one over it contacts to follow the server's.
+    """
+    normal = NormalDist()
+    return 4 * normal.pdf(normal.inv_cdf(1 - ratio / 2)) ** 2 / ratio
+
+
+def advise(options: Sequence[Option], contacts: Contacts, memory: float, profile: Profile) -> Advice:
+    """Return the option to take on this network, for a server with `memory` bytes for what it keeps of clients.
+
+    From dense messages on, the next lighter one is taken as long as it makes a round `WORTH` times shorter. Those that
+    need more memory, or more frequent clients, are left out.
+    """
+    each = contacts.total / max(contacts.seen, 1e-9)
+    possible = [one for one in options if one.plan.memory <= memory and each >= one.contacts_needed]
+    chosen = possible[0]
+    for option in possible[1:]:
+        if option.plan.seconds(profile) * WORTH <= chosen.plan.seconds(profile):
+            chosen = option
+        elif option.recipe is not None and option.recipe.two_way:  # one way may gain too little where both gain enough
+            break
+    lighter = options[options.index(chosen) + 1 :]
+    return Advice(chosen, f"{_gain(chosen, options[0], profile)}; {_stop(chosen, lighter, each, memory, profile)}.")
+
+
+def _gain(chosen: Option, dense: Option, profile: Profile) -> str:
+    taken, before = (human_seconds(option.plan.seconds(profile)) for option in (chosen, dense))
+    if chosen is dense:
+        return f"a round of dense messages takes {before} on {profile.name}"
+    fewer = dense.plan.total / chosen.plan.total
+    return (
+        f"{fewer:.3g}x fewer bytes than dense messages, and a round on {profile.name} takes {taken} instead of {before}"
+    )
+
+
+def _stop(chosen: Option, lighter: Sequence[Option], each: float, memory: float, profile: Profile) -> str:
+    """Why nothing lighter: it does not fit, clients come too rarely, latency decides, or it gains too little."""
+    if not lighter:
+        return "nothing is lighter"
+    following = lighter[0]
+    if following.plan.memory > memory:
+        kept = f"{human_bytes(following.plan.memory)} of models at the server, which has {human_bytes(memory)}"
+        return f"{following.name} would keep {kept}"
+    if each < following.contacts_needed:
+        return (
+            f"{following.name} needs clients that take part about {following.contacts_needed:.0f} times, to hold a "
+            f"recent model, and these come {each:.2g} times"
+        )
+    share = profile.latency / 1e3 / chosen.plan.seconds(profile)
+    if share > 1 / WORTH:
+        return f"{100 * share:.0f} % of that is latency, which no compression shortens"
+    shorter = chosen.plan.seconds(profile) / following.plan.seconds(profile)
+    return f"{following.name} would make it {shorter:.2g}x shorter, and loses more"

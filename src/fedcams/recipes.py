@@ -1,0 +1,122 @@
+"""Recipes: names that set how everything travels, and the average that goes with it, at once.
+
+`recipe="light"` stands for its fields of a method wherever settings are given: in presets and experiments, after `-s`,
+in `simulate` and in the Flower strategy. A method, and the file of a run, hold the fields and not the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from fedcams.errors import SpecError
+from fedcams.registry.fields import nearest
+
+KEY = "recipe"
+"""The setting that names a recipe."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a recipe cost and lost in one setting, beside FedAMS with dense messages, whose model is averaged too."""
+
+    setting: str
+    fewer_bytes: float
+    """How many times fewer bytes, up and down together, first contacts and buffers included."""
+    accuracy: float
+    """Of the averaged model at the end, in percent; mean over seeds."""
+    dense_accuracy: float
+    """The same of dense FedAMS."""
+    seeds: int
+    final: bool = False
+    """Whether its runs are published in `results/`; others are probes."""
+
+    def __str__(self) -> str:
+        """Return the measurement as one sentence."""
+        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        kind = f"mean of {seeds}" if self.final else f"a probe with {seeds}"
+        return (
+            f"{self.fewer_bytes:.3g}x fewer bytes, {self.accuracy:.2f} % averaged, where dense FedAMS has "
+            f"{self.dense_accuracy:.2f} % ({self.setting}; {kind})"
+        )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How everything travels, under one name: fields of a method, what they are for, and what was measured."""
+
+    name: str
+    doc: str
+    fields: Mapping[str, str]
+    measured: tuple[Measured, ...] = ()
+
+    @property
+    def two_way(self) -> bool:
+        """Whether it compresses the model on its way down too."""
+        return self.fields.get("downlink", "none") != "none"
+
+    @property
+    def cost(self) -> str:
+        """What was measured, in words."""
+        return "; ".join(map(str, self.measured)) or "not measured yet"
+
+
+RESNET18 = "ResNet-18 on CIFAR-10, 500 rounds, 10 of 100 clients"
+TUNED = f"{RESNET18}, server rate constant for 80 % of the rounds and then a cosine to 0, beta1=0.5"
+AVERAGE = "ema(decay=0.985)"
+BUFFERS = "blockq(bits=4)"
+
+
+def _both_ways(up: str, down: str) -> Mapping[str, str]:
+    return MappingProxyType(
+        {
+            "uplink": f"ternary(ratio={up})",
+            "downlink": f"replica(ternary(ratio={down}), warm=true)",
+            "buffers": BUFFERS,
+            "average": AVERAGE,
+        }
+    )
+
+
+_ALL = (
+    Recipe(
+        "one-way",
+        "Compresses updates only: for servers that cannot keep a model of each client, or clients that come once.",
+        MappingProxyType({"uplink": "ternary(ratio=1/16)", "buffers": BUFFERS, "average": AVERAGE}),
+        (Measured(f"{RESNET18}, ema(0.97)", fewer_bytes=2, accuracy=92.44, dense_accuracy=92.60, seeds=1),),
+    ),
+    Recipe("light", "Compresses both ways, the model least: where accuracy matters most.", _both_ways("1/8", "1/2")),
+    Recipe(
+        "lighter",
+        "Compresses both ways alike: the best accuracy for its bytes.",
+        _both_ways("1/13", "1/13"),
+        (Measured(TUNED, fewer_bytes=70, accuracy=91.96, dense_accuracy=92.60, seeds=1),),
+    ),
+    Recipe("lightest", "Compresses both ways as far as it goes: for the slowest links.", _both_ways("1/22", "1/22")),
+)
+RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ALL})
+"""All recipes by name, from the most bytes to the fewest."""
+
+
+def recipe(name: str) -> Recipe:
+    """Return the recipe with this name; refuses an unknown one, suggesting the nearest."""
+    if name not in RECIPES:
+        known = ", ".join(RECIPES)
+        raise SpecError(f"{KEY}={name!r}: no recipe has this name{nearest(str(name), RECIPES)}; known: {known}")
+    return RECIPES[name]
+
+
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of all layers as one; those of a later layer win.
+
+    A layer that names a recipe stands for the recipe's fields, over which what else the layer sets wins. The result
+    names no recipe.
+    """
+    settings: dict[str, Any] = {}
+    for layer in layers:
+        given = dict(layer)
+        name = given.pop(KEY, None)
+        settings |= {**({} if name is None else recipe(name).fields), **given}
+    return settings

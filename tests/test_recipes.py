@@ -1,0 +1,123 @@
+"""Recipes: each makes a method that runs; what is set beside one wins; runs keep its fields and not its name."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedcams
+from fedcams import Method, SpecError
+from fedcams.experiment import Experiment, build
+from fedcams.experiment.preset import load_preset, overridden
+from fedcams.experiment.sweep import load_sweep
+from fedcams.method import method_of
+from fedcams.own import History
+from fedcams.recipes import RECIPES, Measured, merged, recipe
+from fedcams.registry import params
+
+everyone = pytest.mark.parametrize("name", RECIPES)
+
+
+def fields(method: Method) -> dict[str, str]:
+    return {key: str(getattr(method, key)) for key in ("uplink", "downlink", "buffers", "average")}
+
+
+def of(name: str) -> dict[str, str]:
+    return fields(Method(**RECIPES[name].fields))
+
+
+LIGHT = of("light")
+
+
+@everyone
+def test_a_recipe_is_described_and_stands_for_its_fields(name: str) -> None:
+    chosen = RECIPES[name]
+    assert chosen.name == name
+    assert chosen.doc.endswith(".")
+    assert Method.from_dict({"recipe": name}) == Method(**chosen.fields)
+    assert "average" in chosen.fields, "what is compressed both ways is averaged"
+    assert all(isinstance(found, Measured) for found in chosen.measured)
+
+
+@everyone
+def test_a_model_with_buffers_trains_with_it(name: str) -> None:
+    torch.manual_seed(1)
+    x, y = torch.randn(60, 6), torch.arange(60) % 3
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+    clients = [(x[i : i + 10], y[i : i + 10]) for i in range(0, 60, 10)]
+    history = fedcams.simulate(model, clients, (x, y), recipe=name, rounds=3, cohort=2, local="sgd(lr=0.1, steps=2)")
+    last = history.run().records[-1]
+    assert last.averaged_accuracy is not None
+    assert last.wire_up < last.wire_down or RECIPES[name].two_way
+
+
+def test_recipes_send_less_and_less() -> None:
+    totals = []
+    for name in RECIPES:
+        values = {"recipe": name, "model": "mlp(hidden=64)", "rounds": 12, "clients": 20, "local": "sgd(steps=1)"}
+        experiment = Experiment.from_dict({**values, "evaluate_every": 12})
+        records = History(build(experiment).simulation, experiment.rounds).run().records
+        totals.append(sum(record.wire_up + record.wire_down for record in records))
+    assert totals == sorted(totals, reverse=True)
+    assert totals[0] > 5 * totals[1]
+
+
+def test_settings_beside_it_win() -> None:
+    method = Method.from_dict({"recipe": "light", "uplink": "sign", "server": "fedams(lr=0.5)"})
+    assert fields(method) == {**LIGHT, "uplink": "sign"}
+    assert str(method.server) == "fedams(lr=0.5)"
+
+
+def test_it_wins_over_the_method_that_it_changes() -> None:
+    base = Method(uplink="sign", downlink="shared(blockq)", server="fedavg", weighting="examples")
+    changed = method_of(base, {"recipe": "light", "average": "none"})
+    assert fields(changed) == {**LIGHT, "average": "none"}
+    assert (str(changed.server), changed.weighting) == ("fedavg", "examples")
+
+
+def test_layers_keep_their_order() -> None:
+    layers: list[dict[str, Any]] = [{"uplink": "sign", "rounds": 5}, {"recipe": "light"}, {"downlink": "none"}]
+    light = RECIPES["light"].fields
+    assert merged(*layers) == {**light, "rounds": 5, "downlink": "none"}
+    assert merged(*reversed(layers)) == {**light, "rounds": 5, "uplink": "sign"}
+
+
+def test_files_name_it_and_runs_keep_its_fields(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('uplink = "sign"\n[[run]]\nlabel = "A"\nrecipe = "light"\n[[run]]\nlabel = "B"\n')
+    first, second = load_preset(path).experiments
+    assert fields(first) == LIGHT, "a run wins over what is common"
+    assert str(second.uplink) == "sign"
+    assert "recipe" not in tomllib.loads(first.to_toml())
+    assert "recipe" not in params(Method)
+    for experiment in overridden(load_preset(path), {"recipe": "light", "buffers": "identity"}).experiments:
+        assert fields(experiment) == {**LIGHT, "buffers": "identity"}
+
+
+def test_sweeps_try_recipes(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text('[[run]]\nuplink = "sign"\ngrid = { recipe = ["light", "lighter"] }\n')
+    assert [fields(trial.experiments[0]) for trial in load_sweep(path)] == [of(name) for name in ("light", "lighter")]
+
+
+@pytest.mark.parametrize("settings", [{"recipe": "lihgt"}, {"recipe": "lihgt", "uplink": "sign"}])
+def test_an_unknown_recipe_is_refused_with_the_nearest(settings: dict[str, str]) -> None:
+    for refusing in (Method.from_dict, Experiment.from_dict, lambda given: method_of(None, given)):
+        with pytest.raises(SpecError, match=r"recipe='lihgt': no recipe has this name \(did you mean 'light'\?\); kno"):
+            refusing(settings)
+    with pytest.raises(SpecError, match=r"-s: no key 'recip' \(did you mean 'recipe'\?\)"):
+        overridden(load_preset("demo"), {"recip": "light"})
+
+
+def test_what_was_measured_says_how_well_it_is_known() -> None:
+    probe = Measured("digits", fewer_bytes=29.4, accuracy=95.2, dense_accuracy=96.31, seeds=1)
+    assert (
+        str(probe)
+        == "29.4x fewer bytes, 95.20 % averaged, where dense FedAMS has 96.31 % (digits; a probe with 1 seed)"
+    )
+    assert "mean of 3 seeds" in str(Measured("digits", 29.4, 95.2, 96.3, seeds=3, final=True))
+    assert recipe("lightest").cost == "not measured yet" or recipe("lightest").measured
