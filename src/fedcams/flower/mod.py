@@ -234,7 +234,7 @@ def _vectors(made: object, names: ArrayNames) -> tuple[Tensor, Tensor | None]:
 
 
 def _note(answer: Answer, lacking: str) -> ConfigRecord:
-    missed = lacking if isinstance(answer.reply, Refusal) else ""  # once the dense model is here, nothing is
+    missed = lacking if isinstance(answer.reply, Refusal) else ""  # a reply shows that the dense model came
     return about(note="; ".join(filter(None, ["repeated" if answer.again else "", answer.note, missed])))
 
 
