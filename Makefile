@@ -27,7 +27,7 @@ flower-demo: $(READY) ## Run a federation over Flower with TLS and count the byt
 	PYTHONPATH=examples/flower_app:examples/flower_demo $(PY) examples/flower_demo/demo.py $(ARGS)
 
 test: $(READY) ## Run the tests
-	$(PY) -m pytest -n 2 $(ARGS)
+	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-slow: $(READY) ## Run the tests that take minutes: chaos over Flower, its simulation, large models
 	$(PIP_INSTALL) 'flwr[simulation]'
@@ -36,7 +36,7 @@ test-slow: $(READY) ## Run the tests that take minutes: chaos over Flower, its s
 lint: $(READY) ## Check format, lint and types
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(PY) -m mypy
+	MYPY_NUM_WORKERS=2 $(PY) -m mypy
 
 format: $(READY) ## Format the code and fix what the linter can fix
 	$(PY) -m ruff check --fix .

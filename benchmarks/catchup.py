@@ -1,7 +1,7 @@
-"""Bringing back a client that missed rounds of a shared model. Run by `make bench`.
+"""Bringing a client that missed rounds of a shared model up to date. Run by `make bench`.
 
-What is timed is everything between "this client holds version v" and the bytes of its message: finding the cheapest
-way, and packing it. A copy is one `numpy.copyto` of the vector, timed in turn in the same process.
+This times everything from "this client holds version v" to the bytes of its message: finding the cheapest way, and
+packing it. A copy is one `numpy.copyto` of the vector, timed alternately in the same process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The core against memory bandwidth and against the same thing composed of library calls. Run by `make bench`.
+"""The core, compared with memory bandwidth and with the same work done by library calls. Run by `make bench`.
 
-Everything is timed in one process in turn and printed as ratios; `--save` writes `benchmarks/records/core.json` and the
-table that the README shows, `core.md`.
+Everything is timed alternately in one process and printed as ratios; `--save` writes `benchmarks/records/core.json` and
+`core.md`, the table that the README shows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECORD = Path(__file__).parent / "records" / "core.json"
 
 
 class Goal(NamedTuple):
-    """At most so many copies' time, and at least so many times faster than the library calls."""
+    """The time allowed, in copies, and the minimum speedup over the library calls."""
 
     copies: float
     baseline: str = ""
@@ -100,7 +100,7 @@ def copy_setup(delta: Tensor) -> Setup:
 
 
 def composed_sign(delta: Tensor, residual: Tensor) -> tuple[Any, Tensor, Tensor]:
-    """Scaled sign with error feedback as one would write it with torch and NumPy."""
+    """Encode with scaled sign and error feedback, as you would write it with torch and NumPy."""
     h = delta + residual
     scale = h.abs().mean()
     positive = h >= 0
@@ -109,7 +109,7 @@ def composed_sign(delta: Tensor, residual: Tensor) -> tuple[Any, Tensor, Tensor]
 
 
 def composed_topk(delta: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Top-k with error feedback as one would write it with torch; positions not yet packed."""
+    """Encode with top-k and error feedback, as you would write it with torch; positions are not packed."""
     h = delta + residual
     positions = torch.topk(h.abs(), D // RATIO).indices
     return positions, h.gather(0, positions), h.scatter(0, positions, 0.0)
@@ -126,7 +126,7 @@ def composed_ternary(delta: Tensor, residual: Tensor) -> tuple[Tensor, Any, Tens
 
 
 def composed_blocks(delta: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Four bits a coordinate in blocks of 128 with error feedback as one would write it with torch."""
+    """Encode with four bits per coordinate in blocks of 128 and error feedback, as you would write it with torch."""
     h = torch.nn.functional.pad(delta + residual, (0, -D % 128)).view(-1, 128)
     step = h.abs().amax(1, keepdim=True) / 7
     levels = (h / step).round().clamp(-7, 7)
@@ -187,7 +187,7 @@ def table(times: dict[str, float]) -> Table:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The README's table, with where it comes from."""
+    """Return the README's table, and a caption that says how it was measured."""
     times, sizes, where = record["milliseconds"], record["bytes"], record["environment"]
     copy = times["numpy.copyto"]
     lines = [
@@ -205,10 +205,10 @@ def markdown(record: dict[str, Any]) -> str:
 
 CAPTION = (
     "",
-    f"One update of d = {D:,} (a ResNet-18), Gaussian values. *Encode* goes from update and residual to the payload's",
-    "bytes and the new residual; *library calls* are torch operations with `numpy.packbits`, or `torch.topk` with",
-    "gather and scatter and nothing packed; a *copy* is one `numpy.copyto` of the vector, {copy:.1f} ms. Best of",
-    "{runs} runs in turn on {cores} cores ({cpu}), Python {python}, torch {torch}, numba {numba}: `make bench`,",
+    f"One update with d = {D:,} (a ResNet-18), Gaussian values. *Encode* turns an update and a residual into the",
+    "payload's bytes and the new residual. *Library calls* are torch operations with `numpy.packbits`, or `torch.topk`",
+    "with gather and scatter, without packing. A *copy* is one `numpy.copyto` of the vector, {copy:.1f} ms. Best of",
+    "{runs} alternating runs on {cores} cores ({cpu}), Python {python}, torch {torch}, numba {numba}: `make bench`,",
     "[benchmarks/records/core.json](benchmarks/records/core.json).",
 )
 

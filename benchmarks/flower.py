@@ -1,10 +1,10 @@
-"""What fedcams costs on top of Flower: the mod for a client, the strategy for a reply. Run by `make bench`.
+"""What fedcams costs on top of Flower: the mod per client, and the strategy per reply. Run by `make bench`.
 
-The app answers at once and the grid is in this process, so what is timed is ours alone: parsing and checking messages,
-arrays there and back, error feedback, encoding, and everything that is written to disk and synced. Between two messages
-there is a pause, in which a client would train and the disk catches up with what was written. The rows `disk` are the
-floor: a residual's worth of bytes written and synced in the same run, as a new file and over an old one. The first two
-messages of a process load compiled kernels and make the files that later ones are written over; they stand apart.
+The app answers at once and the grid is in this process, so only fedcams is timed: parsing and checking messages,
+converting arrays, error feedback, encoding, and writing and syncing files. Between two messages there is a pause, in
+which a client would train and the disk catches up. The rows `disk` are the lower bound: as many bytes as a residual,
+written and synced in the same run, as a new file and over an old one. The first two messages of a process load compiled
+kernels and create the files that later messages write over, so they are listed separately.
 `--save` writes `benchmarks/records/flower.json`, and `flower.md`, which docs/deploying.md shows.
 """
 
@@ -45,7 +45,7 @@ GOALS = {"client": 100.0, "reply": 60.0}
 PAUSE = 0.5
 """Seconds between two messages."""
 WARM = 2
-"""Messages, or rounds, that stand apart."""
+"""Messages, or rounds, that are listed separately."""
 RECORD = Path(__file__).parent / "records" / "flower.json"
 
 
@@ -76,13 +76,13 @@ def main() -> None:
 
 
 def apart(times: Iterable[float]) -> tuple[list[float], list[float]]:
-    """The first ones as they came, the others sorted."""
+    """Return the first times in order, and the others sorted."""
     every = list(times)
     return every[:WARM], sorted(every[WARM:])
 
 
 def disk(path: Path, size: int, over: bool, rounds: int) -> Iterator[float]:
-    """Writing and syncing so many bytes, nothing else."""
+    """Yield the milliseconds to write and sync this many bytes."""
     data = torch.randn(size // 4).numpy().data.cast("B")
     for _ in range(WARM + rounds):
         time.sleep(PAUSE)
@@ -96,7 +96,7 @@ def disk(path: Path, size: int, over: bool, rounds: int) -> Iterator[float]:
 
 
 def client(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, rounds: int) -> Iterator[float]:
-    """One train message through the mod, settling the one before, disk and all."""
+    """Yield the milliseconds of one training message through the mod, which also resolves the previous reply."""
     mod, context = uplink(spec, state_dir=folder / "sites"), Context(1, 1, {"site-id": 0}, RecordDict(), {})
     name = f"bench{SPECS.index(spec)}"
     told = instruction_about(name, Method(uplink=compressor(spec)), names)
@@ -120,7 +120,7 @@ def client(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, roun
 
 
 class Answering:
-    """An app that has its answer ready."""
+    """An app that returns a prepared answer."""
 
     def __init__(self, answer: Message) -> None:
         self.answer = answer
@@ -130,7 +130,7 @@ class Answering:
 
 
 def reply(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, rounds: int) -> Iterator[float]:
-    """A whole round of ten clients, instructions and checkpoint included, divided by ten."""
+    """Yield the milliseconds per client of a round of ten clients, including instructions and checkpoint."""
     place = folder / f"server{SPECS.index(spec)}"
     place.mkdir()
     strategy = FedCAMS(server="fedams(lr=0.001, eps=1e-3)", uplink=spec, checkpoint=place, min_available=COHORT)
@@ -162,12 +162,13 @@ def table(times: dict[str, list[float]], d: int) -> Grid:
 
 
 def caption(record: dict[str, Any]) -> str:
-    """Where the numbers come from."""
+    """Return a caption that says how the numbers were measured."""
     where = record["environment"]
     text = f"""Milliseconds at d = {record["d"]:,} (a ResNet-18). *Client*: one message through the mod, files synced.
-        *Reply*: a round of {record["cohort"]} replies, checkpoint included, for each of them. *First*: messages of a
-        new process, which load compiled kernels. *Disk*: a residual's worth of bytes written and synced, as a new file
-        and over an old one. {record["runs"]} of each, {record["pause"]} s apart, on {where["cores"]} cores
+        *Reply*: a round of {record["cohort"]} replies, including the checkpoint, divided by their number. *First*: the
+        first messages of a process, which load compiled kernels. *Disk*: as many bytes as a residual, written and
+        synced, as a new file and over an old one. {record["runs"]} of each, {record["pause"]} s apart,
+        on {where["cores"]} cores
         ({where["cpu"]}), Python {where["python"]}, torch {where["torch"]}: `make bench`,
         [flower.json](../benchmarks/records/flower.json)."""
     return f"\n{textwrap.fill(' '.join(text.split()), 118, break_long_words=False, break_on_hyphens=False)}\n"

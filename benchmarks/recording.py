@@ -1,4 +1,4 @@
-"""What benchmarks record beside their numbers."""
+"""What benchmarks record besides their numbers."""
 
 from __future__ import annotations
 

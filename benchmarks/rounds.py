@@ -17,10 +17,10 @@ from fedcams.bench.timing import REPEATS
 
 RECORD = Path(__file__).parent / "records" / "rounds.json"
 CAPTION = """
-*By hand* is a loop over clients with `torch.optim`, one sign compressor with error feedback and an AMSGrad step, as one
-writes them; *accuracy* is that of FedAvg after 60 rounds, mean of the last ten. *Compression, counting, records* is
-their share of a round of `{large}`. Best of {runs} timings in turn on {cores} cores ({cpu}), Python {python}, torch
-{torch}, numba {numba}: `make bench`, [benchmarks/records/rounds.json](benchmarks/records/rounds.json).
+*By hand* is the same round written in plain PyTorch: a loop over clients with `torch.optim`, scaled sign with error
+feedback, and an AMSGrad step. *FedAvg's accuracy* is the mean over the last ten of 60 rounds. *Compression, counting,
+records* is their share of a round of `{large}`. Best of {runs} alternating timings on {cores} cores ({cpu}), Python
+{python}, torch {torch}, numba {numba}: `make bench`, [benchmarks/records/rounds.json](benchmarks/records/rounds.json).
 """
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference.md from the registries. Run by `make docs`."""
+"""Write docs/reference.md from the registries. Run by `make docs`."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ KINDS = {
     "compressor": ("Compressors", "How an update becomes bytes. The bound is on ‖C(x)-x‖²/‖x‖², for d = 1,000,000."),
     "downlink": ("Downlinks", "How the model reaches the clients."),
     "local": ("Local training", "What a client does with the model it received."),
-    "control": ("Control", "What clients and server remember of each other's gradients."),
+    "control": ("Control", "Control variates, which correct the clients' gradients."),
     "transform": (
         "Transforms",
-        "Changes of an update, of what is compressed, of an arrival or of the mean; join several with `+`.",
+        "Changes to an update, to the message that is compressed, to an arrival or to the mean; join several with `+`.",
     ),
     "aggregate": ("Aggregates", "How decoded updates become one vector."),
-    "average": ("Averages", "The model that is evaluated and saved beside the last one."),
-    "probe": ("Probes", "What is measured in every round and recorded under these names."),
-    "engine": ("Engines", "How a cohort's local training is carried out; all give the same updates."),
+    "average": ("Averages", "The averaged model, which is evaluated and saved in addition to the last one."),
+    "probe": ("Probes", "What is measured and recorded in every round."),
+    "engine": ("Engines", "How a cohort's local training is computed; all engines give the same updates."),
     "sampler": ("Samplers", "Which clients take part in a round."),
     "partition": ("Partitions", "How a training set is split over clients."),
     "task": ("Tasks", "Data, loss and metric."),
     "schedule": (
         "Schedules",
-        "Numbers that follow the round, in place of a number of another piece: `fedams(lr=cosine(start=1, end=0))`.",
+        "Numbers that depend on the round, in place of a piece's number: `fedams(lr=cosine(start=1, end=0))`.",
     ),
     "model": ("Models", "Networks, made from the shape of an example and the number of classes."),
 }
@@ -45,15 +45,16 @@ D = 1_000_000
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join([*_head(), *(line for kind in KINDS for line in _kind(kind)), *_experiment()]) + "\n"
 
 
 def _head() -> Iterator[str]:
     yield "# Reference"
     yield ""
-    yield "Everything registered, made from the code by `make docs`. A spec string such as `topk(ratio=1/64)` is the"
-    yield "name of a piece everywhere: numbers are exact (`1/64`, `0.01`, `1e-3`), what is left out takes its default."
+    yield "Everything that is registered, generated from the code by `make docs`. A spec string such as"
+    yield "`topk(ratio=1/64)` names a piece everywhere. Numbers are exact (`1/64`, `0.01`, `1e-3`), and parameters that"
+    yield "are left out have their defaults."
 
 
 def _kind(kind: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Block maximum: of every block of neighbours the one of largest magnitude."""
+"""Block maximum: the coordinate of largest magnitude in every block of neighbours."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedcams.registry import integer, register
 @register("blockmax")
 @dataclass(frozen=True)
 class BlockMax(Compressor):
-    """The largest |x_i| of each block; it holds at least 1/block of the block's ‖x‖², hence 1 - 1/block."""
+    """Keeps the largest |x_i| of each block, at least 1/block of the block's ‖x‖², so the bound is 1 - 1/block."""
 
-    block: int = integer(32, low=1, doc="coordinates a block")
+    block: int = integer(32, low=1, doc="coordinates per block")
 
     reference = "an example"
     examples = ("blockmax", "blockmax(block=5)")

@@ -1,7 +1,7 @@
-"""FedCAMS on a small quadratic, through real bytes, next to the float64 oracle; then what payloads weigh.
+"""FedCAMS on a small quadratic problem, with real messages, next to the float64 oracle; then the sizes of payloads.
 
-Every client pulls the model to a place of its own; five of twenty take part in a round. Needs the repository, whose
-tests hold the oracle: `.venv/bin/python examples/quadratic_demo.py`.
+Every client pulls the model towards its own point; five of twenty take part in a round. Needs the repository, whose
+tests contain the oracle: `.venv/bin/python examples/quadratic_demo.py`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def main() -> None:
     console = Console()
     cohorts = [np.random.default_rng(t).choice(CLIENTS, COHORT, replace=False).tolist() for t in range(ROUNDS)]
     best = optimum()
-    summary = Table(title=f"{CLIENTS} clients, {COHORT} a round, {ROUNDS} rounds, d = {D:,}")
-    for column in ("method", "distance", "oracle's", "apart at most", "bytes up"):
+    summary = Table(title=f"{CLIENTS} clients, {COHORT} per round, {ROUNDS} rounds, d = {D:,}")
+    for column in ("method", "distance", "oracle's", "largest difference", "bytes up"):
         summary.add_column(column, justify="left" if column == "method" else "right")
     console.print("Distance of the model from the optimum, round by round\n")
     for name, (uplink, compress) in METHODS.items():
@@ -59,7 +59,7 @@ def main() -> None:
         summary.add_row(name, f"{ours[-1]:.4f}", f"{theirs[-1]:.4f}", f"{apart:.0e}‖x‖", f"{sent:,}")
     console.print(summary)
     console.print(
-        "A compressor jumps: where float32 and float64 disagree on one sign or one tie, the two paths part.\n"
+        "Compressors are discontinuous: once float32 and float64 disagree on a sign or a tie, the two runs diverge.\n"
     )
     console.print(payload_table())
 
@@ -71,7 +71,7 @@ def optimum() -> np.ndarray:
 
 
 def federate(uplink: str, cohorts: list[list[int]]) -> tuple[list[np.ndarray], int]:
-    """Return the model after each round and the bytes of all replies; the two sides meet only in bytes."""
+    """Return the model after each round and the bytes of all replies; the two sides exchange only bytes."""
     layout, method = Layout.flat(D), Method(server=f"fedams(lr={LR})", uplink=uplink)
     server, me = Server(method, layout), Client(method, layout)
     state = server_side.start(server, torch.from_numpy(START).float())

@@ -18,7 +18,7 @@ from reproduction.scales import scales
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
 FOLDER = "reproduction"
-"""Where pictures and reports are, beside the page."""
+"""The folder of pictures and reports, next to the page."""
 
 
 def page(results: Results) -> str:
@@ -62,7 +62,7 @@ def _drawn(preset: str) -> tuple[draw.Draw, ...]:
 
 
 def _shown(results: Results, preset: str) -> bool:
-    """A trade-off needs a run that compresses the model."""
+    """Return whether a preset has a picture; a trade-off needs a run that compresses the model."""
     return not preset.startswith("two-way") or bool(tables.two_way(results, preset))
 
 
@@ -79,7 +79,7 @@ def reports(results: Results) -> dict[str, list[Done]]:
 
 
 def further(results: Results) -> list[str]:
-    """Return the presets with a section of their own: they have a run that no other section shows."""
+    """Return the presets that get their own section: they have a run that no other section shows."""
     main = [f"{figure}-{model}" for figure in ("fig1", "compression") for model in words.MODELS]
     shown = {done.run.path for preset in (*main, "two-way-resnet18") for done in results.of(preset)}
     return [p for p in words.FURTHER if {done.run.path for done in results.of(p)} - shown]

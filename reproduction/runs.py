@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ LOOKS = {
     "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 13,
     "FedCAMS sign, stateless 8 bits": 12,
 }  # fmt: skip
-"""A method looks the same in every picture, and no two methods in one picture look alike."""
+"""A method looks the same in every picture, and no two methods in one picture look the same."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,12 @@ class Done:
         return ", ".join(known)
 
 
+@functools.cache  # a page asks a hundred times, and reading takes longer than all that is done with it
+def shipped(preset: str) -> list[Experiment]:
+    """Return the experiments of a preset that comes with the package."""
+    return load_preset(preset).experiments
+
+
 class Results:
     """All finished runs below a folder."""
 
@@ -112,17 +119,17 @@ class Results:
     def of(self, preset: str) -> list[Done]:
         """Return the runs of a preset in its order, also those that were made for another preset.
 
-        Of several equal runs it takes one that measured γ, else the first.
+        Of several equal runs, it takes one that measured γ, or else the first.
         """
         known: dict[tuple[object, ...], Run] = {}
         for run in sorted(self.runs, key=lambda run: not run.records[0].probes.get("gamma")):
             known.setdefault(key(run.experiment), run)
-        return [Done(e.label, known[key(e)]) for e in load_preset(preset).experiments if key(e) in known]
+        return [Done(e.label, known[key(e)]) for e in shipped(preset) if key(e) in known]
 
     def missing(self, preset: str) -> list[str]:
         """Return the labels of a preset that have no run."""
         there = {done.label for done in self.of(preset)}
-        return [e.label for e in load_preset(preset).experiments if e.label not in there]
+        return [e.label for e in shipped(preset) if e.label not in there]
 
     def seeds(self, done: Done) -> list[Done]:
         """Return the runs of the same experiment with every seed."""
@@ -151,5 +158,5 @@ def collection(runs: list[Done]) -> Collection:
 
 
 def looks(runs: list[Done]) -> list[Look]:
-    """Return the look of each run: that of `LOOKS`, else by place."""
+    """Return the look of each run: the one in `LOOKS`, or else one by its position."""
     return [look(LOOKS.get(done.label, place)) for place, done in enumerate(runs)]

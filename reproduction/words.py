@@ -72,9 +72,9 @@ GPU and CIFAR-10 in a folder: `fedcams run PRESET --data DIR --device cuda`.
 """
 REPEATABILITY = """\
 **Repeatability**: the engine takes all sums in a fixed order, so a run repeats bit for bit with the same seed, device
-and versions, including that of fedcams: the engine now splits its sums over two lanes, so it does not repeat runs whose
-`environment.json` names commit d95d06e or an earlier one. 30 rounds of one of those were repeated on another machine at
-the time ([record](../benchmarks/records/2026-11-15_graphs)).\
+and versions, including the version of fedcams. The engine now splits its sums over two lanes, so it does not repeat
+runs whose `environment.json` names commit d95d06e or an earlier one. At the time, 30 rounds of one of those runs were
+repeated on another machine ([record](../benchmarks/records/2026-11-15_graphs)).\
 """
 OPTIMIZERS = """\
 ## Server optimizers
@@ -101,8 +101,8 @@ COMMUNICATION = """\
 ## Communication
 
 The paper's table for 500 rounds of ResNet-18 with compressed updates and dense models gives the bits of one client's
-link by a rule that counts 64 bits per coordinate of top-k, and neither headers nor buffers. On the wire positions are
-entropy-coded, and everything is counted: the last column is what a client that takes part in every round would have
+link by a rule that counts 64 bits per coordinate of top-k, and neither headers nor buffers. On the wire, positions are
+entropy-coded and everything is counted: the last column is what a client that takes part in every round would have
 sent and received. `fedcams plan --paper` prints both of the paper's tables.
 """
 TWO_WAY = """\

@@ -30,6 +30,12 @@ def vectors(d: int, seed: int = 0) -> dict[str, Tensor]:
 
 
 def tensors_layout(d: int) -> Layout:
-    """A layout of d coordinates in several tensors, one of them empty."""
+    """A layout of d coordinates in several tensors, one of them empty, with filters where their sizes allow it."""
     sizes = [d - d // 2 - d // 5, d // 2, 0, d // 5]
-    return Layout(tuple("abcd"), tuple((size,) for size in sizes))
+    return Layout(tuple("abcd"), tuple(_filters(size) for size in sizes))
+
+
+def _filters(size: int) -> tuple[int, ...]:
+    """The shape of a convolution of so many weights, with the largest filters of 9 weights or fewer that fit."""
+    cell = next(cell for cell in (9, 5, 4, 3, 2, 1) if size % cell == 0)
+    return size // cell, 1, cell

@@ -7,7 +7,7 @@
 A server step is `step(memory, x, delta, **hyperparameters) -> x`; `functools.partial` fixes its hyperparameters.
 """
 
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, allow-incomplete-defs
 # The formulas read better without types.
 
 from __future__ import annotations

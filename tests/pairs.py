@@ -21,20 +21,16 @@ def pairwise(axes: Mapping[str, Sequence[str]], fits: Callable[[Option, Option],
     Greedy: begin with a pair that is missing, then give each other axis the value that brings most missing pairs. The
     last value of an axis must fit everything.
     """
-    known = {two: fits(*sorted(two)) for two in map(frozenset, itertools.combinations(_options(axes), 2))}
-    missing = dict.fromkeys(sorted(pairs_of(axes, fits), key=sorted))  # a set with an order
+    known = pairs_of(axes, fits)
+    missing = dict.fromkeys(sorted(known, key=sorted))  # a set with an order
     found = []
     while missing:
         case = dict(sorted(next(iter(missing))))
         for axis in axes:
             if axis not in case:
-                fit = [v for v in axes[axis] if all(known[frozenset(((axis, v), other))] for other in case.items())]
+                fit = [v for v in axes[axis] if all(frozenset(((axis, v), o)) in known for o in case.items())]
                 case[axis] = max(fit, key=lambda v: sum(frozenset(((axis, v), o)) in missing for o in case.items()))
         for two in itertools.combinations(case.items(), 2):
             missing.pop(frozenset(two), None)
         found.append(case)
     return found
-
-
-def _options(axes: Mapping[str, Sequence[str]]) -> list[Option]:
-    return [(axis, value) for axis, values in axes.items() for value in values]

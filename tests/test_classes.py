@@ -12,7 +12,15 @@ from torch import Tensor
 
 import oracle
 from fedcams import Layout, compressor
-from fedcams.bits.classes import split_at_means, take_means
+from fedcams.bits.classes import (
+    class_sizes,
+    signed_means,
+    signed_means_torch,
+    split_at_means,
+    split_at_means_torch,
+)
+from fedcams.bits.packing import unpack_levels
+from fedcams.bits.parallel import BLOCK
 from fedcams.compress import Compressor
 from inputs import DIMENSIONS, tensors_layout, vectors
 
@@ -73,7 +81,27 @@ def test_bits_are_what_they_are_called(values: str) -> None:
 def test_groups_are_split_each_by_itself() -> None:
     values = torch.tensor([[1.0, -2.0, 10.0, 100.0, 200.0, 1000.0, -5.0], [3.0, 3.0, 3.0, 1.0, 0.0, -0.0, 2.0]])
     bounds = torch.tensor([[0, 3, 6, 6, 7], [0, 3, 6, 6, 7]])
-    classes, means = split_at_means(values, bounds, 1)
-    assert classes.tolist() == [[0, 0, 1, 0, 0, 1, 1], [1, 1, 1, 1, 0, 0, 1]]
+    levels, means = split_at_means(values, bounds, 2)
+    assert unpack_levels(levels, 2, 7).tolist() == [[1, 0, 3, 1, 1, 3, 2], [3, 3, 3, 3, 1, 1, 3]]
     assert means.tolist() == [[[1.5, 10], [150, 1000], [0, 0], [0, 5]], [[0, 3], [0, 1], [0, 0], [0, 2]]]
-    assert take_means(means, classes, bounds)[0].tolist() == [1.5, 1.5, 10, 150, 150, 1000, 5]
+    decoded = signed_means(levels, 2, means, bounds, 7)
+    assert decoded[0].tolist() == [1.5, -1.5, 10, 150, 150, 1000, -5]
+    assert class_sizes(levels, 2, bounds, 7)[0].tolist() == [[2, 1], [2, 1], [0, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("k", [1, 5, 1000, 2 * BLOCK + 3])
+def test_every_device_has_the_same_levels_and_means(bits: int, k: int) -> None:
+    rows = torch.stack(
+        [vectors(k)[name] for name in ("random", "denormals", "huge", "-0.0", "zeros", "already sparse")]
+    )
+    bounds = torch.tensor([[0, k // 3, k // 2, k // 2, k]]).repeat(len(rows), 1)
+    (here, means), (there, others) = split_at_means(rows, bounds, bits), split_at_means_torch(rows, bounds, bits)
+    assert torch.equal(here, there)
+    assert torch.equal(means.view(torch.int32), others.view(torch.int32))
+    counts = [
+        torch.bincount(row[:, 0], minlength=1 << (bits - 1)) for row in unpack_levels(here, bits, k)[..., None] >> 1
+    ]
+    assert torch.equal(class_sizes(here, bits, bounds, k).sum(1), torch.stack(counts))
+    decoded = signed_means(here, bits, means, bounds, k)
+    assert torch.equal(decoded.view(torch.int32), signed_means_torch(here, bits, means, bounds, k).view(torch.int32))

@@ -88,6 +88,7 @@ class Mirror(Identity):
 """
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_pieces_of_ones_own_are_loaded_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`test_extension` does so in processes of their own; here the piece is forgotten after every command."""
     (folder / "mine.py").write_text(OWN)
@@ -105,6 +106,17 @@ def test_pieces_of_ones_own_are_loaded_by_name(folder: Path, monkeypatch: pytest
         say(*report)
     assert "mirror" in (folder / "both" / "summary.md").read_text()
     assert "error: --import mime: No module named 'mime'" in refused("--import", "mime", "list")
+
+
+def test_a_module_that_cannot_be_imported_is_named(folder: Path) -> None:
+    (folder / "garbled.py").write_text("x = = 3")
+    (folder / "falls.py").write_text("\nraise RuntimeError('boom')")
+    message = "--import garbled: SyntaxError: invalid syntax (garbled.py, line 1); correct the module"
+    assert message in refused("--import", "garbled", "list")
+    message = "--import falls: RuntimeError: boom (falls.py, line 2); correct the module"
+    assert message in refused("--import", "falls", "list")
+    for name in ("./falls.py", ".falls"):
+        assert f"--import {name}: give the name of a module" in refused("--import", name, "list")
 
 
 # -- run -------------------------------------------------------------------------------------------------------------
@@ -417,7 +429,7 @@ def test_numbers_of_a_plan_are_whole_where_it_is_narrow(folder: Path, monkeypatc
 def test_what_is_no_limit_is_refused(folder: Path, option: str, value: str) -> None:
     result = fedcams("plan", "1000", option, value)
     assert result.exit_code == 2
-    assert "is not 0 or more" in result.stderr
+    assert "give 0 or more" in result.stderr
 
 
 def test_a_plan_for_no_model_is_refused(folder: Path) -> None:

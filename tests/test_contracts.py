@@ -273,5 +273,6 @@ def test_codes_on_a_gpu_are_those_of_the_cpu(codec: Compressor, d: int) -> None:
                 torch.testing.assert_close(there[name].cpu(), here[name], rtol=1e-6, atol=1e-44)
             else:
                 assert torch.equal(there[name].cpu(), here[name])
+        assert sizes(codec, there, layout) == sizes(codec, here, layout)
         decoded = codec.decode({name: tensor.cuda() for name, tensor in here.items()}, layout)
         assert torch.equal(decoded.cpu(), codec.decode(here, layout))

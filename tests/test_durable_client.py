@@ -151,7 +151,7 @@ def test_a_lost_residual_is_told_and_an_older_server_refused(tmp_path: Path) -> 
     accepted = Accepted(1, reply.digest)
     assert opened(here).answer(ask(2, accepted), train).note == ""
     assert "the residual of round 1 is lost" in opened(away).answer(ask(2, accepted), train).note
-    with pytest.raises(ResidualError, match="the server accepted round 0 last, this residual is of round 1"):
+    with pytest.raises(ResidualError, match="the server last accepted round 0, but this residual is of round 1"):
         opened(here).answer(ask(2, None), train)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import shutil
 from typing import Any
 
 import numpy as np
@@ -208,6 +207,26 @@ def test_a_rule_of_ones_own_trains_in_every_engine(fast: str, model: str) -> Non
     assert_close(ours, truth, 1e-9)
 
 
+class Layerwise(Signs):
+    """A rule that looks at whole tensors: each takes a step of the same length."""
+
+    elementwise = False
+
+    def init(self, x: Tensor) -> Slots:
+        return {}
+
+    def step_(self, x: Tensor, gradient: Tensor, slots: Slots, rate: Rate, active: Tensor | None = None) -> None:
+        with only_active(active, x):
+            parts = gradient.split(self.sections, dim=-1)
+            descend_(x, torch.cat([part / (1e-3 + part.norm(dim=-1, keepdim=True)) for part in parts], -1), rate)
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_a_rule_of_whole_tensors_knows_them_in_every_engine(fast: str) -> None:
+    ours, truth = (train(by, dataclasses.replace(problem("mlp"), local=Layerwise())) for by in (fast, "loop"))
+    assert_close(ours, truth, 1e-9)
+
+
 @pytest.mark.parametrize("fast", FAST)
 @pytest.mark.parametrize("model", MODELS)
 def test_one_step_in_float32(fast: str, model: str) -> None:
@@ -263,7 +282,7 @@ def test_layers_that_draw_are_left_to_the_loop() -> None:
     tasks = [problem() for _ in range(2)]
     for task in tasks:
         task.model.append(nn.Dropout(0.5))  # type: ignore[operator]
-        with pytest.raises(SpecError, match=r"layer '4' is a Dropout and draws; use engine=loop"):
+        with pytest.raises(SpecError, match=r"layer '4' is a random Dropout; use engine=loop"):
             train("stacked", task)
     first, second = (train("loop", task) for task in tasks)
     assert torch.equal(first.delta, second.delta), "dropout is a function of seed, round and client too"
@@ -450,8 +469,8 @@ def test_an_engine_that_cannot_train_a_model_is_refused_before_it_runs() -> None
     dropping = problem()
     dropping.model.append(nn.Dropout(0.5))  # type: ignore[operator]
     cases = {
-        "stacked": (dropping, "layer '4' is a Dropout and draws; use engine=loop"),
-        "stacked(compile=true)": (problem("batch-norm"), "only models without buffers"),
+        "stacked": (dropping, "layer '4' is a random Dropout; use engine=loop"),
+        "stacked(compile=true)": (problem("batch-norm"), "compiling needs a model without buffers"),
         "graphs": (problem(), "the model is on cpu; move it to a CUDA device"),
     }
     for spec, (task, reason) in cases.items():
@@ -486,49 +505,6 @@ def test_auto_knows_engines_by_what_they_say(monkeypatch: pytest.MonkeyPatch) ->
     assert choose("auto", problem()).name == "eager"
     monkeypatch.setattr(new, "priority", -1)
     assert choose("auto", problem()).name == "stacked"
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
-@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_a_compiled_step_serves_every_rate() -> None:
-    """The rate is an input, a shift takes code of its own; clients of uneven size, some done before the others."""
-    spec = "adamw(lr=0.01, epochs=2, batch=8)"
-    task = problem("mlp", spec)
-    shift = torch.randn(5, task.layout.d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for rate, added in ((None, None), (0.05, None), (0.02, shift), (0.01, shift)):
-        truth = train("loop", problem("mlp", spec), rate=rate, shift=added)
-        assert_close(train("stacked(compile=true)", task, rate=rate, shift=added), truth, 1e-9)
-    assert len(task.compiled) == 2
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
-@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_a_compiled_step_is_the_same() -> None:
-    """In one shape for all steps: clients of uneven size, some done before the others."""
-    spec = "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=2, batch=8)"
-    first = problem("mlp", spec)
-    again = dataclasses.replace(first, local=local("sgd(lr=0.2, batch=8)"), loss=lambda out, y: out.square().sum(-1))
-    assert_close(train("stacked(compile=true)", first), train("loop", problem("mlp", spec)), 1e-9)
-    assert_close(train("stacked(compile=true)", again), train("loop", again), 1e-9)
-    with pytest.raises(SpecError, match="only models without buffers"):
-        train("stacked(compile=true)", problem("batch-norm"))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_a_compiled_step_serves_cohorts_of_any_length() -> None:
-    """More lengths than a compiler would make a step of its own for."""
-    x, y = torch.randn(100, 12, generator=torch.Generator().manual_seed(0)), torch.arange(100) % 3
-    clients = {client: (x[: 5 * client + 5], y[: 5 * client + 5]) for client in range(20)}
-    model = nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))
-    given = Problem(model, per_example, clients, local("sgd(lr=0.1, batch=4)"))
-    start = given.read()
-    for cohort in ([first, first + 1] for first in range(0, 20, 2)):
-        ours, truth = (
-            engine(by).train(given, *start, cohort, round=1, seed=0) for by in ("stacked(compile=true)", "loop")
-        )
-        assert_close(ours, truth, 1e-5)
-    assert len(given.compiled) == 1
 
 
 # -- every registered model --------------------------------------------------------------------------------------------

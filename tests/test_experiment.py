@@ -16,6 +16,7 @@ import torch
 
 from fedcams import SpecError
 from fedcams.experiment import Experiment, build
+from fedcams.experiment.preset import load_preset
 from fedcams.runs import read_run
 
 SMALL = {"clients": 12, "rounds": 3, "sampler": "uniform(n=4)", "local": "sgd(lr=0.1)"}
@@ -145,6 +146,7 @@ def test_every_result_still_loads(folder: Path) -> None:
     measured = "q + gamma" if written.pop("measure_gamma", False) else "q"
     assert {key: resolved(key, value) for key, value in written.items()} == {key: known[key] for key in written}
     assert known["probes"] == written.get("probes", measured)
+    assert load_preset(folder / "experiment.toml").experiments == [found.experiment], "it can be run again"
 
 
 def resolved(key: str, value: object) -> object:

@@ -252,7 +252,7 @@ def test_too_few_replies_or_clients_skip_the_round_and_say_so(tmp_path: Path) ->
     grid, strategy, arrays = federation(tmp_path, what, faults, log, min_available=1, min_replies=CLIENTS)
     result = run(grid, strategy, arrays, 1, timeout=0.15)
     (line,) = read_ledger(tmp_path / "checkpoint")
-    assert line["skipped"].endswith("sound replies, min_replies=4")
+    assert line["skipped"].endswith("valid replies, min_replies=4")
     assert line["accepted"] == {}
     assert torch.equal(vector(result.arrays, what), build(what).state.x)
     strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "lonely", min_available=9)
@@ -405,7 +405,7 @@ LIES: list[tuple[str, Callable[[Message], None]]] = [
     ),
     ("NonFinite: client 1 reports the loss nan", lie(loss=float("nan"))),
     ("UnknownVersion: version 2; this reader knows version 1, update fedcams", newer),
-    ("UpdateError: the reply holds nothing", lambda reply: reply.content.array_records.pop(REPLY) and None),
+    ("UpdateError: the reply contains nothing", lambda reply: reply.content.array_records.pop(REPLY) and None),
 ]
 
 

@@ -139,7 +139,7 @@ def test_a_client_that_lost_its_model_says_so_and_gets_all_of_it_in_the_same_rou
     forgetful(tmp_path, what, range(1, 2))
     federated(tmp_path, what, 5, kinds)
     *_, third, fourth, fifth = read_ledger(tmp_path / "checkpoint")
-    assert third["notes"]["1"].startswith("out of step and told again: client 1 holds nothing, but the message builds")
+    assert third["notes"]["1"].startswith("out of step, so sent another instruction: client 1 holds nothing, but")
     assert not fourth["notes"]
     for line in (third, fourth, fifth):
         assert sorted(line["accepted"]) == ["0", "1", "2", "3"]
@@ -165,7 +165,7 @@ def test_a_client_that_does_not_answer_when_told_again_is_absent_and_gets_all_of
     run(grid, strategy, arrays, 4, timeout=0.5)
     *_, third, fourth = read_ledger(tmp_path / "checkpoint")
     assert third["absent"] == {"1": "no reply before the deadline"}
-    assert "out of step and told again" in third["notes"]["1"]
+    assert "out of step, so sent another instruction" in third["notes"]["1"]
     assert sorted(third["accepted"]) == ["0", "2", "3"]
     assert sorted(fourth["accepted"]) == ["0", "1", "2", "3"]
     assert kinds.of(101, range(3, 5)) == [[False, True], [True]]
@@ -207,7 +207,7 @@ def test_who_is_told_again_and_a_round_that_is_skipped(tmp_path: Path, downlink:
     grid, strategy, arrays = federation(tmp_path, what, kinds, min_replies=what.clients)
     run(grid, strategy, arrays, 4, timeout=0.5)
     *_, third, fourth = read_ledger(tmp_path / "checkpoint")
-    assert third["skipped"] == "3 sound replies, min_replies=4"
+    assert third["skipped"] == "3 valid replies, min_replies=4"
     assert len(fourth["accepted"]) == what.clients
 
 

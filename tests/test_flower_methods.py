@@ -281,7 +281,7 @@ def test_damage_of_a_single_byte_is_refused_by_a_sentence(tmp_path: Path, name: 
     _, strategy, arrays = federation(tmp_path, what)
     for place in range(0, len(data), max(1, len(data) // 60)):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        with pytest.raises(RunError, match=rf"{name}: damaged, it is not what was written; restore it, or"):
+        with pytest.raises(RunError, match=rf"{name}: damaged, its contents do not match its digest; restore it, or"):
             strategy.start(LocalGrid({}, {}), arrays, 2, timeout=0.1)
     path.write_bytes(data)
     assert torch.equal(run_method(tmp_path, average="ema(0.5)", control="scaffold").x, simulation(what)[0].x)

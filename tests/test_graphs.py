@@ -185,8 +185,8 @@ class Written(nn.Module):
         (lambda model, x: x + F.relu(x, inplace=True), "in place of values that are used again"),
         (lambda model, x: x.mean((2, 3), keepdim=True), "nothing that it knows"),
         (lambda model, x: x.mean((2, 3), True), "nothing that it knows"),
-        (lambda model, x: x * model.scale, "a tensor of its own"),
-        (lambda model, x: model.relu(input=x), "a call by keywords"),
+        (lambda model, x: x * model.scale, "a separate tensor"),
+        (lambda model, x: model.relu(input=x), "a call with keyword arguments"),
     ],
 )
 def test_what_it_would_get_wrong_is_refused(forward: Callable[[nn.Module, Tensor], Tensor], refused: str) -> None:

@@ -354,9 +354,9 @@ def test_each_way_to_be_wrong_has_its_error(name: str) -> None:
 
 def test_a_mark_for_an_accepted_update_is_zero_or_one() -> None:
     data = Instruction(3, 5, 7, {"a": b"x"}).to_bytes()
-    with pytest.raises(NonCanonical, match="the mark for an accepted update is 2 with round 0"):
+    with pytest.raises(NonCanonical, match="the flag for an accepted update is 2 with round 0"):
         Instruction.from_bytes(resealed(data[:29] + b"\2" + data[30:]))
-    with pytest.raises(NonCanonical, match="the mark for an accepted update is 0 with round 1"):
+    with pytest.raises(NonCanonical, match="the flag for an accepted update is 0 with round 1"):
         Instruction.from_bytes(resealed(data[:30] + b"\1" + data[31:]))
 
 

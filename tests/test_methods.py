@@ -27,7 +27,7 @@ def examples_of(kind: str) -> list[str]:
 def small(spec: str) -> str:
     """The local rule with few short batches, none of a single example, which batch-norm cannot train on."""
     rule = local(spec)
-    return str(dataclasses.replace(rule, batch=min(rule.batch, 8), drop_last=True))
+    return str(dataclasses.replace(rule, epochs=rule.epochs and 1, batch=min(rule.batch, 8), drop_last=True))
 
 
 CONTRACTIVE = [
@@ -86,7 +86,7 @@ def test_batched_rounds_are_the_two_halves_bit_for_bit(number: int) -> None:
     assert_equal_rounds(batched, apart)
 
 
-@pytest.mark.parametrize("codec", [*CONTRACTIVE, "topk(ratio=linear(1/16, 1/4))"])
+@pytest.mark.parametrize("codec", [*CONTRACTIVE, "topk(ratio=linear(1, 1/16))"])
 @pytest.mark.parametrize("name", ["shared", "replica"])
 def test_downlinks_of_every_compressor_over_many_rounds(name: str, codec: str) -> None:
     """Long enough for clients to miss rounds, come back and catch up; buffers follow the same rule."""

@@ -29,6 +29,7 @@ from fedcams.runs import Run, RunError, read_run, resume, run
 from fedcams.runs.files import locked
 from fedcams.simulation import RoundRecord
 from fedcams.tasks import cross_entropy
+from fedcams.tasks.base import CropFlip
 from test_runs import _quick_sync, everything  # noqa: F401  (a fixture)
 
 FULL: dict[str, Any] = {
@@ -97,7 +98,7 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["auto", "loop"])
-@pytest.mark.parametrize("method", [{}, FULL], ids=["FedCAMS", "everything"])
+@pytest.mark.parametrize("method", [{"uplink": "identity"}, {}, FULL], ids=["no rows", "FedCAMS", "everything"])
 def test_the_same_call_continues_and_a_finished_run_is_returned(out: Path, method: dict[str, Any], engine: str) -> None:
     whole = start(None, engine=engine, **method).run()
     for round in (2, 3, 5, 6):
@@ -117,6 +118,7 @@ def test_the_same_call_continues_and_a_finished_run_is_returned(out: Path, metho
     assert read_run(out).finished
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_it_is_a_run_like_any_other(out: Path) -> None:
     made = start(out, label="mine").run()
     found = read_run(out)
@@ -243,6 +245,8 @@ def test_rows_of_ones_own_beside_a_folder_are_refused(out: Path) -> None:
     rows = fedcams.RowStore.in_memory({"residual": fedcams.Layout.of(net())})
     with pytest.raises(SpecError, match="rows and out"):
         start(out, rows=rows)
+    with pytest.raises(SpecError, match="trackers='tensorboard'; give a list of trackers"):
+        start(out, trackers="tensorboard")
     with pytest.raises(SpecError, match="checkpoint_every=0; allowed: 1 or more"):
         fedcams.simulate(net(), data(), out=out, cohort=2, checkpoint_every=0)
     assert not out.exists()
@@ -278,10 +282,11 @@ def other_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets)
 
 
-@pytest.mark.parametrize("name", ["loss", "metric", "prepare"])
+@pytest.mark.parametrize("name", ["loss", "metric", "prepare", "augment"])
 def test_another_function_is_warned_of(out: Path, name: str) -> None:
     functions: dict[str, Any] = {
         "loss": other_loss, "metric": lambda outputs, targets: (outputs.argmax(1) == targets).float(), "prepare": abs,
+        "augment": CropFlip(),
     }  # fmt: skip
     upto(start(out), 1)
     with warnings.catch_warnings():
@@ -320,6 +325,7 @@ def test_a_run_whose_schedules_depend_on_its_length_keeps_it(out: Path, rounds: 
 # -- callbacks and trackers --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_callback_that_stops_the_run_finishes_it(out: Path) -> None:
     seen: list[int] = []
 
@@ -444,17 +450,38 @@ def test_a_round_that_fails_ends_the_history_and_the_run_continues_from_the_chec
 def test_two_at_one_folder_are_refused(out: Path) -> None:
     first = start(out)
     next(iter(first))
-    with pytest.raises(RunError, match="another process is at this run"):
+    with pytest.raises(RunError, match="another process is using this run"):
         start(out)
     first.close()
-    with locked(out), pytest.raises(RunError, match="another process is at this run"):
+    with locked(out), pytest.raises(RunError, match="another process is using this run"):
+        start(out)
+
+
+def test_a_callback_that_fails_leaves_the_run_free_to_continue(out: Path) -> None:
+    def fails(record: fedcams.RoundRecord) -> None:
+        if record.round == 2:
+            raise KeyError("mine")
+
+    first = start(out, callbacks=[fails])
+    with pytest.raises(KeyError, match="mine"):
+        first.run()
+    assert same(start(out).run(), start(None).run()), "in the same process, with the first history still there"
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", '{"call": "simulate()"}'])
+def test_a_damaged_identity_is_refused_by_its_file(out: Path, content: str | None) -> None:
+    upto(start(out), 1)
+    (out / "python.json").unlink()
+    if content is not None:
+        (out / "python.json").write_text(content)
+    with pytest.raises(RunError, match=r"python\.json: .*damaged.*; restore it, or give another folder"):
         start(out)
 
 
 def test_a_history_that_was_left_behind_is_refused(out: Path) -> None:
     left, right = start(out), start(out)
     upto(right, 2)
-    with pytest.raises(RunError, match="the run continued without this history; call simulate again to follow it"):
+    with pytest.raises(RunError, match="another history has continued this run; call simulate again to load it"):
         left.run()
     assert same(start(out).run(), start(None).run())
 
@@ -468,7 +495,7 @@ def test_resume_says_that_the_run_was_started_from_python_and_shows_the_call(out
     result = CliRunner().invoke(app, ["resume", str(out)])
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())
-    assert "this run was started from Python, which has its model and data; go on by" in said
+    assert "this run was started from Python, which has its model and data; call" in said
     assert "fedcams.simulate(model, clients, test, " in said
     assert "average='ema(decay=0.5)'" in said
     assert f"rounds=7, cohort='uniform(n=2)', seed=0, out='{out}')" in said

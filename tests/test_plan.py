@@ -146,6 +146,13 @@ def test_advice() -> None:
     assert str(recommend(everybody, 1e9, 0.9).downlink) == "shared(blockq)"
 
 
+@pytest.mark.parametrize(("uplink", "downlink"), [("topk(ratio={})", "none"), ("sign", "shared(topk(ratio={}))")])
+def test_a_schedule_is_refused_by_name(uplink: str, downlink: str) -> None:
+    up, down = (spec.format("linear(1/16, 1/4)") for spec in (uplink, downlink))
+    with pytest.raises(SpecError, match=r"(up|down)link=.*linear.*: a plan needs numbers that do not change"):
+        plan(Setting(1000, 0, compressor(up), 5), down, expected_contacts(10, 2, 5))
+
+
 # -- recipes ---------------------------------------------------------------------------------------------------------
 
 RESNET18 = Setting(11_173_962, 9600, compressor("sign"), 500)

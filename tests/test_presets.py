@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import functools
 import pickle
 import tomllib
 from fractions import Fraction
@@ -17,6 +19,7 @@ from fedcams.experiment.preset import folder_name, load_preset, overridden, pres
 from fedcams.experiment.sweep import load_sweep
 from fedcams.own import History
 from fedcams.registry import exact, resolve
+from fedcams.simulation import RoundRecord
 
 SMALL = {"resnet18": "resnet18(width=1)", "convmixer": "convmixer(dim=4, depth=1)", "mlp": "mlp(hidden=8)"}
 PAPER = [name for name in presets() if name != "demo" and not name.endswith("digits")]
@@ -59,14 +62,21 @@ def test_its_experiments_read_back_from_what_they_print(name: str) -> None:
         assert Experiment.from_dict(tomllib.loads(experiment.to_toml())) == experiment
 
 
+@functools.cache
+def run_once(experiment: Experiment, data: Path) -> list[RoundRecord]:
+    """In miniature many experiments are the same but for their labels: those that differ in local epochs, say."""
+    return History(build(experiment, data).simulation, experiment.rounds).run().records
+
+
 @everyone
 def test_its_experiments_run_in_miniature(name: str, data: Path) -> None:
     """Everything but the number of clients, local work, rounds and the size of the model is as it is shipped."""
     model = str(load_preset(name).experiments[0].model)
     tiny = {"clients": "20", "rounds": "2", "local": "sgd(steps=1, batch=2)", "model": SMALL[model], "seed": "1"}
+    tiny["engine"] = "stacked"  # that `auto` takes it for every model is tested with the engines
+
     for experiment in overridden(load_preset(name), tiny).experiments:
-        built = build(experiment, data)
-        records = History(built.simulation, experiment.rounds).run().records
+        records = run_once(dataclasses.replace(experiment, label=""), data)
         assert [record.round for record in records] == [1, 2]
         assert len(records[0].cohort) == getattr(experiment.sampler, "n", experiment.clients)
         assert records[0].probes.keys() == {probe.name for probe in experiment.probes}
@@ -204,6 +214,7 @@ def test_folders_are_named_after_labels(label: str, folder: str) -> None:
             "server = 'fedasm'",
             r"\[\[run\]\] 1: experiment: server: no server is named 'fedasm' \(did you mean 'fedams'\?\)",
         ),
+        ("measure_gamma = 1", "measure_gamma=1; allowed: true or false, or probes = 'q . gamma'"),
         ("rounds = ", "own.toml: not a TOML file"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +13,13 @@ import torch
 from torch import Tensor
 
 import oracle
-from fedcams import Aggregator
+from fedcams import Aggregator, SpecError
 from fedcams.compress import Compressor, compressor
 from fedcams.keys import derive
 from fedcams.probes import Leftovers, Probe, mean_before
 from fedcams.registry import registered
 from fedcams.transforms import Facts
+from halves import run
 from inputs import tensors_layout
 
 PROBES = [Probe.parse(spec) for cls in registered("probe").values() for spec in cls.examples]
@@ -139,3 +142,30 @@ def test_what_was_not_kept_is_not_measured() -> None:
     known = round_of(compressor("sign"), *vectors())
     bare = Leftovers(known.method, LAYOUT, known.facts, known.mean, known.decoded, 9, 5)
     assert Probe.parse("q").measure(bare) == Probe.parse("gamma").measure(bare) == {}
+
+
+@dataclass(frozen=True)
+class Says(Probe):
+    """Measures what it is told to."""
+
+    what: dict[str, Any]
+
+    name = "says"
+
+    def __post_init__(self) -> None:
+        """A field of a class in a test is no declared param."""
+
+    def measure(self, left: Leftovers) -> dict[str, float]:
+        return self.what
+
+
+def test_numbers_of_any_library_are_recorded_as_plain_ones() -> None:
+    measured = {"seven": np.float32(7), "eight": torch.tensor(8.0)}
+    history = run(probes=[Says(measured)], rounds=1).run()
+    assert json.loads(history.records[0].to_json())["seven"] == 7.0
+    assert history.records[0].probes == {"seven": 7.0, "eight": 8.0}
+
+
+def test_a_probe_cannot_change_what_the_record_says() -> None:
+    with pytest.raises(SpecError, match="measures 'train_loss', which every record has already; rename it"):
+        run(probes=[Says({"train_loss": 0.0})], rounds=1).run()

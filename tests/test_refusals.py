@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from fedcams.rounds import (
 )
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
+from fedcams.transforms import Facts, Transform
 from halves import CLIENTS, KEEP_PAIRS, assert_equal_rounds, net, run
 
 # -- parts that do not fit ---------------------------------------------------------------------------------------------
@@ -35,7 +37,10 @@ from halves import CLIENTS, KEEP_PAIRS, assert_equal_rounds, net, run
 UNFIT: list[tuple[dict[str, Any], str]] = [
     ({"control": "scaffold", "local": "sgd(momentum=0.9)"}, "scaffold .* steps of sgd.momentum=0.9. are not rate"),
     ({"control": "scaffold", "local": "adamw"}, "scaffold .* steps of adamw are not rate times gradient; choose sgd"),
-    ({"control": "scaffold", "local": "sgd(prox=0.1)"}, "scaffold .* steps of sgd.prox=0.1. are not rate"),
+    (
+        {"control": "scaffold", "local": "sgd(prox=0.1)"},
+        "scaffold .* steps of sgd.prox=0.1. are not rate.* without .*prox",
+    ),
     ({"transforms": "fednova", "local": "sgd(momentum=0.9)"}, "fednova .* those of sgd.momentum=0.9. are not rate"),
     ({"transforms": "clip(1) + fednova", "local": "adamw"}, "fednova .* those of adamw are not rate times gradient"),
     ({"uplink": "randk(ratio=0.5, scaled=true)"}, "uplink=randk.* has no bound on its error.* with feedback=true"),
@@ -131,9 +136,30 @@ def test_a_bound_on_norms_refuses_the_same_in_rows_and_bytes(bound: float, parts
     assert accepted
     for record in batched.records:
         for reason in record.refused.values():
-            assert re.fullmatch(rf"UpdateError: an update of norm \S+; at most max_norm={bound:g} is taken", reason)
+            assert re.fullmatch(rf"UpdateError: an update of norm \S+; at most max_norm={bound:g} is accepted", reason)
     rows = batched.simulation.client.rows
     assert rows is None or set(rows.ids()) == accepted, "who is never accepted keeps the rows it had: none"
+
+
+@dataclass(frozen=True)
+class Overflow(Transform):
+    """Blows up the updates of clients with an odd id, at the server."""
+
+    name = "overflow"
+
+    def arrival_(self, rows: Tensor, facts: Facts, layout: Layout) -> None:
+        for row, client in zip(rows, facts.ids, strict=True):
+            row *= 1e39 if client % 2 else 1
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "trimmed(fraction=1/3)"])
+def test_a_transform_that_overflows_at_the_server_costs_that_client_alone(aggregate: str) -> None:
+    parts = {"transforms": [Overflow()], "aggregate": aggregate, "uplink": "topk(ratio=1/4)", "engine": "loop"}
+    batched = run(**parts)
+    assert_equal_rounds(batched, run(**parts))
+    for record in batched.records:
+        assert list(record.refused) == [client for client in record.cohort if client % 2]
+        assert all("the update is not finite" in reason for reason in record.refused.values())
 
 
 def test_losses_and_probes_cover_the_accepted_and_bytes_everybody() -> None:
@@ -276,11 +302,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a stream too many": (lambda r: changed("other", b"x", r), "WrongStreams: .* carries buffers, control, other, upd"),
     "buffers by another codec": (
         lambda r: changed("buffers", encode("identity", four, BUFFERS), r),
-        "UpdateError: client 1 sends buffers by identity, not sign",
+        "UpdateError: client 1 compresses buffers with identity; expected sign",
     ),
     "control by another codec": (
         lambda r: changed("control", encode("sign", ones, LAYOUT), r),
-        "UpdateError: client 1 sends control by sign, not identity",
+        "UpdateError: client 1 compresses control with sign; expected identity",
     ),
     "buffers of another layout": (lambda r: changed("buffers", r.streams["update"], r), "LayoutMismatch"),
     "damaged control": (lambda r: changed("control", r.streams["control"][:-1] + b"x", r), "ChecksumMismatch"),

@@ -22,6 +22,14 @@ ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-backgroun
 HOSTILE = "<b>bold</b> & <img src='http://example.invalid/x.png'>"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_figures() -> Iterator[None]:
+    """A page links to none of the pictures beside it, and drawing them takes ten times as long as writing it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedcams.report.page.write_figures", lambda folder, charts: [])
+        yield
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from fedcams.experiment.preset import folder_name, load_preset
 from fedcams.optimizers import server
@@ -22,6 +23,7 @@ from test_report import rising, write_run
 
 STALE = "is stale: run `make reproduction`"
 ROUNDS = 500
+BLANK = Image.new("RGB", (64, 64))
 
 
 # -- what is in the repository -----------------------------------------------------------------------------------------
@@ -72,11 +74,14 @@ def add(root: Path, preset: str, label: str, top: float = 0.9, **more: Any) -> P
     return write_run(folder, rising(top, ROUNDS), up=size, down=down, gamma=gamma, **keys, **more)
 
 
-def made(root: Path) -> str:
-    """The page of these runs, with what must hold for every page."""
+def made(root: Path, drawn: bool = False) -> str:
+    """The page of these runs, with what must hold for every page; pictures take longest: drawn on request."""
     (root / "docs").mkdir(exist_ok=True)
     results = Results(root / "results")
-    make.write(results, root / "docs")
+    with pytest.MonkeyPatch.context() as patch:
+        if not drawn:
+            patch.setattr(make.draw, "picture", lambda path, panels: BLANK.save(path, compress_level=0))
+        make.write(results, root / "docs")
     text = (root / "docs" / "reproduction.md").read_text("utf-8")
     for target in re.findall(r"\]\((reproduction/[^)]+)\)", text):
         assert (root / "docs" / target).stat().st_size > 1000
@@ -105,7 +110,7 @@ def test_without_runs_the_page_says_so(tmp_path: Path) -> None:
 
 def test_a_single_run_is_shown_and_the_rest_is_missed(tmp_path: Path) -> None:
     add(tmp_path / "results", "fig1-convmixer", "FedAdam", top=0.8)
-    text = made(tmp_path)
+    text = made(tmp_path, drawn=True)
     assert "Finished runs: 1, 12 minutes of computing in all." in text
     text = section(text, "Server optimizers").split("### ConvMixer")[1]
     # 0.0016 t: rounds 401 to 500 are 0.7208 on average, the last and best is 0.8.
@@ -120,7 +125,7 @@ def test_a_run_of_another_preset_serves_where_it_is_the_same(tmp_path: Path) -> 
     assert "| FedAMS |" in section(text, "Server optimizers")
     assert "## The ε of FedAMS" not in text, "a section of its own takes a run of its own"
     add(tmp_path / "results", "epsilon", "eps=0.1", top=0.95)
-    text = section(made(tmp_path), "The ε of FedAMS, ResNet-18")
+    text = section(made(tmp_path, drawn=True), "The ε of FedAMS, ResNet-18")
     assert "| eps=0.1 | 85.59 | 95.00 | 95.00 | 90.45 |" in text
     assert "| eps=1e-3 | 81.09 | 90.00 | 90.00 | 90.94 |" in text
     assert "Not run yet: eps=0.01; eps=1e-4; eps=1e-6; eps=1e-8." in text
@@ -144,7 +149,7 @@ def test_two_way_compression_is_compared(tmp_path: Path) -> None:
     assert "| FedCAMS sign, replica 2 bits | `replica(blockq(bits=2))` | 89.65 |  |  | 0.0 GB |" in text
     add(root, "compression-resnet18", "FedCAMS sign", top=1.0)
     add(root, "compression-resnet18", "FedAMS", top=1.0)
-    text = made(tmp_path)
+    text = made(tmp_path, drawn=True)
     # 4125 bytes a round against 725, and 8000; 90.10 against 89.65.
     assert re.search(r"\| `replica\(blockq\(bits=2\)\)` \| 89.65 \| 0.45 \|  \|.*\| 5.7x \| 11.0x \| 1.500 \|", text)
     assert "| FedCAMS sign, replica 2 bits | 89.65 |  | 5.7x |" in section(text, "Main results")
@@ -228,16 +233,16 @@ def test_the_rates_of_adaptive_servers_are_told(tmp_path: Path) -> None:
 
 def test_a_picture_is_drawn_again_only_when_its_runs_change(tmp_path: Path) -> None:
     add(tmp_path / "results", "gamma-resnet18", "FedCAMS sign")
-    made(tmp_path)
+    made(tmp_path, drawn=True)
     picture = tmp_path / "docs" / "reproduction" / "gamma.png"
     before, time = picture.read_bytes(), picture.stat().st_mtime_ns
-    made(tmp_path)
+    made(tmp_path, drawn=True)
     assert picture.stat().st_mtime_ns == time
     picture.unlink()
-    made(tmp_path)
+    made(tmp_path, drawn=True)
     assert picture.read_bytes() == before
     add(tmp_path / "results", "gamma-resnet18", "FedCAMS top-k 1/64")
-    made(tmp_path)
+    made(tmp_path, drawn=True)
     assert picture.read_bytes() != before
 
 

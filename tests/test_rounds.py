@@ -160,7 +160,7 @@ def test_weighting_by_examples() -> None:
     none = answer(instructions[2], 100.0, examples=0)
     state, concluded = conclude(server, state, [0, 1, 2], [*replies, none])
     assert torch.equal(state.x, torch.full((D,), 2.0))
-    assert "weight=0.0" in concluded.refused[2]
+    assert "weight=0.0 by weighting=examples, examples=0" in concluded.refused[2]
     with pytest.raises(SpecError, match=r"method: weighting=median: .*allowed: uniform or examples or sampler"):
         Method(weighting="median")
     with pytest.raises(SpecError, match="seed=9223372036854775808; allowed: what fits"):

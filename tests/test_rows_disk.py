@@ -142,7 +142,9 @@ def test_a_second_store_reads_and_says_when_it_is_behind(folder: Path) -> None:
     assert content(reader) == content(writer)
     writer.rollback(0)
     writer.commit([1], rows(2), round=1)
-    with pytest.raises(ResidualError, match=r"1-1\.rows: other rows, their digest is \w{32} instead of \w{32}"):
+    with pytest.raises(
+        ResidualError, match=r"1-1\.rows: not the rows that were written, digest \w{32} instead of \w{32}"
+    ):
         reader.gather("residual", [1])
     writer.commit([1], rows(2), round=2)
     with pytest.raises(ResidualError, match=r"cannot read .*1-1\.rows: No such file .*; restore it, or reopen"):
@@ -203,7 +205,7 @@ def test_verify_names_what_differs(folder: Path) -> None:
         ([first, second], "there are rows of client 3, but none were saved"),
         ([first, second, third, [4, 1, "00"]], "the rows of client 4 are missing"),
         ([first, [2, 5, second[2]], third], "the rows of client 2 are of round 1 instead of 5"),
-        ([first, [2, 1, third[2]], third], f"the rows of client 2 are others, of digest {second[2]} instead of"),
+        ([first, [2, 1, third[2]], third], f"the rows of client 2 differ, digest {second[2]} instead of"),
         ([], "client 1, .*client 2, .*client 3, but none were saved; restore the rows that were saved"),
         ([[client, 1, ""] for client in range(4, 9)], "and 5 more; restore"),
     ]
@@ -217,9 +219,9 @@ def test_rows_of_another_run_with_the_same_layouts_are_refused(folder: Path) -> 
     ours.commit([1], rows(1), round=1)
     other.commit([1], rows(2), round=1)
     shutil.copy(other.folder / "1-1.rows", ours.folder / "1-1.rows")
-    with pytest.raises(ResidualError, match=r"1-1\.rows: other rows, their digest"):
+    with pytest.raises(ResidualError, match=r"1-1\.rows: not the rows that were written, digest"):
         ours.gather("residual", [1])
-    with pytest.raises(ResidualError, match="the rows of client 1 are others"):
+    with pytest.raises(ResidualError, match="the rows of client 1 differ"):
         RowStore.on_disk(LAYOUTS, ours.folder).verify(ours.versions())
 
 
@@ -259,7 +261,7 @@ DAMAGED: list[tuple[str, Callable[[bytes], bytes]]] = [
     (f"truncated, 0 of {VALUES} bytes of rows", lambda b: b[:HEADER]),
     (f"truncated, {HEADER - 1} of {HEADER} bytes of header", lambda b: b[: HEADER - 1]),
     (f"truncated, 0 of {HEADER} bytes of header", lambda b: b""),
-    (f"something follows after the {VALUES} bytes", lambda b: b + b"\0"),
+    (f"extra bytes follow the {VALUES} bytes", lambda b: b + b"\0"),
     (r"damaged, checksum \w{32} of 'residual' instead of \w{32}", lambda b: b[:-1] + bytes([b[-1] ^ 1])),
     (r"damaged, checksum \w{32} of 'control' instead", lambda b: b[:HEADER] + bytes(8) + b[HEADER + 8 :]),
     (r"damaged header, its digest is \w{32} instead of 0{32}", lambda b: b[:8] + bytes(16) + b[24:]),
@@ -274,7 +276,7 @@ DAMAGED: list[tuple[str, Callable[[bytes], bytes]]] = [
     (r"the layout id of 'control' is '666f726569676e21' instead of", edited(80, b"foreign!")),
     (r"the d of 'control' is 6 instead of 3", edited(88, b"\6")),
     (r"the d of 'residual' is 6 instead of 5", edited(88 + 64, b"\6")),
-    (r"other rows, their digest is", edited(96, b"\6")),
+    (r"not the rows that were written, digest ", edited(96, b"\6")),
 ]
 
 

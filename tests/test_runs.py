@@ -17,7 +17,6 @@ import torch
 
 from fedcams import FedcamsError, models
 from fedcams.engines import CohortUpdate, Engine, engine
-from fedcams.engines.compiled import has_compiler
 from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Experiment, build
 from fedcams.rounds.messages import Accepted
@@ -194,16 +193,6 @@ def test_stopped_anywhere_and_resumed_is_never_stopped(tmp_path: Path, kind: dic
         assert lasting(folder) == lasting(tmp_path / "whole")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
-@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
-def test_resumed_in_compiled_code_is_never_stopped(tmp_path: Path) -> None:
-    experiment = small(uplink="sign", engine="stacked(compile=true)")
-    run(experiment, tmp_path / "whole")
-    folder = stopped(tmp_path / "5", 5, experiment)
-    resume(folder)
-    assert lasting(folder) == lasting(tmp_path / "whole")
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("kind", [{"uplink": "sign"}, {"uplink": "topk(ratio=1/16)", **MIXER}], ids=str)
 def test_resumed_on_a_gpu_is_never_stopped(tmp_path: Path, kind: dict[str, Any]) -> None:
@@ -309,7 +298,7 @@ def test_every_part_of_a_servers_state_comes_back(kind: dict[str, Any]) -> None:
 
 def test_state_that_a_checkpoint_cannot_hold_is_refused() -> None:
     built = build(small())
-    with pytest.raises(RunError, match=r"downlink\.a is a set, which a checkpoint cannot hold; make state of tensors"):
+    with pytest.raises(RunError, match=r"downlink\.a is a set, which a checkpoint cannot hold; build the state"):
         pack(built.state._replace(downlink={"a": {1}}), built.simulation.server)
 
 
@@ -407,7 +396,7 @@ def test_two_processes_cannot_be_at_one_run(folder: Path) -> None:
     stopped(folder, 4)
     with (
         locked(folder),
-        pytest.raises(RunError, match="another process is at this run; let it finish, or end it first"),
+        pytest.raises(RunError, match="another process is using this run; let it finish, or end it first"),
     ):
         resume(folder)
     assert resume(folder).finished
@@ -448,7 +437,7 @@ def test_what_cannot_be_read_is_named(folder: Path, name: str) -> None:
     run(small(), folder)
     (folder / name).unlink()
     (folder / name).mkdir()
-    with pytest.raises(RunError, match=rf"cannot read .*{name}: Is a directory; make it a file that can be read"):
+    with pytest.raises(RunError, match=rf"cannot read .*{name}: Is a directory; make it a readable file"):
         read_run(folder)
 
 

@@ -88,7 +88,7 @@ def test_death_at_every_step_and_again_while_resuming(
 ) -> None:
     for name in SYNCS:
         monkeypatch.setattr(os, name, lambda descriptor: None)  # it is the process that dies here, not the machine
-    experiment = small(rounds=5, clients=3, **kind)
+    experiment = small(rounds=5, clients=3, engine="loop", **kind)  # started hundreds of times, so no trial of engines
     run(experiment, tmp_path / "whole")
     folder, whole, moment = tmp_path / "run", lasting(tmp_path / "whole"), 0
     while dies(experiment, folder, moment):
@@ -140,7 +140,7 @@ clients = [(loaded.train_x[i::6], loaded.train_y[i::6]) for i in range(6)]
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
 def go_on(folder):
-    fedcams.simulate(model, clients, (loaded.test_x, loaded.test_y), method=method, cohort=2, rounds=80, out=folder,
+    fedcams.simulate(model, clients, (loaded.test_x, loaded.test_y), method=method, cohort=2, rounds=50, out=folder,
                      prepare=lambda x: x.float() / 16, checkpoint_every=2).run()
 """
 
@@ -195,8 +195,8 @@ def wait_for_lines(path: Path, count: int) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where torch has CUDA, a forked process cannot train")
 @pytest.mark.parametrize("begin", [COMMAND_LINE, OWN], ids=["fedcams run", "simulate(out=)"])
 def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, begin: str) -> None:
-    with runners(tmp_path, begin, small(**EVERYTHING, rounds=80)) as others:
-        for lines in (0, 1, 20, 45, 65):
+    with runners(tmp_path, begin, small(**EVERYTHING, rounds=50)) as others:
+        for lines in (0, 1, 15, 25, 35):
             child = others.start()
             wait_for_lines(tmp_path / "run" / "rounds.jsonl", lines)
             time.sleep(random.uniform(0, 0.03))
@@ -207,7 +207,7 @@ def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, begin:
     found, whole = lasting(tmp_path / "run"), lasting(tmp_path / "whole")  # rounds, the model, the optimizer's state
     found.pop("python.json", None), whole.pop("python.json", None)  # the call names the folder
     assert found == whole
-    assert (tmp_path / "run" / "checkpoint" / "80.safetensors").exists()
+    assert (tmp_path / "run" / "checkpoint" / "50.safetensors").exists()
     assert read_run(tmp_path / "run").finished
 
 

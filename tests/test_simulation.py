@@ -414,6 +414,14 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("no server is named 'fedamz'", {"server": "fedamz"}),
     ("uplink=randk.* has no bound on its error.*feedback=true", {"uplink": "randk(ratio=0.5, scaled=true)"}),
     ("no engine is named 'stackd'", {"engine": "stackd"}),
+    ("probes=None is a NoneType; give specs joined by", {"probes": None}),
+    (r"clients has the id -1; give each client an integer from 0", {"clients": {-1: CLIENTS[0]}}),
+    ("loss='mse'; give a function", {"loss": "mse"}),
+    ("metric=None; give a function", {"metric": None}),
+    ("augment=3; give something with the methods draw and apply", {"augment": 3}),
+    ("callbacks=.*; give a list of functions that take a record", {"callbacks": print}),
+    ("checkpoint_every='often'; give a whole number", {"checkpoint_every": "often"}),
+    ("rows='here'; give a RowStore", {"rows": "here", "uplink": "sign"}),
     (r"client 1: Expected more than 1 value per channel.*; set drop_last=true", {"model": net(True), "cohort": "full"}),
 ]
 
@@ -424,6 +432,11 @@ def test_bad_input_is_refused_with_what_to_do(message: str, options: dict[str, A
         options = {"cohort": "full", **options}
     with pytest.raises(FedcamsError, match=message):
         run(**options).run()
+
+
+def test_a_cohort_larger_than_the_population_is_refused_before_anything_runs() -> None:
+    with pytest.raises(FedcamsError, match="n=9 of only 8 clients"):
+        run(cohort=9)
 
 
 def test_a_client_with_fewer_examples_than_a_batch_makes_one_of_what_it_has() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -176,11 +175,6 @@ def test_everything_moves_to_a_device(spec: Task, folder: Path) -> None:
     assert torch.equal(moved.train_x, data.train_x)
     assert moved.loss == data.loss
     assert moved.augment == data.augment
-
-
-def test_optional_packages_are_loaded_when_used() -> None:
-    probe = "import sys, fedcams.tasks, fedcams.models; assert 'sklearn' not in sys.modules"
-    subprocess.run([sys.executable, "-c", probe], check=True)
 
 
 # -- data --------------------------------------------------------------------------------------------------------
@@ -458,7 +452,7 @@ HUGE = b"](" + b"\x8a\x09" + (2**64).to_bytes(9, "little") + b"J\x00\x00\x00\x00
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (batch(data=CALL_OF_SYSTEM, fine_labels=TWO), "it asks for os.system, as no file of arrays does"),
+        (batch(data=CALL_OF_SYSTEM, fine_labels=TWO), "it asks for os.system, which no file of arrays does"),
         (batch(data=b"c__builtin__\neval\n", fine_labels=TWO), "it asks for __builtin__.eval"),
         (batch(data=b"cnumpy\nload\n", fine_labels=TWO), "it asks for numpy.load"),
         (batch(data=b"cnumpy\nndarray.tofile\n", fine_labels=TWO), "it asks for numpy.ndarray.tofile"),

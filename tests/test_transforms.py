@@ -118,7 +118,7 @@ def test_a_norm_above_the_bound_is_refused_with_both_numbers() -> None:
     guard = Transform.parse("max_norm(bound=10)")
     assert guard.points == {"guard"}
     assert guard.refuses(10.0, facts(1)) == ""
-    assert guard.refuses(12.3, facts(1)) == "an update of norm 12.3; at most max_norm=10 is taken"
+    assert guard.refuses(12.3, facts(1)) == "an update of norm 12.3; at most max_norm=10 is accepted"
     assert "norm inf" in guard.refuses(math.inf, facts(1))
     assert "norm nan" in guard.refuses(math.nan, facts(1))
 

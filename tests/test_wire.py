@@ -11,6 +11,7 @@ import torch
 
 from fedcams import Layout, WireError, compressor, decode, encode, payload_size
 from fedcams.errors import (
+    BadChangeCount,
     BadMagic,
     BadMagnitude,
     BadPadding,
@@ -76,7 +77,7 @@ CASES = [
     (LayoutMismatch, build("sign(scope=tensor)", 2, bytes(9), layout=Layout(("a", "b"), ((1,), (1,)))), "pass layout="),
     (Truncated, build("identity", 2, bytes(7)), "field 'values' needs at least 8 bytes, 7 are left"),
     (Truncated, build("topk(ratio=1)", 1000, bytes(99)), "field 'position' needs at least 125 bytes"),
-    (Truncated, build("topk(k=9)", 10_000, bytes(8)), "end within the 9 positions"),
+    (Truncated, build("topk(k=9)", 10_000, bytes(8)), "ends within the 9 positions"),
     (TrailingBytes, build("identity", 2, bytes(9)), "1 bytes follow the last field of identity"),
     (NonFinite, build("identity", 2, struct.pack("<2f", 1, math.nan)), "field 'values': 1 of 2 numbers are NaN"),
     (NonFinite, build("sign", 2, struct.pack("<f", math.inf) + b"\0"), "field 'scale'"),
@@ -140,6 +141,44 @@ def test_magnitudes_that_ternary_does_not_write_are_refused(error: type[WireErro
     with pytest.raises(WireError, match=message) as caught:
         decode(data, PAIR)
     assert type(caught.value) is error
+
+
+FILTERS = Layout(("a",), ((1, 2, 3),))
+
+
+def four_signs(body: bytes) -> bytes:
+    """A payload of `ternary(k=4)` that keeps positions 0, 1, 2 and 5, whose signs are `body`; the magnitude is 1."""
+    return build("ternary(k=4)", 6, b"\x18" + body + struct.pack("<f", 1), layout=FILTERS)
+
+
+def test_signs_by_hand_are_what_encode_writes() -> None:
+    x = torch.tensor([1.0, 1.0, -1.0, 0.0, 0.0, 1.0])
+    assert encode("ternary(k=4)", x, FILTERS) == four_signs(b"\x03\x01\x01")
+    assert torch.equal(decode(four_signs(b"\x03\x01\x01"), FILTERS), x)
+
+
+@pytest.mark.parametrize(
+    ("error", "body", "message"),
+    [
+        (BadChangeCount, b"\x03\x03\x00", "field 'sign': 3 changes among 2 signs that follow; allowed: 0 to 2"),
+        (BadPosition, b"\x03\x01\x03", r"field 'sign': a position is not in \[0, 2\)"),
+        (BadPadding, b"\x07\x01\x01", "field 'sign': the bits after the last of 2 leading signs are not zero"),
+        (BadPadding, b"\x03\x01\x81", "field 'sign': the bits after the last position"),
+        (TrailingBytes, b"\x03\x01\x01\x00", "1 bytes follow the last field of ternary"),
+        (Truncated, b"", "field 'magnitude' needs at least 4 bytes"),
+    ],
+)
+def test_signs_that_are_not_written_so_are_refused(error: type[WireError], body: bytes, message: str) -> None:
+    with pytest.raises(WireError, match=message) as caught:
+        decode(four_signs(body), FILTERS)
+    assert type(caught.value) is error
+
+
+def test_signs_need_the_shapes_even_with_one_magnitude() -> None:
+    data = encode("ternary(k=2, magnitudes=global)", torch.arange(6.0), FILTERS)
+    assert decode(data, FILTERS).tolist() == [0, 0, 0, 0, 4.5, 4.5]
+    with pytest.raises(LayoutMismatch, match="pass layout="):
+        decode(data)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Keys for a federation on one machine: an authority, the SuperLink's certificate, and a key for every SuperNode."""
+"""Keys for a federation on one machine: a certificate authority, the SuperLink's certificate, and SuperNode keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DAYS = 30
 
 
 def make_certificates(folder: Path) -> None:
-    """`ca.crt`, `server.pem` and `server.key`, for 127.0.0.1 alone."""
+    """Write `ca.crt`, `server.pem` and `server.key`, valid only for 127.0.0.1."""
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     root = _certificate("fedcams demo", authority, "fedcams demo", authority, is_authority=True)
     own = _certificate("127.0.0.1", server, "fedcams demo", authority, is_authority=False)
@@ -28,7 +28,7 @@ def make_certificates(folder: Path) -> None:
 
 
 def make_node_key(path: Path) -> Path:
-    """A SuperNode's private key, and the public one beside it with `.pub`."""
+    """Write a SuperNode's private key, and its public key next to it with the ending `.pub`."""
     key = ec.generate_private_key(ec.SECP384R1())
     secret(path, key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, NO_PASSWORD))
     path.with_suffix(".pub").write_bytes(key.public_key().public_bytes(SSH, serialization.PublicFormat.OpenSSH))
@@ -36,7 +36,7 @@ def make_node_key(path: Path) -> Path:
 
 
 def secret(path: Path, data: bytes) -> None:
-    """Readable by its owner only."""
+    """Write a file that only its owner can read."""
     path.touch(mode=0o600)
     path.write_bytes(data)
 

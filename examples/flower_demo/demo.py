@@ -1,7 +1,7 @@
 """FedCAMS against dense updates on real sockets: TLS, node authentication, four SuperNodes, five rounds each.
 
-Every SuperNode reaches the SuperLink through a proxy of its own that counts bytes. Run by `make flower-demo`; with
-`--save` it writes what it measured to `benchmarks/records/flower-wire.json`, and `flower-wire.md`, which the
+Every SuperNode reaches the SuperLink through its own proxy, which counts bytes. Run by `make flower-demo`; with
+`--save`, it writes what it measured to `benchmarks/records/flower-wire.json`, and to `flower-wire.md`, which the
 documentation shows.
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measure(folder: Path, nodes: int = NODES, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Bytes of every node and round for each uplink, and the same per round and node."""
+    """Return the bytes of every node and round for each uplink."""
     config = {**CONFIG, "clients": nodes, "rounds": rounds}
     d = build(experiment({**config, "uplink": "sign", "data": ""})).simulation.problem.layout.d
     with federation(folder, secure=True, env={"OMP_NUM_THREADS": "1"}) as fed:
@@ -79,7 +79,7 @@ def measure(folder: Path, nodes: int = NODES, rounds: int = ROUNDS) -> dict[str,
 
 
 def run(fed: Federation, proxies: list[CountingProxy], config: dict[str, Any]) -> dict[str, Any]:
-    """One run; the counts of a round are those from the end of the round before to its own."""
+    """Run once; the bytes of a round are counted from the end of the previous round to its own end."""
     uplink, name = config["uplink"], "".join(c for c in config["uplink"] if c.isalnum())
     checkpoint, rounds = fed.folder / f"server-{name}", config["rounds"]
     started = fed.submit(
@@ -104,19 +104,19 @@ def run(fed: Federation, proxies: list[CountingProxy], config: dict[str, Any]) -
 
 
 def wait_for_greetings_or_round(fed: Federation, run: str, checkpoint: Path, round: int) -> None:
-    """Round 0 begins when the server has opened its folder for replies: by then all nodes are known.
+    """Wait for the end of a round, or, for round 0, until the server has opened its folder for replies.
 
-    Looks at files only: asking Flower takes seconds, in which the next round would begin to be counted.
+    By then, all nodes are known. Only looks at files: asking Flower takes seconds, in which the next round would begin.
     """
     end = time.monotonic() + PATIENCE
     while fed.rounds_done(checkpoint) < round if round else not (checkpoint / "replies").exists():
         if time.monotonic() > end:
-            raise TimeoutError(f"round {round} does not end:\n{fed.flwr('log', run, 'here', '--show')}")
+            raise TimeoutError(f"round {round} did not end:\n{fed.flwr('log', run, 'here', '--show')}")
         time.sleep(0.05)
 
 
 def mean_bytes(measured: dict[str, Any]) -> tuple[float, float]:
-    """Up and down of one node in one round."""
+    """Return the mean bytes up and down of one node in one round."""
     flat = [pair for counts in measured["bytes"] for pair in counts]
     return sum(up for up, _ in flat) / len(flat), sum(down for _, down in flat) / len(flat)
 
@@ -134,7 +134,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def summary(record: dict[str, Any]) -> Grid:
-    """One node and round, the mean of all."""
+    """Return a table of mean bytes per node and round."""
     dense, _ = mean_bytes(record["uplinks"]["identity"])
     rows = []
     for uplink, measured in record["uplinks"].items():
@@ -142,14 +142,14 @@ def summary(record: dict[str, Any]) -> Grid:
         ours = sum(measured["wire_up"]) / sum(measured["accepted"])
         rows.append((f"`{uplink}`", "TLS", f"{up:,.0f}", f"{dense / up:.1f}x", f"{ours:,.0f}", f"{down:,.0f}"))
     heading = ("uplink", "transport", "bytes up", "fewer by", "of which ours", "bytes down")
-    return Grid(f"One node and round, {record['d']:,} parameters, Flower's own traffic included", heading, rows)
+    return Grid(f"Per node and round, {record['d']:,} parameters, including Flower's own traffic", heading, rows)
 
 
 def caption(record: dict[str, Any]) -> str:
-    """Where the numbers come from."""
-    text = f"""One node and round on the socket, TLS and Flower's own traffic included: mean over {record["nodes"]}
-        nodes and {record["rounds"]} rounds of a model of {record["d"]:,} parameters. *Ours* is the reply without them.
-        `make flower-demo`, [flower-wire.json](../benchmarks/records/flower-wire.json)."""
+    """Return a caption that says how the numbers were measured."""
+    text = f"""Bytes per node and round on the socket, including TLS and Flower's own traffic: mean over
+        {record["nodes"]} nodes and {record["rounds"]} rounds, for a model of {record["d"]:,} parameters.
+        *Ours* is the reply alone. `make flower-demo`, [flower-wire.json](../benchmarks/records/flower-wire.json)."""
     return f"\n{textwrap.fill(' '.join(text.split()), 118, break_long_words=False, break_on_hyphens=False)}\n"
 
 

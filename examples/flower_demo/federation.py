@@ -1,4 +1,4 @@
-"""A federation on one machine: SuperLink, SuperNodes and runs as processes, all on loopback, all ended by their ids."""
+"""A federation on one machine: SuperLink, SuperNodes and runs as processes on loopback, ended by their ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BIN = Path(sys.executable).parent
 APP = Path(__file__).resolve().parents[1] / "flower_app"
 HOST = "127.0.0.1"
 ASK_EVERY = 30.0
-"""Seconds between two questions to Flower whether a run is alive."""
+"""Seconds between two checks whether a run is alive."""
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -30,7 +30,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-"""Nothing of this leaves the machine."""
+"""Settings that keep Flower from contacting anything outside the machine."""
 
 
 def free_port() -> int:
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """The ids of a process's children, and of theirs."""
+    """Return the ids of a process's children and of their descendants."""
     told = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     pairs = [tuple(map(int, line.split())) for line in told.splitlines()]
     found = [pid]
@@ -51,7 +51,7 @@ def descendants(pid: int) -> list[int]:
 
 @dataclass
 class Federation:
-    """One SuperLink; with `secure` TLS and node authentication. `lasting` keeps runs alive when the SuperLink dies."""
+    """One SuperLink, with TLS and node authentication if `secure`; `lasting` runs survive a kill of the SuperLink."""
 
     folder: Path
     secure: bool = False
@@ -85,7 +85,7 @@ class Federation:
     # -- processes -----------------------------------------------------------------------------------------------
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """A process in a group of its own, its output in `<name>.log`."""
+        """Start a process in its own group, with its output in `<name>.log`."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
@@ -99,7 +99,7 @@ class Federation:
         return process
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM, patience: float = 10.0) -> None:
-        """Ends a process and its children by the id of their group."""
+        """End a process and its children by the id of their group."""
         process = self.processes.pop(name)
         for sent in (how, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
@@ -111,7 +111,7 @@ class Federation:
             os.killpg(process.pid, signal.SIGKILL)
 
     def stop_all(self) -> None:
-        """Ends everything, apps included that Flower has put into groups of their own."""
+        """End everything, including apps that Flower has put into their own groups."""
         family = [pid for process in self.processes.values() for pid in descendants(process.pid)]
         for name in reversed(list(self.processes)):
             self.stop(name)
@@ -122,7 +122,7 @@ class Federation:
     # -- Flower's parts ------------------------------------------------------------------------------------------
 
     def start_link(self) -> None:
-        """The SuperLink; the second process carries out ServerApps and outlives it."""
+        """Start the SuperLink, and a second process, which runs ServerApps and survives the SuperLink."""
         trust = ["--insecure"]
         if self.secure:
             parts = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
@@ -147,7 +147,7 @@ class Federation:
         raise TimeoutError("the SuperLink does not answer")
 
     def start_node(self, site: int, via: int | None = None, register: bool = True, name: str = "") -> str:
-        """A SuperNode for this site; `via` is the port of a proxy in front of the SuperLink."""
+        """Start a SuperNode for this site; `via` is the port of a proxy in front of the SuperLink."""
         name = name or f"node{site}"
         trust = ["--insecure"]
         if self.secure:
@@ -162,7 +162,7 @@ class Federation:
         return name
 
     def flwr(self, *command: str, timeout: float = 120.0) -> str:
-        """A command of Flower's own, its output."""
+        """Run a `flwr` command, and return its output."""
         full = [str(BIN / "flwr"), *command]
         done = subprocess.run(
             full, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
@@ -174,7 +174,7 @@ class Federation:
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def submit(self, app: Path = APP, **config: Any) -> str:
-        """Starts a run and returns its id."""
+        """Start a run, and return its id."""
         values = {"checkpoint": str(self.folder / "server"), **config}
         file = self.folder / "run-config.toml"
         file.write_text("".join(f"{key.replace('_', '-')} = {json.dumps(value)}\n" for key, value in values.items()))
@@ -182,17 +182,17 @@ class Federation:
         return str(json.loads(told[told.index("{") :])["run-id"])
 
     def status(self, run: str) -> str:
-        """Such as `running` or `finished:completed`."""
+        """Return the status of a run, such as `running` or `finished:completed`."""
         told = self.flwr("list", "--run-id", run, "--format", "json")
         return str(json.loads(told[told.index("{") :])["runs"][0]["status"])
 
     def rounds_done(self, checkpoint: Path | None = None) -> int:
-        """What the server has made last; costs nothing, while asking Flower starts an interpreter."""
+        """Return the last finished round from the server's files; asking Flower would start an interpreter."""
         state = (checkpoint or self.folder / "server") / "state.json"
         return int(json.loads(state.read_bytes())["round"]) if state.exists() else 0
 
     def wait(self, run: str, rounds: int, checkpoint: Path | None = None, seconds: float = 600.0) -> None:
-        """Until so many rounds are done; asks now and then whether the run is still alive."""
+        """Wait until this many rounds are done; check now and then whether the run is still alive."""
         start, asked = time.monotonic(), time.monotonic()
         while self.rounds_done(checkpoint) < rounds:
             now = time.monotonic()
@@ -211,7 +211,7 @@ class Federation:
 
 @contextlib.contextmanager
 def federation(folder: Path, **options: Any) -> Iterator[Federation]:
-    """A federation whose processes end with it, whatever happens, a polite request to end included."""
+    """Yield a federation whose processes end with it, whatever happens, even on SIGTERM."""
     made = Federation(folder, **options)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a SuperLink that counts what passes, TLS and all: the bytes that really travel."""
+"""A TCP proxy in front of a SuperLink that counts the bytes that really travel, including TLS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHUNK = 1 << 16
 
 
 class CountingProxy:
-    """Passes every connection on to `target` and counts the bytes from the node (up) and to it (down)."""
+    """Forwards every connection to `target`, and counts the bytes from the node (up) and to it (down)."""
 
     def __init__(self, target: int) -> None:
         self.target, self.up, self.down = target, 0, 0
@@ -23,11 +23,11 @@ class CountingProxy:
 
     @property
     def counted(self) -> tuple[int, int]:
-        """(up, down) so far."""
+        """Return the bytes (up, down) so far."""
         return self.up, self.down
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         for connection in [self._listener, *self._open]:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -35,7 +35,7 @@ else:
     }
 
     def __getattr__(name: str) -> Any:
-        """Return a name or a module, loaded on first use: torch takes seconds, which `fedcams --help` must not."""
+        """Return a name or a module, loaded on first use: importing torch takes seconds, too long for `--help`."""
         if name in HOMES:
             return getattr(import_module(f"fedcams.{HOMES[name]}"), name)
         if name.startswith("_") or find_spec(f"fedcams.{name}") is None:
@@ -43,7 +43,7 @@ else:
         return import_module(f"fedcams.{name}")
 
     def __dir__() -> list[str]:
-        """For completion."""
+        """Return the public names, for completion."""
         return sorted({*globals(), *__all__})
 
 

@@ -83,6 +83,10 @@ class BadPosition(WireError):
     """A coordinate's position is outside the vector."""
 
 
+class BadChangeCount(WireError):
+    """More signs are said to differ from the one before them than there are such signs."""
+
+
 class BadPadding(WireError):
     """Bits after the last symbol of a field are not zero."""
 

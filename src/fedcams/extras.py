@@ -1,4 +1,4 @@
-"""Libraries that only some things need, loaded when they do and not before."""
+"""Optional libraries, imported only when something needs them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fedcams.errors import FedcamsError
 
 
 class ExtraMissing(FedcamsError, ImportError):
-    """A library of one of the package's extras is not installed."""
+    """A library that one of the package's extras provides is not installed."""
 
 
 def load(module: str, *, what: str, extra: str) -> Any:
-    """The module, or an error that says what needs it and how to get it."""
+    """Import and return a module; if it is missing, the error says `what` needs it and which `extra` installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

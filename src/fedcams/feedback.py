@@ -62,7 +62,7 @@ class ErrorFeedback:
         self.layout = rows.layouts[row]
         if self.compressor.squared_error_bound(self.layout) is None:
             raise SpecError(
-                f"{self.compressor} has no bound on its error, which would grow without end under error feedback; "
+                f"{self.compressor} has no bound on its error, which would grow without limit under error feedback; "
                 "choose a contractive compressor"
             )
 

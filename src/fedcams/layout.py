@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedcams.bits.cells import Cells
 from fedcams.bits.vectors import abs_sum
 from fedcams.errors import LayoutError, UpdateError
 from fedcams.registry.fields import nearest
@@ -89,6 +90,11 @@ class Layout:
     def d(self) -> int:
         """The length of the flat vector."""
         return self.offsets[-1]
+
+    @functools.cached_property
+    def cells(self) -> Cells:
+        """The coordinates that belong together in each tensor, such as the 3x3 weights between two channels."""
+        return Cells.of(self.shapes)
 
     @functools.cached_property
     def id(self) -> bytes:

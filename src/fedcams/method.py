@@ -56,9 +56,9 @@ class Method(Spec):
     transforms: tuple[Transform, ...] = several("transform", doc="what changes or refuses updates on the way")
     aggregate: Aggregate = nested("aggregate", "mean", doc="how the server combines the updates of a cohort")
     weighting: str = text(
-        "uniform", choices=("uniform", "examples", "sampler"), doc="what weights a client in the mean over the cohort"
+        "uniform", choices=("uniform", "examples", "sampler"), doc="how clients are weighted in the mean of the cohort"
     )
-    average: Average = nested("average", "none", doc="the average of the server's models that is evaluated too")
+    average: Average = nested("average", "none", doc="an average of the server's models, evaluated in addition")
 
     kind = "method"
     name = "method"
@@ -77,7 +77,7 @@ class Method(Spec):
         for field, codec in {"uplink": first.uplink, "buffers": first.buffers}.items():
             if first.feedback and codec.squared_error_bound(Layout.flat(1)) is None:
                 raise SpecError(
-                    f"{field}={codec} has no bound on its error, which would grow without end with feedback=true; "
+                    f"{field}={codec} has no bound on its error, which would grow without limit with feedback=true; "
                     "choose a contractive compressor, or set feedback=false"
                 )
         if first.downlink.carries_buffers:
@@ -92,7 +92,7 @@ class Method(Spec):
     def in_round(self, round: int, rounds: int | None) -> Self:
         """Return the method with its schedules replaced by their values in a round; itself if it has none.
 
-        `rounds` is the length of the run; None stands for a run that ends with this round.
+        `rounds` is the length of the run; None means that the run ends with this round.
         """
         return self.at(round, rounds or round) if self._follows_rounds else self
 
@@ -101,7 +101,7 @@ class Method(Spec):
         return bool(self.schedules())
 
     def check_rounds(self, rounds: int | None) -> None:
-        """Refuse a run of this many rounds if one of the schedules lasts longer; None stands for an unknown number."""
+        """Refuse a run of this many rounds if one of the schedules lasts longer; None means an unknown number."""
         for path, schedule in self.schedules():
             if rounds is None and schedule.depends_on_rounds:
                 raise SpecError(f"{path}={schedule} follows the length of the run, which is unknown; give rounds=...")
@@ -154,7 +154,7 @@ class Method(Spec):
 
 
 def _may_lose(codec: Compressor, layout: Layout) -> bool:
-    """Return whether the codec can lose something in some round; a schedule may begin without loss."""
+    """Return whether the codec may be lossy in some round; with a schedule, it may become so later."""
     return bool(codec.schedules()) or codec.squared_error_bound(layout) != 0.0
 
 
@@ -170,7 +170,7 @@ def toml_value(value: Any) -> str | int | bool:
 def method_of(method: Method | None, settings: Mapping[str, Any]) -> Method:
     """Return `method`, or the default one, with the fields in `settings` changed, or those of its `recipe`.
 
-    It is how `simulate` and the Flower strategy take a method, its fields by name, or both. Refuses unknown fields.
+    `simulate` and the Flower strategy use it to accept a method, its fields by name, or both. Refuses unknown fields.
     """
     if method is not None and not isinstance(method, Method):
         raise SpecError(f"method={method!r} is a {type(method).__name__}; give a fedcams.Method, or its fields by name")

@@ -37,7 +37,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class _Ramp(Schedule):
-    """A change from `start` in round 1 to `end`, which it reaches one round after its last."""
+    """A change from `start` in round 1 to `end`, which it reaches in the round after its last."""
 
     start: Number = number(doc="the number in round 1")
     end: Number = number(doc="the number after `rounds` rounds, and from then on")
@@ -212,7 +212,7 @@ class BiasCorrection(Schedule):
     `fedavgm(lr=bias_correction(...))` takes the same steps as FedAMS with bias correction while its v̂ stays at eps.
     """
 
-    level: Number = number(doc="the number that it approaches")
+    level: Number = number(doc="the number that the schedule approaches")
     beta1: Number = number(0.9, low=0, high=1, open="high", doc="the weight of the old m in the new m")
     beta2: Number = number(0.99, low=0, high=1, open="high", doc="the weight of the old v in the new v")
 

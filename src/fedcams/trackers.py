@@ -1,4 +1,4 @@
-"""Trackers: services that follow a run while it goes on, such as TensorBoard."""
+"""Trackers: services that follow a run, such as TensorBoard."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TensorBoard:
     def log(self, record: RoundRecord, timing: Mapping[str, Any]) -> None:
         """Write every number of the record and the seconds of the round."""
         if self._writer is None and self._run is not None:
-            # purge_step hides what an interrupted run drew from this round on
+            # purge_step hides what an interrupted run wrote for this round and later ones
             self._writer = self._open(self._run.path / "tensorboard", purge_step=record.round)
             self._writer.add_text("experiment", f"```toml\n{self._run.experiment.to_toml()}```")
         for name, value in scalars(record, timing):

@@ -1,3 +1,3 @@
-"""The version, for those who ask while `fedcams` itself is being imported."""
+"""The version, in its own module so that it can be read while `fedcams` itself is being imported."""
 
 __version__ = "0.2.0"

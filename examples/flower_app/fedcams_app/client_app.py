@@ -1,4 +1,4 @@
-"""A site: an ordinary app that trains the whole model. The mod is the only line that knows of compression."""
+"""A site: an ordinary app that trains the whole model. The mod is the only line that deals with compression."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = ClientApp(mods=[fedcams.flower.uplink(state_dir=STATE, initial=initial)])
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Loads the arrays, trains on this site's examples, returns the arrays."""
+    """Load the arrays, train on this site's examples, and return the arrays."""
     problem = built(context.run_config).simulation.problem
     problem.model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     config = message.content.config_records["config"]
@@ -41,7 +41,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def gradient_shift(message: Message, problem: Problem) -> Tensor | None:
-    """What methods with control variates, such as SCAFFOLD, add to every gradient, `[1, d]`; None for all others."""
+    """Return what control variates, such as SCAFFOLD's, add to every gradient `[1, d]`; None without them."""
     if "fedcams.shift" not in message.content.array_records:
         return None
     parts = message.content.array_records["fedcams.shift"].to_torch_state_dict()

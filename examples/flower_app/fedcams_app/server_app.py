@@ -17,7 +17,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Runs the rounds, or those that are left of them."""
+    """Run all rounds, or those that are left."""
     config = context.run_config
     what, made = experiment(config), built(config)
     model, arrays = made.simulation.problem.model, ArrayRecord(made.simulation.problem.model.state_dict())

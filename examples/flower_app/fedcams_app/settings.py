@@ -1,4 +1,4 @@
-"""What both sides read out of the run's configuration."""
+"""What both sides read from the run's configuration."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedcams.registry import params
 
 
 def experiment(config: Mapping[str, Any]) -> Experiment:
-    """The same experiment that `fedcams run` would simulate; `loop` trains one client at a time."""
+    """Return the experiment that `fedcams run` would simulate; `loop` trains one client at a time."""
     return Experiment.from_dict({**{key: config[key] for key in params(Experiment) if key in config}, "engine": "loop"})
 
 
 def built(config: Mapping[str, Any]) -> Built:
-    """Data, model and everything else. At a real site this loads the site's own examples."""
+    """Return data, model and everything else. A real site would load its own examples here."""
     return build(experiment(config), Path(config["data"]) if config["data"] else None)

@@ -26,11 +26,11 @@ class Aggregate(Spec, ABC):
     def combine(self, rows: Tensor, weights: Sequence[float]) -> Tensor:
         """Return one vector `[d]`, in new memory, from decoded updates `[C, d]` in ascending client id.
 
-        Only reads `rows`. Refuses an empty `rows`, and another number of weights than rows.
+        Only reads `rows`. Refuses empty `rows`, and a number of weights that differs from the number of rows.
         """
 
     def check(self, method: Parts) -> None:
-        """Refuse a method with which it does not work; raises a SpecError that names both parts."""
+        """Refuse a method that it does not work with; raises a SpecError that names both parts."""
 
 
 def check_rows(rows: Tensor, weights: Sequence[float]) -> None:

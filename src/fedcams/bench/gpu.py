@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "local": "sgd(lr=0.01, epochs=3, batch=20)",
     "server": "fedams(lr=1, eps=1e-3, bias_correction=true)",
 }
-"""Those of the paper: 10 of 100 clients, 60 steps of 20 images each."""
+"""The paper's settings: 10 of 100 clients, 60 steps of 20 images each."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class DevicePhases(Phases):
 
 
 def measure(model: str, uplink: str, by: str = "graphs", rounds: int = 10, loop: bool = True) -> Measured:
-    """Time some rounds on images of CIFAR's shape; they are noise, since only their number and size matter."""
+    """Time rounds on noise images of CIFAR's shape, because only their number and size matter."""
     if not torch.cuda.is_available():
-        raise SpecError("bench gpu: no CUDA device is there; run it where torch.cuda.is_available()")
+        raise SpecError("bench gpu: there is no CUDA device; run it where torch.cuda.is_available()")
     experiment = Experiment.from_dict({**SETTINGS, "model": model, "uplink": uplink, "engine": by, "rounds": rounds})
     built = assemble(experiment, noise_images(), "cuda")
     torch.cuda.reset_peak_memory_stats()
@@ -133,7 +133,7 @@ def _forward_flops(built: Built) -> int:
 
 
 def _loop_seconds(built: Built) -> tuple[float, float]:
-    """Training of ten clients, one of them timed, and an evaluation, both by `loop`; each once after a warm-up."""
+    """Return `loop`'s seconds for training ten clients, of which one is timed, and for an evaluation."""
     simulation, loop = built.simulation, engine("loop")
     problem = simulation.problem
     x, buffers = problem.read()

@@ -1,4 +1,4 @@
-"""Simulated rounds on the digits against a loop over clients written by hand, timed in turn in one process."""
+"""Simulated rounds on the digits against a loop over clients written by hand, timed alternately in one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedcams.simulation import Phases
 
 MODELS = ("mlp", "cnn")
 BY_HAND = "by hand"
-"""The name of the loop among the engines."""
+"""The name of the loop in a list of engines."""
 PARTITIONS = ("iid", "dirichlet(alpha=0.3)")
 LOCAL = "sgd(lr=0.05, epochs=3, batch=20)"
 LARGE = "mlp(hidden=970, layers=2)"
@@ -68,7 +68,7 @@ def engines() -> tuple[str, ...]:
 
 
 def measure(model: str, partition: str, turns: int) -> Case:
-    """Time the first rounds of a run, by the loop and by every engine in turn; return the best times."""
+    """Time the first rounds of a run with the loop and every engine, alternately; return the best times."""
     built = {engine: _built(model, partition, engine) for engine in engines()}
     loop = _loop(built["stacked"])
     cohorts = _cohorts(built["stacked"], TIMED)

@@ -1,4 +1,4 @@
-"""Time contenders in turn, several times over, and show the results as tables for a terminal or for Markdown."""
+"""Time contenders alternately, several times, and show the results as tables for a terminal or for Markdown."""
 
 from __future__ import annotations
 

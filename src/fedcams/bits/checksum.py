@@ -1,11 +1,12 @@
-"""Checksums of long data on several threads: CRC-32 for what travels, and a cheaper sum for files of our own.
+"""Checksums of long data on several threads: CRC-32 for messages, and a cheaper sum for files.
 
-CRC-32 is the remainder of the data, read as a polynomial over two elements, divided by a fixed polynomial. Data that
-follow multiply what came before by a power of x. So each range has a checksum of its own, and a few products join them.
+CRC-32 reads the data as a polynomial over two elements, and takes the remainder of its division by a fixed polynomial.
+Appending data multiplies what came before by a power of x. So each range has its own checksum, and a few products join
+them.
 
-The cheaper one costs a single read of memory; CRC-32 takes several times that. For 32-bit words w[0], w[1], ... it is
-the sum of w[i] and the sum of (i + 1) w[i], each modulo 2**64. The first changes with any one word, the second with
-their order. Sums of ranges add up, so threads may find them in any order.
+The cheaper sum takes one read of memory; CRC-32 takes several times as long. For 32-bit words w[0], w[1], ... it is
+the sum of w[i] and the sum of (i + 1) w[i], each modulo 2**64. The first changes with any word, the second with their
+order. The sums of ranges add up, so threads may compute them in any order.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from fedcams.bits.parallel import BLOCK, kernel, map_ranges
 # -- CRC-32 --------------------------------------------------------------------------------------------------------
 
 POLYNOMIAL = 0xEDB88320
-"""CRC-32's, lowest power first: bit 31 is 1, bit 30 is x, and x**32 is left out."""
+"""CRC-32's polynomial, lowest power first: bit 31 is 1, bit 30 is x, and x**32 is left out."""
 ONE, X = 1 << 31, 1 << 30
 CRC_RESIDUE = 0x2144DF1C
-"""The checksum of data that end in their own checksum, as payloads and messages do."""
+"""The checksum of data that ends with its own checksum, as payloads and messages do."""
 LONG = 16 * BLOCK
 """From this many bytes on, threads pay off."""
 
 
 def crc32(data: bytes | bytearray | memoryview, start: int = 0) -> int:
-    """Return `zlib.crc32(data, start)`; long data are split over threads."""
+    """Return `zlib.crc32(data, start)`; long data is split over threads."""
     view = memoryview(data).cast("B")
     if len(view) < LONG:
         return zlib.crc32(view, start)
@@ -52,7 +53,7 @@ def joined(first: int, second: int, length: int) -> int:
 
 @functools.lru_cache(64)
 def _power(length: int) -> int:
-    """x**(8 * length)."""
+    """Return x**(8 * length)."""
     result, square = ONE, X
     exponent = 8 * length
     while exponent:
@@ -64,7 +65,7 @@ def _power(length: int) -> int:
 
 
 def _times(a: int, b: int) -> int:
-    """The product of two polynomials, less all multiples of CRC-32's."""
+    """Return the product of two polynomials modulo CRC-32's."""
     product = 0
     for power in range(31, -1, -1):
         if a >> power & 1:

@@ -45,31 +45,35 @@ def group_bounds(positions: Tensor, segments: Segments) -> Tensor:
 # -- means -----------------------------------------------------------------------------------------------------------
 
 
-def group_means(values: Tensor, bounds: Tensor, counts: Tensor | None = None) -> Tensor:
+def group_means(values: Tensor, bounds: Tensor) -> Tensor:
     """Return the mean of |values| of each group, +0.0 where it is empty: `[C, k]`, `[C, S + 1]` -> float32 `[C, S]`.
 
-    Where only some of a group count and the others are zero, `counts [C, S]` says how many. Infinity and NaN in a group
-    make its mean infinite.
+    Infinity and NaN in a group make its mean infinite.
     """
-    counts = (bounds.diff(dim=-1) if counts is None else counts).clamp(min=1)
     if values.device.type != "cpu":
-        return group_means_torch(values, bounds, counts)
-    rows = zip(values.numpy().view(np.uint32), bounds.numpy(), counts.numpy(), strict=True)
+        return group_means_torch(values, bounds, bounds.diff(dim=-1).clamp(min=1))
+    rows = zip(values.numpy().view(np.uint32), bounds.numpy(), strict=True)
     return torch.from_numpy(np.stack([_means(*row) for row in rows]))
 
 
-def _means(words: Words, cuts: Positions, counts: Positions) -> Vector:
-    up = _spare(words.size)
+def _means(words: Words, cuts: Positions) -> Vector:
+    up = spare_bits(words.size)
     largest = np.max(map_ranges(words.size, lambda a, b: _largest(words, cuts, a, b)), axis=0)
     exponents = np.maximum(largest >> 23, 1)
     units = np.sum(map_ranges(words.size, lambda a, b: _units(words, cuts, exponents, up, a, b)), axis=0)
+    return finish_means(largest, units, up, np.maximum(np.diff(cuts), 1))
+
+
+def spare_bits(k: int) -> int:
+    """Return by how many bits the largest magnitude of a group of k at most may be shifted up."""
+    return SPARE_BITS - k.bit_length()
+
+
+def finish_means(largest: Positions, units: Positions, up: int, counts: Positions) -> Vector:
+    """Return means as float32 from the bits of the largest magnitudes, the sums of units and the counts, any shape."""
+    exponents = np.maximum(largest >> 23, 1)
     means = np.ldexp(units.astype(np.float64), exponents - 150 - up) / counts
     return np.where(largest >= INFINITE, np.inf, means).astype(np.float32)
-
-
-def _spare(k: int) -> int:
-    """By how many bits the largest magnitude of a group of k at most may be shifted up."""
-    return SPARE_BITS - k.bit_length()
 
 
 @kernel
@@ -107,15 +111,20 @@ def _units(
 
 
 def group_means_torch(values: Tensor, bounds: Tensor, counts: Tensor) -> Tensor:
-    """The same in torch operations, on any device; the counts are at least 1."""
+    """The same in torch operations, on any device.
+
+    `counts [C, S]`, 1 or more, says how many of each group count; the others are zero.
+    """
     k = values.shape[-1]
     largest = _largest_torch(values, bounds)
     exponents = (largest >> 23).clamp(min=1)
     words = (values.view(torch.int32) & MAGNITUDE).long()
     own = words >> 23
     fraction = (words & FRACTION) | ((own > 0).long() << 23)
-    units = (fraction << _spare(k)) >> (exponents.gather(-1, group_of_each(bounds, k)) - own.clamp(min=1)).clamp(max=63)
-    unit = (exponents - 150 - _spare(k) + 1023 << 52).view(torch.float64)  # a power of two, by its bits
+    units = (fraction << spare_bits(k)) >> (exponents.gather(-1, group_of_each(bounds, k)) - own.clamp(min=1)).clamp(
+        max=63
+    )
+    unit = (exponents - 150 - spare_bits(k) + 1023 << 52).view(torch.float64)  # a power of two, by its bits
     means = sums_between(units, bounds).double() * unit / counts
     return torch.where(largest >= INFINITE, torch.inf, means).float()
 

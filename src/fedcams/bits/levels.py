@@ -2,9 +2,9 @@
 
 A block of n coordinates has one step s, a bfloat16 with the sign of the block's largest magnitude; coordinate x becomes
 the integer q nearest to x/s (or one of its two neighbours at random), -(2^(b-1) - 1) <= q <= 2^(b-1), and travels as
-the b-bit level q + 2^(b-1) - 1. A step has 8 significant bits, so s·q is exact in float32. Levels lie one after the
-other, the lowest bit first, padding zero. A block is a power of two of at least 8 coordinates: it starts at a whole
-byte, and no thread's range cuts it.
+the b-bit level q + 2^(b-1) - 1. A step has 8 significant bits, so s·q is exact in float32. Levels are stored one after
+the other, lowest bit first, padded with zeros. A block is a power of two of at least 8 coordinates: it starts at a
+whole byte, and no thread's range cuts it.
 
 Each function has a kernel for one row on the CPU and a batched torch version for any other device.
 """
@@ -28,7 +28,7 @@ MAGNITUDE = 0x7FFFFFFF
 
 
 def most(bits: int) -> int:
-    """Return the largest |q|; on the side opposite to the step it is one less."""
+    """Return the largest |q| on the side of the step's sign; on the other side it is one less."""
     return 1 << (bits - 1)
 
 
@@ -43,7 +43,7 @@ def largest_step(bits: int) -> float:
 def quantise(x: Tensor, bits: int, block: int, seeds: Tensor | None) -> tuple[Tensor, Tensor]:
     """Quantise `x [C, d]` to bfloat16 steps `[C, ceil(d/block)]` and packed uint8 levels `[C, ceil(d·bits/8)]`.
 
-    Without seeds to the nearest; with them (int64 `[C, 2]`, 32 bits each) at random, so that the mean of q·s is x.
+    Without seeds, rounds to the nearest; with seeds (int64 `[C, 2]`, 32 bits each), at random, so that q·s has mean x.
     """
     if x.device.type != "cpu":
         return _quantise_torch(x, bits, block, seeds)
@@ -99,7 +99,7 @@ def _quantise_(
 
 @kernel
 def _step(words: NDArray[np.int32], bits: int, draw: bool) -> np.uint32:
-    """The bits of the step, rounded away from zero to bfloat16. Floats of one sign order as their bits do."""
+    """Return the bits of the step, rounded away from zero to bfloat16. Floats of one sign sort like their bits."""
     above, below = np.int32(0), np.uint32(0)
     for i in range(words.size):
         above = max(above, words[i])
@@ -110,7 +110,7 @@ def _step(words: NDArray[np.int32], bits: int, draw: bool) -> np.uint32:
     sizes = pair.view(np.float32)
     half = 1 << (bits - 1)
     size = np.float32(sizes[0] / np.float32(half))
-    if draw:  # nothing may be cut off, on either side
+    if draw:  # nothing may be clipped, on either side
         size = max(size, np.float32(sizes[1] / np.float32(half - 1)))
     if pair[0] >= np.uint32(0x7F800000):  # infinity or NaN: shows in the step
         return np.uint32(0x7F800000)
@@ -145,7 +145,7 @@ def _round_at_random_(
 
 @kernel
 def _hash(i: np.uint32, first: np.uint32, second: np.uint32) -> np.uint32:
-    """32 bits for a coordinate, from two words of a key."""
+    """Return 32 random bits for a coordinate, from two words of a key."""
     value = i ^ first
     value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x7FEB352D))
     value = np.uint32((value ^ (value >> np.uint32(15))) * np.uint32(0x846CA68B))
@@ -156,7 +156,7 @@ def _hash(i: np.uint32, first: np.uint32, second: np.uint32) -> np.uint32:
 
 @kernel
 def _pack_(levels: Bytes, bits: int, out: Bytes) -> None:
-    """Eight levels are `bits` whole bytes; one and two to a byte, the common cases, in loops that become vectors."""
+    """Pack levels, eight into `bits` bytes; the common cases of one or two per byte are loops that vectorise."""
     if bits == 8:
         out[:] = levels[: out.size]
     elif bits == 4:
@@ -196,7 +196,7 @@ def _quantise_torch(x: Tensor, bits: int, block: int, seeds: Tensor | None) -> t
 
 
 def _chances(seeds: Tensor, d: int, block: int, device: torch.device) -> Tensor:
-    """`[C, blocks, block]` in [0, 1), the same as the kernel's."""
+    """Return random numbers `[C, blocks, block]` in [0, 1), the same as the kernel's."""
     place = torch.arange(d + -d % block, device=device) & MASK
     value = place ^ seeds[:, :1].to(device)
     value = ((value ^ value >> 16) * 0x7FEB352D) & MASK
@@ -212,12 +212,12 @@ def _chances(seeds: Tensor, d: int, block: int, device: torch.device) -> Tensor:
 
 def add_levels_(out: Tensor, levels: Tensor, steps: Tensor, bits: int, block: int, weight: float) -> None:
     """Add `weight·q·steps` to `out [C, d]` in place; `steps` is bfloat16 `[C, ceil(d/block)]`, `levels` is packed."""
-    limit = largest_step(bits)  # no writer sends more, but anybody may
+    limit = largest_step(bits)  # our encoder sends no larger step, but others might
     if out.device.type != "cpu":
         sizes = (steps.float().clamp(-limit, limit) * weight).repeat_interleave(block, -1)
         out += (unpack_levels(levels, bits, out.shape[-1]).float() - (most(bits) - 1)) * sizes[..., : out.shape[-1]]
         return
-    words = steps.view(torch.int16).numpy().astype(np.uint32) << 16  # not torch, whose threads would spin on
+    words = steps.view(torch.int16).numpy().astype(np.uint32) << 16  # not with torch, whose threads keep spinning
     scaled = np.clip(words.view(np.float32), -limit, limit) * np.float32(weight)
     for row, packed, size in zip(out.numpy(), levels.numpy(), scaled, strict=True):
         _add_row_(row, packed, size, bits, block)

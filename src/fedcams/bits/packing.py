@@ -1,6 +1,6 @@
-"""Integers of b bits as bytes, one after the other, the lowest bit first, padding zero.
+"""Integers of b bits as bytes, one after the other, lowest bit first, padded with zeros.
 
-Bools and levels (at most 8 bits) are packed in torch operations, on any device; wider integers by a kernel on the CPU.
+Torch operations pack bools and levels (at most 8 bits) on any device; a kernel on the CPU packs wider integers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Values = NDArray[np.int64]
 
 
 def packed_size(count: int) -> int:
-    """Return the bytes that hold `count` bits."""
+    """Return how many bytes hold `count` bits."""
     return -(-count // 8)
 
 

@@ -1,8 +1,8 @@
 """Threads for our kernels: compiled on first use, cached on disk, safe from several threads and after a fork.
 
 Numba's own parallel layers are not used: one aborts when two threads enter it, the other when a process forks.
-Kernels release the interpreter lock instead and a small pool runs them over ranges of the vector. (Torch's own
-operations are not safe in a forked child unless `torch.set_num_threads(1)`; that is torch's rule, not ours.)
+Instead, kernels release the interpreter lock, and a small pool runs them over ranges of the vector. (Torch's own
+operations are not safe in a forked child unless `torch.set_num_threads(1)`; that is a limit of torch, not of fedcams.)
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def map_ranges(size: int, work: Callable[[int, int], T], threads: int | None = N
 
     It uses as many threads as torch, unless `threads` is given.
 
-    There are more ranges than threads and each thread takes the next one when it is free: torch's threads spin for
-    milliseconds after each of its operations, and a range that waits for a core must not hold up the others.
+    There are more ranges than threads, and each thread takes the next range when it is free: torch's threads spin for
+    milliseconds after each operation, and a range that waits for a core must not hold up the others.
     """
     threads = threads or torch.get_num_threads()
     count = min(RANGES * threads, -(-size // BLOCK)) if threads > 1 else 1
@@ -83,7 +83,7 @@ def map_threads(items: Sequence[S], work: Callable[[S], T], threads: int | None 
     try:
         run()
         for helper in helpers:
-            if not helper.cancel():  # not yet started: nothing is left for it
+            if not helper.cancel():  # cancel those that have not started: there is no work left
                 helper.result()
     except BaseException:
         wait([helper for helper in helpers if not helper.cancel()])  # the caller may free the memory they use
@@ -104,7 +104,7 @@ def _workers() -> ThreadPoolExecutor:
 
 
 def _forget_pool() -> None:
-    """A forked child has none of its parent's threads."""
+    """Drop the pool in a forked child, which has none of its parent's threads."""
     global _pool
     _pool = None
 

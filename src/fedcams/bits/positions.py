@@ -1,8 +1,8 @@
-"""Positions in long vectors: drawn from a seed, read and added to, and when each of them last changed.
+"""Positions in long vectors: draw them from a seed, read or add values there, and track when each last changed.
 
-A 32-bit seed stands for k distinct positions out of d, the same integers on every device, so none of them is sent. The
-seed picks a bijection of the b-bit integers, where d - 1 has b bits: four rounds of an odd multiplication, an addition
-and a shift. Position i is where i lands. What lands outside of [0, d) goes through again until it lies inside, which
+A 32-bit seed determines k distinct positions out of d, the same on every device, so the positions are not sent. The
+seed chooses a bijection of the b-bit integers, where d - 1 has b bits: four rounds of an odd multiplication, an
+addition and a shift. Position i is the image of i. An image outside [0, d) is mapped again until it lies inside, which
 keeps the map one to one.
 """
 
@@ -40,12 +40,12 @@ def sample_positions(seeds: Tensor, k: int, d: int) -> Tensor:
 
 
 def _constants(seed: int) -> list[int]:
-    """Multiplier (odd) and addend of each round."""
+    """Return the multiplier (odd) and the addend of each round."""
     return [_mix(seed * 2 * ROUNDS + i + 1) | (i % 2 == 0) for i in range(2 * ROUNDS)]
 
 
 def _mix(value: int) -> int:
-    """A hash of an integer to 32 bits."""
+    """Return a 32-bit hash of an integer."""
     value = ((value >> 32) * 0x9E3779B9 ^ value) & 0xFFFFFFFF
     value = ((value ^ value >> 16) * 0x7FEB352D) & 0xFFFFFFFF
     value = ((value ^ value >> 15) * 0x846CA68B) & 0xFFFFFFFF
@@ -71,7 +71,7 @@ def _draw_(constants: NDArray[np.int64], first: int, d: int, bits: int, out: NDA
 
 
 def _positions_torch(constants: Tensor, k: int, d: int, bits: int) -> Tensor:
-    """The same in torch operations `[C, k]`, on any device."""
+    """Draw the same positions `[C, k]` with torch operations, on any device."""
     value = torch.arange(k, device=constants.device).repeat(len(constants), 1)
     outside = torch.ones_like(value, dtype=torch.bool)
     while bool(outside.any()):
@@ -136,7 +136,7 @@ def _note_(old: Times, before: Times, after: Times, now: np.int32, out: Times) -
 
 
 def changed_since(times: Tensor, then: int) -> Tensor:
-    """Return the ascending positions `[k]` of what changed after the time `then`."""
+    """Return the ascending positions `[k]` of the coordinates that changed after the time `then`."""
     if times.device.type != "cpu":
         return (times > then).nonzero().squeeze(-1)
     array, later = times.numpy(), np.int32(then)

@@ -1,8 +1,8 @@
 """Ascending positions as entropy-coded gaps: an adaptive Golomb-Rice code that follows the local density.
 
 A gap g is written as its quotient g >> r in unary (that many 1 bits, then a 0) and its lowest r bits. The parameter r
-is never sent: both sides derive it from the gaps before, starting from the mean gap (d - k) / k. Uniform positions
-cost about 1.5% above log2 C(d, k); positions that cluster, as those of real networks do, cost less than that limit.
+is never sent: both sides derive it from the previous gaps, starting from the mean gap (d - k) / k. Uniform positions
+cost about 1.5% more than log2 C(d, k); clustered positions, as in real networks, cost less than that.
 A quotient of 32 or more is escaped (32 ones, then the gap in 40 bits), so that no symbol is longer than 72 bits.
 Bits fill each byte from the lowest; the last byte is padded with zeros.
 """
@@ -18,7 +18,7 @@ from fedcams.errors import BadPadding, BadPosition, NonCanonical, Truncated
 ESCAPE = 32
 RAW_BITS = 40
 MAX_D = 1 << RAW_BITS
-WINDOW = 32  # the mean is halved after so many gaps: recent ones count most
+WINDOW = 32  # sum and count are halved after this many gaps, so recent ones count most
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
@@ -28,16 +28,16 @@ State = tuple[int, int]  # (sum of recent gaps, number of recent gaps)
 
 @kernel
 def _start(d: int, k: int) -> State:
-    """As if `WINDOW / 2` gaps of mean length had been seen."""
+    """Return the state as if `WINDOW / 2` gaps of mean length had been seen."""
     half = WINDOW >> 1
     return half * (d - k) // max(k, 1), half
 
 
 @kernel
 def _parameter(total: int, count: int, r: int) -> int:
-    """The smallest r with 2^r >= 0.4812 (mean gap + 1): optimal for geometric gaps. In integers: 13/27.
+    """Return the smallest r with 2^r >= 0.4812 (mean gap + 1), optimal for geometric gaps; in integers, 13/27.
 
-    The search starts at the r before: it seldom moves, so that a processor guesses it and need not wait.
+    The search starts at the previous r, which seldom changes, so that the processor predicts the branches.
     """
     while r > 0 and (27 * count << (r - 1)) >= 13 * (total + count):
         r -= 1
@@ -133,18 +133,18 @@ _ENDED, _RANGE, _ESCAPED, _PADDED = -1, -2, -3, -4
 
 def rice_decode(data: Bytes, k: int, d: int) -> tuple[Positions, int]:
     """Read k positions from the start of `data`; return them and the bytes they took; refuse damaged data."""
-    if k > 8 * data.size:  # each costs a bit at least: bounds the allocation by the data
-        raise Truncated(f"{k} positions cannot stand in {data.size} bytes")
-    words = np.zeros(data.size // 4 + 4, np.uint32)  # zeros behind the end: overruns show in the bits used
+    if k > 8 * data.size:  # each takes at least one bit, so the data bounds the allocation
+        raise Truncated(f"{k} positions do not fit into {data.size} bytes")
+    words = np.zeros(data.size // 4 + 4, np.uint32)  # zeros after the end: overruns show in the bits used
     words.view(np.uint8)[: data.size] = data
     positions = np.empty(k, np.int64)
     used = int(_decode_(words, 8 * data.size, d, positions))
     if used == _ENDED:
-        raise Truncated(f"the data end within the {k} positions")
+        raise Truncated(f"the data ends within the {k} positions")
     if used == _RANGE:
         raise BadPosition(f"a position is not in [0, {d})")
     if used == _ESCAPED:
-        raise NonCanonical("a gap is escaped that has a shorter code")
+        raise NonCanonical("a gap is escaped although it has a shorter code")
     if used == _PADDED:
         raise BadPadding("the bits after the last position are not zero")
     return positions, used
@@ -182,7 +182,7 @@ def _decode_(words: Words, available: int, d: int, out: Positions) -> int:
 def _read_long(
     words: Words, held: np.uint64, width: int, at: int, quotient: int, r: int
 ) -> tuple[int, np.uint64, int, int]:
-    """A gap of more than 32 bits, escaped or not; -1 if it is escaped and need not be."""
+    """Read a gap of more than 32 bits, escaped or not; it is -1 if it is escaped without need."""
     escaped = quotient == ESCAPE
     taken = ESCAPE if escaped else quotient + 1
     held, width = held >> np.uint64(taken), width - taken
@@ -194,7 +194,7 @@ def _read_long(
 
 @kernel
 def _read_bits(words: Words, held: np.uint64, width: int, at: int, need: int) -> tuple[int, np.uint64, int, int]:
-    """The next `need` bits as an integer, in steps that are sure to be held."""
+    """Return the next `need` bits as an integer, in steps that always fit into what is held."""
     value, taken = 0, 0
     while taken < need:
         held, width, at = _fill(words, held, width, at)
@@ -206,7 +206,7 @@ def _read_bits(words: Words, held: np.uint64, width: int, at: int, need: int) ->
 
 @kernel
 def _fill(words: Words, held: np.uint64, width: int, at: int) -> tuple[np.uint64, int, int]:
-    """At least 33 bits, as far as there are words."""
+    """Refill to at least 33 bits, as long as there are words."""
     if width <= 32 and at < words.size:
         return held | (np.uint64(words[at]) << np.uint64(width)), width + 32, at + 1
     return held, width, at

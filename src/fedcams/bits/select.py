@@ -1,8 +1,8 @@
 """Exact top-k: the positions of the k largest magnitudes, ties to the lower index, in ascending order.
 
-On the CPU a sample tells two magnitudes between which the k-th largest lies. A first pass over the vector finds it
-among the few between them, a second one writes what is kept straight to its place: new memory costs more than reading
-again. Should the sample mislead, a histogram of the whole vector takes its place.
+On the CPU, a sample gives two magnitudes that the k-th largest lies between. A first pass over the vector finds it
+among the few words between them, and a second pass writes what is kept to its final place: reading twice costs less
+than new memory. If the sample was misleading, a histogram of the whole vector replaces it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Bytes = NDArray[np.uint8]
 Positions = NDArray[np.int64]
 Segments = Sequence[tuple[int, int]]
 
-MAGNITUDE = np.uint32(0x7FFFFFFF)  # a float's bits without the sign order as its absolute value does
+MAGNITUDE = np.uint32(0x7FFFFFFF)  # without the sign, a float's bits sort like its absolute value
 SHIFT = 16  # 31 - 15 bits
 BINS = 1 << 15
 CHUNK = 4096  # words whose hits fit in the first-level cache
@@ -65,7 +65,7 @@ def _select_(words: Words, base: int, places: Positions, found: Words) -> None:
     """Write the positions, from `base` on, and the words of the largest magnitudes, as many as there is room for."""
     k, stride = places.size, max(CHUNK, words.size // SAMPLED_CHUNKS)
     parts, above, reach = _survey(words, *_bracket(_histogram(words, stride), words.size, k))
-    if stride > CHUNK and not above < k <= reach:  # the sample misled
+    if stride > CHUNK and not above < k <= reach:  # the sample was misleading
         whole = np.sum(map_ranges(words.size, lambda a, b: _histogram(words[a:b], CHUNK)), axis=0)
         parts, above, reach = _survey(words, *_bracket(whole, words.size, k))
     if reach < k:  # the rest of the k are zeros
@@ -76,7 +76,7 @@ def _select_(words: Words, base: int, places: Positions, found: Words) -> None:
 
 
 def _bracket(histogram: NDArray[np.int64], size: int, k: int) -> tuple[int, int]:
-    """Two magnitudes, the lower above zero, between which the k-th largest lies by this histogram of all or some."""
+    """Return two magnitudes that the k-th largest lies between, judging by a histogram of all or some words."""
     seen = int(histogram.sum())
     rank = k * seen / size
     allowance = 0.0 if seen == size else SPREADS * math.sqrt(rank) + 1
@@ -112,7 +112,7 @@ def _keep_(
 
 @kernel
 def _histogram(words: Words, stride: int) -> NDArray[np.int64]:
-    """Counts of the upper 15 bits, over a chunk at the start of every stride: of all words when stride is CHUNK."""
+    """Count the upper 15 bits over a chunk at the start of every stride; over all words if the stride is CHUNK."""
     counts = np.zeros(BINS, np.int64)
     for start in range(0, words.size, stride):
         chunk = words[start : start + CHUNK]
@@ -123,7 +123,7 @@ def _histogram(words: Words, stride: int) -> NDArray[np.int64]:
 
 @kernel
 def _boundary(counts: NDArray[np.int64], k: int) -> tuple[int, int]:
-    """The bin in which the k-th largest lies, and how many of that bin belong to the k largest."""
+    """Return the bin that contains the k-th largest, and how many of that bin belong to the k largest."""
     above = 0
     for i in range(counts.size - 1, -1, -1):
         if above + counts[i] >= k:

@@ -1,4 +1,4 @@
-"""Signs as bits: one bit per coordinate, 1 for x >= 0 (and -0.0), the lowest bit of a byte first, padding zero.
+"""Signs as bits: one bit per coordinate, 1 for x >= 0 (and -0.0), lowest bit of a byte first, padded with zeros.
 
 Each function has a kernel for one row on the CPU and a batched torch version for any other device.
 """
@@ -17,7 +17,7 @@ from fedcams.bits.packing import pack_bools, packed_size, unpack_bools
 from fedcams.bits.parallel import BLOCK, kernel, map_ranges
 from fedcams.bits.vectors import abs_sum
 
-NEGATIVE_ZERO = np.uint32(0x80000000)  # as unsigned integers, exactly the negative floats lie above it
+NEGATIVE_ZERO = np.uint32(0x80000000)  # as unsigned integers, exactly the negative floats are above it
 CHUNK = 4096  # elements that stay in the first-level cache
 Segments = Sequence[tuple[int, int]]
 
@@ -86,7 +86,7 @@ def _pack_(words: NDArray[np.uint32], out: NDArray[np.uint8]) -> None:
 def add_signs_(out: Tensor, bits: Tensor, segments: Segments, magnitudes: Tensor) -> None:
     """Add `±magnitudes [C, S]`, one per segment, to `out [C, d]` in place; `bits [C, ceil(d/8)]` has the signs.
 
-    With `out [1, d]` all rows are added into the one, one after the other.
+    With `out [1, d]`, all rows are added to that row, one after the other.
     """
     if out.device.type != "cpu":
         return _add_signs_torch_(out, bits, segments, magnitudes)

@@ -1,7 +1,7 @@
 """Sums and additions over long float32 vectors, on the same threads as the other kernels.
 
-After a parallel operation torch keeps its threads spinning for some milliseconds, which would take a core from the
-kernel that follows; on the CPU these therefore do without torch.
+After a parallel operation, torch's threads keep spinning for some milliseconds, which would take a core from the next
+kernel. So on the CPU, these functions do not use torch.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def abs_sum(x: Tensor) -> float:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """The L2 norm of each row of `rows [C, d]` -> float64 `[C]`, on the same device.
+    """Return the L2 norm of each row of `rows [C, d]` as float64 `[C]`, on the same device.
 
-    Sums are taken in float64, which no finite float32 row can overflow, and in an order that depends on d alone: a row
-    has the same norm, bit for bit, whatever the other rows are and however many.
+    Sums are taken in float64, which no finite float32 row can overflow, and in an order that depends only on d: a row
+    has the same norm, bit for bit, regardless of the other rows and their number.
     """
     if rows.device.type == "cpu":
         sums = [float(_block_dots(row, row).sum()) for row in map(_array, rows)]
@@ -59,7 +59,7 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def row_dots(rows: Tensor, vector: Tensor) -> Tensor:
-    """The inner product of each row of `rows [C, d]` with `vector [d]` -> float64 `[C]`, added up like `row_norms`."""
+    """Return the inner products of `rows [C, d]` with `vector [d]` as float64 `[C]`, summed like `row_norms`."""
     if rows.device.type == "cpu":
         other = _array(vector)
         return torch.tensor([float(_block_dots(row, other).sum()) for row in map(_array, rows)], dtype=torch.float64)
@@ -70,7 +70,7 @@ def row_dots(rows: Tensor, vector: Tensor) -> Tensor:
 def read_floats(data: NDArray[np.uint8]) -> tuple[Vector, float]:
     """Copy bytes, which need not be aligned, into a new vector; return it and the sum of |x| like `abs_sum`.
 
-    A range is added up while it is still in the cache.
+    A range is summed while it is still in the cache.
     """
     vector = np.empty(data.size // 4, np.float32)
     raw = vector.view(np.uint8)
@@ -83,12 +83,12 @@ def read_floats(data: NDArray[np.uint8]) -> tuple[Vector, float]:
 
 
 def _array(x: Tensor) -> NDArray[np.float32]:
-    """A vector on the CPU as one block of memory, float32 or float64."""
+    """Return a vector on the CPU as contiguous memory, float32 or float64."""
     return np.ascontiguousarray(x.detach().numpy())
 
 
 def _wide(x: Tensor) -> Tensor:
-    """A float64 copy in memory of its own: how a GPU adds up depends on where a row starts."""
+    """Return a float64 copy in new memory, because the order of a GPU's sums depends on where a row starts."""
     return x.detach().to(torch.float64, copy=True)
 
 
@@ -114,7 +114,7 @@ def _divide_kernel_(out: Vector, by: np.float32) -> None:
 
 @kernel
 def _block_sums(x: Vector) -> NDArray[np.float64]:
-    """The sum of |x| over each block."""
+    """Return the sum of |x| over each block."""
     sums = np.zeros((x.size + BLOCK - 1) // BLOCK)
     for block in range(sums.size):
         part = x[block * BLOCK : (block + 1) * BLOCK]
@@ -127,7 +127,7 @@ def _block_sums(x: Vector) -> NDArray[np.float64]:
 
 @kernel
 def _block_dots(x: Vector, y: Vector) -> NDArray[np.float64]:
-    """The sum of x·y over each block."""
+    """Return the sum of x·y over each block."""
     sums = np.zeros((x.size + BLOCK - 1) // BLOCK)
     for block in range(sums.size):
         start, stop = block * BLOCK, min((block + 1) * BLOCK, x.size)

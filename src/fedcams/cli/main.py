@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
@@ -95,10 +96,18 @@ def load(modules: Sequence[str]) -> None:
     """Import modules that register your own pieces; the working directory is searched too."""
     sys.path.insert(0, str(Path.cwd()))
     for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise SpecError(f"--import {module}: give the name of a module, such as my_pieces for ./my_pieces.py")
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise SpecError(f"--import {module}: {error}; name a module that lies here or on PYTHONPATH") from None
+            raise SpecError(f"--import {module}: {error}; name a module in this folder or on PYTHONPATH") from None
+        except FedcamsError as error:
+            raise SpecError(f"--import {module}: {error}") from None
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            place = "" if isinstance(error, SyntaxError) else f" ({Path(where.filename).name}, line {where.lineno})"
+            raise SpecError(f"--import {module}: {type(error).__name__}: {error}{place}; correct the module") from error
 
 
 @app.callback()

@@ -158,11 +158,11 @@ def write_report(runs: Sequence[Path], out: Path, target: float | None = None) -
     return report(runs, out, target)
 
 
-# -- what `run` does besides -----------------------------------------------------------------------------------------
+# -- parts of `run` --------------------------------------------------------------------------------------------------
 
 
 def _report(done: Sequence[Run], out: Path) -> str:
-    """Write the report and say where it is; a missing package is no error, since the runs stand without it."""
+    """Write the report and say where it is; a missing package is not an error, because the runs are complete."""
     try:
         return f"report: {write_report([run.path for run in done], out)}"
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Carry out experiments: start, continue or skip each, and show how it is doing."""
+"""Run experiments: start, continue or skip each one, and show its progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVERY = 10
 
 @dataclass(frozen=True)
 class Session:
-    """Where the data are, which device trains, and who hears about every round."""
+    """Where the data is, which device trains, and what follows the rounds."""
 
     data: Path | None = None
     device: str = "cpu"

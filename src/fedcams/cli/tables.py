@@ -49,7 +49,7 @@ def _overview() -> Table:
 
 
 def _keys() -> Iterator[tuple[str, str, str]]:
-    """The keys of an experiment file, which `-s` can change."""
+    """Yield the keys of an experiment file, which `-s` can change."""
     for key, (param, default) in params(Experiment).items():
         yield key, default if isinstance(default, str) else show(default), param.doc
     yield KEY, "none", f"sets several of them under one name: {', '.join(RECIPES)}; see `fedcams list recipes`"
@@ -62,7 +62,7 @@ def _recipe(recipe: Recipe) -> tuple[str, str, str]:
 
 
 def _row(cls: type[Spec]) -> tuple[str, str, str]:
-    """Name, defaults and the first line of the description."""
+    """Return the name, the defaults and the first line of the description."""
     return cls.name, ", ".join(_defaults(cls)), (cls.__doc__ or "").strip().partition("\n")[0]
 
 

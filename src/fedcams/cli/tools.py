@@ -29,7 +29,7 @@ def list_(
 def not_negative(value: float) -> float:
     """Return the value; refuse one that is negative or not a number."""
     if not value >= 0:
-        raise typer.BadParameter(f"{value} is not 0 or more; give a number that is.")
+        raise typer.BadParameter(f"{value} is out of range; give 0 or more.")
     return value
 
 
@@ -44,7 +44,7 @@ def plan(
     buffers: Annotated[str, typer.Option(help="Compressor for batch-norm statistics.")] = "identity",
     downlink: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="A downlink to compare; repeat for several. Default: seven."),
+        typer.Option(metavar="SPEC", help="A downlink to compare; repeat for several. Default: a set of seven."),
     ] = None,
     memory: Annotated[
         float, typer.Option(callback=not_negative, help="Memory the server has for the downlink, in GiB.")
@@ -53,7 +53,7 @@ def plan(
         float,
         typer.Option(
             callback=not_negative,
-            help="Recommend only deltas that provably leave at most this part of ‖x - held‖².",
+            help="Recommend only downlinks proven to leave at most this part of ‖x - held‖² after a delta.",
         ),
     ] = 0.9,
     network: Annotated[str, typer.Option(help="The network to recommend a recipe for.")] = "4G",
@@ -62,9 +62,9 @@ def plan(
 ) -> None:
     """Compute what a federation will send before anything is trained, and recommend a downlink and a recipe.
 
-    A model given by its spec is built for CIFAR-10. Positions of a sparse delta count as uniform.
+    A model given by its spec is built for CIFAR-10. Positions of a sparse delta are assumed to be uniform.
 
-    Bytes are given as expected under uniform sampling, and as counted for the cohorts of one seed.
+    Bytes are shown twice: the expected number under uniform sampling, and the count for the cohorts of one seed.
     """
     from fedcams.cli import plans
     from fedcams.plan import expected_contacts
@@ -92,9 +92,9 @@ bench = typer.Typer(invoke_without_command=True)
 @bench.callback()
 def rounds(
     context: typer.Context,
-    turns: Annotated[int, typer.Option(min=1, help="Timings per contender; the best one counts.")] = 5,
+    turns: Annotated[int, typer.Option(min=1, help="Timings of each engine and of the loop; the best counts.")] = 5,
 ) -> None:
-    """Time rounds on the digits against the same rounds written by hand in PyTorch, in turn on the CPU.
+    """Time rounds on the digits on the CPU, alternating with the same rounds written by hand in PyTorch.
 
     100 clients, 10 per round, 3 epochs, batches of 20. Takes about a minute.
     """
@@ -123,7 +123,7 @@ def gpu(
     loop: Annotated[bool, typer.Option(help="Also time the eager loop over clients.")] = True,
     save: Annotated[Path | None, typer.Option(help="Write the numbers to a JSON file.", show_default=False)] = None,
 ) -> None:
-    """Time rounds of the paper's experiments on a CUDA device, phase by phase, beside the eager loop over clients."""
+    """Time rounds of the paper's experiments on a CUDA device, phase by phase, next to the eager loop over clients."""
     from fedcams.bench.gpu import measure, where
     from fedcams.cli.tables import gpu_table
 

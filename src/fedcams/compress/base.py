@@ -28,17 +28,28 @@ class Field:
     `f32` and `bf16` are finite reals, `uint` integers of 1 to 32 `bits`, `index` strictly ascending positions in
     [0, d). Two kinds hold packed tensors of `ceil(count·bits/8)` bytes: `sign`, one bit each (`fedcams.bits.signs`),
     and `packed`, integers of 1 to 8 `bits` (`fedcams.bits.levels`). Other numbers of bits raise a SpecError.
+
+    A `sign` field whose signs belong to kept coordinates names their `index` field in `at`. They then take fewer bytes
+    where signs of one convolution filter agree (`fedcams.bits.cells`). The index field comes first.
     """
 
     kind: FieldKind
     count: int
     bits: int = 0
+    at: str = ""
 
     def __post_init__(self) -> None:
         if self.kind == "uint" and not 1 <= self.bits <= 32:
             raise SpecError(f"a uint field with bits={self.bits}; allowed: 1 to 32")
         if self.kind == "packed" and not 1 <= self.bits <= 8:
             raise SpecError(f"a packed field with bits={self.bits}; allowed: 1 to 8")
+        if self.at and self.kind != "sign":
+            raise SpecError(f"a {self.kind} field with at={self.at!r}; only sign fields have it, leave it out")
+
+    @property
+    def size_varies(self) -> bool:
+        """Whether its length in bytes depends on its contents."""
+        return self.kind == "index" or bool(self.at)
 
     @property
     def dtype(self) -> torch.dtype:

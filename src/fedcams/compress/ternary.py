@@ -69,7 +69,7 @@ class Ternary(Compressor):
 
     @property
     def per_tensor(self) -> bool:
-        return "tensor" in (self.scope, self.magnitudes)
+        return True  # with one magnitude for all too: signs are coded by the tensors' shapes
 
     def _kept(self, layout: Layout) -> list[int]:
         """Return how many coordinates are kept in each segment that they are taken from."""
@@ -77,7 +77,11 @@ class Ternary(Compressor):
 
     def fields(self, layout: Layout) -> dict[str, Field]:
         k, groups = sum(self._kept(layout)), len(segments(layout, self.magnitudes))
-        return {"position": Field("index", k), "sign": Field("sign", k), "magnitude": Field("f32", groups)}
+        return {
+            "position": Field("index", k),
+            "sign": Field("sign", k, at="position"),
+            "magnitude": Field("f32", groups),
+        }
 
     def squared_error_bound(self, layout: Layout) -> float:
         counts = self._kept(layout)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.bits.classes import class_sizes, split_at_means, take_means
-from fedcams.bits.packing import pack_levels, unpack_levels
+from fedcams.bits.classes import class_sizes, signed_means, split_at_means
 from fedcams.bits.positions import add_at_
 from fedcams.bits.select import top_values
 from fedcams.bits.vectors import row_norms
@@ -102,8 +101,7 @@ class TopK(Compressor):
         positions, values = top_values(x, segments(layout, self.scope), self._kept(layout))
         if not self._bits:
             return {"position": positions, "value": _to_bf16(values) if self.values == "bf16" else values}
-        classes, means = split_at_means(values, self._bounds(layout, values), self._bits - 1)
-        levels = pack_levels((2 * classes + (values >= 0)).to(torch.uint8), self._bits)
+        levels, means = split_at_means(values, self._bounds(layout, values), self._bits)
         return {"position": positions, "level": levels, "magnitude": means.flatten(1)}
 
     def _bounds(self, layout: Layout, rows: Tensor) -> Tensor:
@@ -115,10 +113,9 @@ class TopK(Compressor):
         """Return the kept values as the receiver has them, float32 `[C, k]`."""
         if not self._bits:
             return code["value"].float()
-        levels = unpack_levels(code["level"], self._bits, code["position"].shape[-1]).long()
         means = code["magnitude"].unflatten(-1, (-1, 1 << (self._bits - 1)))
-        sizes = take_means(means, levels >> 1, self._bounds(layout, levels))
-        return torch.where((levels & 1).bool(), sizes, -sizes)
+        bounds, k = self._bounds(layout, means), code["position"].shape[-1]
+        return signed_means(code["level"], self._bits, means, bounds, k)
 
     def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_at_(out, code["position"], self._values(code, layout), weight)
@@ -128,8 +125,8 @@ class TopK(Compressor):
 
     def check_code(self, code: Code, layout: Layout) -> None:
         if self._bits:
-            levels = unpack_levels(code["level"], self._bits, code["position"].shape[-1])[None].long()
-            counts = class_sizes(levels >> 1, self._bounds(layout, levels), 1 << (self._bits - 1))
+            levels = code["level"][None]
+            counts = class_sizes(levels, self._bits, self._bounds(layout, levels), code["position"].numel())
             check_magnitudes(code["magnitude"], counts.flatten())
 
 

@@ -60,7 +60,7 @@ class Control(Spec, ABC):
         """
 
     def check(self, method: Parts) -> None:
-        """Refuse a method with which it does not work; raises a SpecError that names both parts."""
+        """Refuse a method that it does not work with; raises a SpecError that names both parts."""
 
 
 @register("none")

@@ -47,5 +47,5 @@ class Scaffold(Control):
         if not method.local.steps_are_rates:
             raise SpecError(
                 f"scaffold computes gradients from updates, but steps of {method.local} are not rate times gradient; "
-                "choose sgd without momentum, or control=none"
+                "choose sgd without momentum, weight_decay, clip and prox, or control=none"
             )

@@ -65,7 +65,7 @@ class Broadcast(NamedTuple):
         return {MODEL: model} if self.buffers is None else {MODEL: model, BUFFERS: self.buffers}
 
     def key(self, client: int = 0, name: str = MODEL) -> int:
-        """Return the key for compressors that draw at random, for one client; 0 for what all clients receive alike."""
+        """Return the key for compressors that draw at random, for one client; client 0 stands for a common message."""
         return derive(self.seed, "downlink" if name == MODEL else f"downlink {name}", self.round, client)
 
 
@@ -113,7 +113,7 @@ class DownlinkCost(NamedTuple):
 class Downlink(Spec, ABC):
     """The base class of all downlinks. State is data: `init` makes it; `send` and `acknowledge` return the next one.
 
-    The server never assumes that a message arrived: what it knows of a client changes only when the client says so.
+    The server never assumes that a message arrived: what it knows about a client changes only when the client says so.
     """
 
     kind = "downlink"
@@ -157,18 +157,18 @@ class Downlink(Spec, ABC):
     def acknowledge(
         self, state: Any, broadcast: Broadcast, acks: Mapping[int, Held | None], closing: bool = True
     ) -> Any:
-        """Return the state after clients said what they hold; None stands for nothing usable.
+        """Return the state after clients said what they hold; None means nothing usable.
 
-        Nothing new is known of clients that are not in `acks`. `closing` ends the round: what was sent in it can be
-        forgotten, because the next message builds on what is known.
+        Clients that are not in `acks` said nothing. `closing` ends the round: what was sent in it can be forgotten,
+        because the next message builds only on what clients said.
         """
         return state
 
     @abstractmethod
     def deliver(self, state: Any, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
-        """Send a round's model to these clients of a simulation, which loses nothing: without bytes and digests.
+        """Send a round's model to these clients in a simulation, where no message is lost, without bytes and digests.
 
-        It has the effect of `send`, of the clients' receipt and of `acknowledge`.
+        This does what `send`, `receive` at every client and `acknowledge` would do.
         """
 
     @abstractmethod
@@ -221,8 +221,8 @@ class Downlink(Spec, ABC):
 def follow(store: HeldStore, client: int, messages: Mapping[str, Message]) -> tuple[dict[str, Tensor], Held]:
     """Return what the messages of one instruction make for a client that keeps its model, and its name.
 
-    The messages are staged: what was held stays until the server builds on the new model, and thereby shows that it
-    knows of it. So a lost reply leaves both sides where they were. Raises OutOfStep if they build on another model.
+    The messages are staged: what was held stays until the server builds on the new model, and so has learned that it
+    arrived. A lost reply leaves both sides where they were. Raises OutOfStep if they build on another model.
     """
     named = base_of(messages)
     made = apply_messages(messages, {} if named is None else _settle(store, client, named), store.layouts)
@@ -249,7 +249,7 @@ def check_contractive(name: str, codec: Compressor) -> None:
     """Refuse a codec without an error bound for the downlink `name`: what clients hold would drift from the model."""
     if codec.at(1, 1).squared_error_bound(Layout.flat(1)) is None:
         raise SpecError(
-            f"{name}: {codec} has no bound on its error, so what clients hold would drift from the model without end; "
+            f"{name}: {codec} has no bound on its error, so what clients hold would drift ever further from the model; "
             "choose a contractive compressor, or stateless"
         )
 

@@ -29,7 +29,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Catchup:
-    """The ways to the current model `w [d]`, given what is kept of the deltas that led to it."""
+    """The ways to the current model `w [d]`, given the deltas that are still in the log."""
 
     w: Tensor
     touched: Tensor | None
@@ -69,7 +69,7 @@ class Catchup:
         code = {"position": positions, "value": values}
         if self.counting:
             return Way(self._kind(held), message_size([size(codec, code, self.layout)]), True)
-        payload = pack(codec, code, self.layout)  # already here: finding its length is half of the work
+        payload = pack(codec, code, self.layout)  # pack now, because finding the length is half of the work
         return Way(self._kind(held), message_size([len(payload)]), True, lambda: [payload])
 
     def _kind(self, held: int) -> Literal["delta", "catchup"]:
@@ -84,7 +84,7 @@ def expected_size(codec: Compressor, layout: Layout, missed: int) -> float:
     """
     delta, dense = payload_bytes(codec, layout), dense_size(layout)
     ways = [dense]
-    if missed * delta <= dense:  # else the log has forgotten the oldest
+    if missed * delta <= dense:  # otherwise the log no longer has the oldest
         ways.append(message_size([delta] * missed))
     if missed > 1 and (each := coordinates_changed(codec, layout)) is not None:
         union = round(layout.d * (1 - (1 - each / layout.d) ** missed))

@@ -3,7 +3,8 @@
 On disk, `<client>.held` is little-endian: magic `FCHM`, format version (4 bytes), layout id (8), version (8), digest
 (16), d (8), and d float32 values. With buffers, d counts both, their values follow the model's, and the id is that of
 one layout for both. `<client>.staged` is the message as received; with buffers, the model's and theirs, each preceded
-by its length (8). Both files are written completely or not at all. Damage is detected by the digest of what results.
+by its length (8). Both files are written completely or not at all. The digest of the result detects
+damage.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class HeldStore(ABC):
 
     @staticmethod
     def on_disk(layout: Layout, folder: str | os.PathLike[str], buffer_layout: Layout | None = None) -> HeldStore:
-        """Return a store of files in a folder, which is created if missing; models survive any end of the process.
+        """Return a store of files in a folder, which is created if missing; models survive the process, even a kill.
 
         `buffer_layout` as for `in_memory`.
         """

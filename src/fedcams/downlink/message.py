@@ -38,7 +38,7 @@ MODEL, BUFFERS = "model", "buffers"
 """The names of what a client may hold."""
 DIGEST = 16
 PIECE = 2**18
-"""Values of a model that are hashed together."""
+"""How many values of a model are hashed at a time."""
 DENSE, ADD, SET = range(3)
 FRAME = Frame(b"FCMM", f"BBQ{DIGEST}sQ{DIGEST}s", blobs=1)
 LENGTH = struct.Struct("<Q")
@@ -103,10 +103,10 @@ class Message:
         (kind, present, base, base_digest, version, digest), (body,) = FRAME.unpack(data)
         named = Held(base, base_digest)
         if kind not in (DENSE, ADD, SET) or present != (kind != DENSE) or (not present and named != NOTHING):
-            raise NonCanonical(f"a model message of kind {kind} with the mark {present} for what it builds on")
+            raise NonCanonical(f"a model message of kind {kind} with the flag {present} for what it builds on")
         payloads = split_payloads(body)
         if kind != ADD and len(payloads) != 1:
-            raise NonCanonical(f"a model message of kind {kind} with {len(payloads)} payloads; it has one")
+            raise NonCanonical(f"a model message of kind {kind} with {len(payloads)} payloads; expected one")
         return cls(kind, named if present else None, Held(version, digest), payloads)
 
     def apply(self, base: Tensor | None, layout: Layout, name: str = MODEL) -> Tensor:
@@ -154,7 +154,7 @@ def apply_messages(
 
 
 def dense_message(x: Tensor, layout: Layout, result: Held) -> Message:
-    """Return the message with the whole vector `x [d]`, for clients of which nothing is known; `result` names it."""
+    """Return the message with the whole vector `x [d]`, for clients that hold nothing usable; `result` names it."""
     return Message(DENSE, None, result, [encode(IDENTITY, x, layout)])
 
 

@@ -46,7 +46,7 @@ from fedcams.wire.estimate import payload_bytes
 
 
 class ReplicaState(NamedTuple):
-    """What the server knows of the clients' models, whose values are rows of a store."""
+    """What the server knows about the clients' models; their values are rows of a store."""
 
     initial: Mapping[str, Tensor]
     """What clients hold before their first contact, by name; empty if they hold nothing."""
@@ -134,7 +134,7 @@ class Replica(Downlink):
     ) -> ReplicaState:
         digests = dict(state.digests)
         for client, held in sorted(acks.items()):
-            if closing and held is not None and held == self.expected(state, client):  # rows change once a round
+            if closing and held is not None and held == self.expected(state, client):  # rows change once per round
                 self._follow(state, broadcast, client)
                 digests[client] = held.digest.hex()
             elif held is None or held != _base(state, broadcast, client):
@@ -161,7 +161,7 @@ class Replica(Downlink):
                 row.copy_(state.initial[part.name])
         return rows
 
-    # -- all of it at once ---------------------------------------------------------------------------------------
+    # -- in a simulation -----------------------------------------------------------------------------------------
 
     def deliver(self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
         store = _store(broadcast)

@@ -53,7 +53,7 @@ class Track(NamedTuple):
     touched: Tensor | None
     """int32 `[d]`, the version in which each coordinate last changed; None if every delta changes all of them."""
     log: Mapping[int, Tensor]
-    """Version -> the payload, as bytes, that led to it; together at most as large as the vector: more never pays."""
+    """Version -> the payload, as bytes, that led to it; in total no larger than the vector, which beats more."""
     since: int
     """The log has all deltas after this version."""
 
@@ -67,7 +67,7 @@ class SharedState(NamedTuple):
     version: int
     """The round of the last change; 0 for the initial model."""
     known: Mapping[int, int]
-    """Client -> the version that it said it holds; -1 if that is none of ours."""
+    """Client -> the version that it said it holds; -1 if the server does not know that model."""
     digests: Mapping[int, str]
     """Version -> digest, for the versions that a client may hold; a simulation has none."""
 
@@ -148,14 +148,14 @@ class Shared(Downlink):
     def way(
         self, state: SharedState, layout: Layout, held: int | None, counting: bool = False, name: str = MODEL
     ) -> Way:
-        """Return the cheapest way from the version `held` to the current model; None stands for a client without one.
+        """Return the cheapest way from the version `held`, None for a client without a model, to the current model.
 
-        With `counting` only its size is found, and nothing is packed. `name` says which vector the layout is of.
+        With `counting`, it has only the size, and nothing is packed. `name` says which vector the layout belongs to.
         """
         return Catchup(*state.tracks[name], state.version, layout, counting).cheapest(held)
 
     def expected(self, state: SharedState, client: int) -> Held | None:
-        name = state.digests.get(state.version)  # none before a client was sent this version
+        name = state.digests.get(state.version)  # missing until this version is sent to a client
         return None if name is None else Held(state.version, bytes.fromhex(name))
 
     def buffers_of(self, state: SharedState, client: int) -> Tensor | None:
@@ -186,7 +186,7 @@ class Shared(Downlink):
     def _versions(self, state: SharedState, clients: Sequence[int]) -> set[int | None]:
         return {self._held(state, i) for i in clients}
 
-    # -- all of it at once ---------------------------------------------------------------------------------------
+    # -- in a simulation -----------------------------------------------------------------------------------------
 
     def deliver(self, state: SharedState, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
         state = self._advance(state, broadcast)
@@ -231,7 +231,8 @@ class Shared(Downlink):
 
 def _start(x: Tensor, codec: Compressor) -> Track:
     """Return the track before anything was sent."""
-    sparse = all(field.count < x.numel() for field in codec.fields(Layout.flat(x.numel())).values())
+    fields = codec.at(1, 1).fields(Layout.flat(x.numel())).values()
+    sparse = bool(codec.schedules()) or all(field.count < x.numel() for field in fields)  # in some rounds
     touched = torch.zeros(x.numel(), dtype=torch.int32, device=x.device) if sparse else None
     return Track(x.clone(), touched, {}, 0)
 

@@ -1,4 +1,4 @@
-"""Engines, one file each: whatever lies in this folder is imported and thereby registered."""
+"""Engines, one file each: every module in this folder is imported, which registers what it defines."""
 
 from fedcams.engines.base import CohortUpdate, Engine, engine
 from fedcams.engines.choice import choose

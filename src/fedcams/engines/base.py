@@ -1,4 +1,4 @@
-"""Engines: how a cohort's local training is carried out. All give the same updates."""
+"""The base class of engines: how a cohort's local training is computed. All engines give the same updates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedcams.registry import Spec, resolve
 
 
 class CohortUpdate(NamedTuple):
-    """What training brings, for each client of the cohort."""
+    """The result of training, for each client of the cohort."""
 
     delta: Tensor
     """`[C, d]`, the change of the parameters."""
     buffers: Tensor | None
-    """`[C, b]`, the floating-point buffers; None where the model has none."""
+    """`[C, b]`, the floating-point buffers; None if the model has none."""
     loss: Tensor
     """`[C]`, mean over the examples seen."""
     examples: list[int]
@@ -33,7 +33,7 @@ class CohortUpdate(NamedTuple):
 
 
 class Engine(Spec, ABC):
-    """The root of all engines; `loop` defines the truth and every other one is tested by equality with it."""
+    """The base class of all engines; `loop` is the reference, and every other engine is tested against it."""
 
     kind = "engine"
     reference: ClassVar[str] = ""
@@ -41,14 +41,14 @@ class Engine(Spec, ABC):
     priority: ClassVar[int] = 0
     """`auto` asks the engines with higher numbers first."""
     needs_trial: ClassVar[bool] = False
-    """Whether only a trial shows if a model trains right here; `auto` then compares a step with one of `loop`."""
+    """Whether only a trial shows if a model trains correctly; `auto` then compares one step with that of `loop`."""
 
     @abstractmethod
     def train(
         self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int,
         *, rate: float | None = None, shift: Tensor | None = None,
     ) -> CohortUpdate:  # fmt: skip
-        """Trains the clients of the cohort from `start [d]` or `[C, d]` and `buffers [b]` or `[C, b]`.
+        """Train the clients of the cohort from `start [d]` or `[C, d]` and `buffers [b]` or `[C, b]`.
 
         `rate` is the local learning rate of the round (None: `problem.local.lr`); `shift [C, d]` is added to every
         gradient. Returns the update; refuses what `supports` names, and clients without examples.
@@ -56,17 +56,17 @@ class Engine(Spec, ABC):
 
     @abstractmethod
     def supports(self, problem: Problem) -> str:
-        """Returns why this engine cannot train the problem, and what to do; an empty text where it can."""
+        """Return why this engine cannot train the problem, and what to do; an empty string if it can."""
 
     def tuned(self, problem: Problem, rounds: int, varies: bool) -> Engine:
-        """Returns the same engine with the settings that are fastest for a run of so many rounds.
+        """Return the same engine with the settings that are fastest for a run of this many rounds.
 
-        `varies` says that cohorts differ in size. The answer depends on the machine and the arguments alone.
+        `varies` says that cohorts differ in size. The answer depends only on the machine and the arguments.
         """
         return self
 
     def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Returns the model `x [d]` with these buffers as a function of raw inputs `[n, ...]`, until the next call."""
+        """Return the model `x [d]` with these buffers as a function of raw inputs `[n, ...]`, until the next call."""
         model = problem.load(x, buffers)
         if model.training:
             model.eval()
@@ -74,22 +74,22 @@ class Engine(Spec, ABC):
 
 
 def engine(spec: str | Engine) -> Engine:
-    """Returns the engine that a spec string spells; refuses unknown names and keys."""
+    """Return the engine that a spec string such as `stacked` names; refuses unknown names and keys."""
     found = resolve("engine", spec)
     assert isinstance(found, Engine)
     return found
 
 
 def rows(vector: Tensor, cohort: Sequence[int]) -> Tensor:
-    """Returns `[C, d]` from `[d]`, which every client gets, or from `[C, d]`; nothing is copied."""
+    """Return `[C, d]` from `[d]`, the same for every client, or from `[C, d]`; nothing is copied."""
     return vector.expand(len(cohort), -1)
 
 
 def local_rate(problem: Problem, rate: float | None) -> float:
-    """Returns the learning rate of a round: the one given, or that of the local rule; refuses a schedule."""
+    """Return the learning rate of a round: the one given, or that of the local rule; refuses a schedule."""
     value = problem.local.lr if rate is None else rate
     if not isinstance(value, Real):
-        raise SpecError(f"local: lr={value} changes from round to round; give rate=, that of the round")
+        raise SpecError(f"local: lr={value} changes from round to round; give the round's rate as rate=")
     if not 0 <= value < math.inf:
         raise SpecError(f"rate={value}; give a local learning rate of at least 0")
     return float(value)

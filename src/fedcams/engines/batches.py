@@ -1,4 +1,4 @@
-"""The steps of a whole cohort laid out as one grid: who takes part in each, and which examples they see."""
+"""The steps of a whole cohort as one grid: which clients take part in each step, and which examples they see."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Grid:
     """S steps of C clients with up to B examples each."""
 
     example: Integers
-    """`[S, C, B]`, places in the pool; padding repeats the batch's first, since 0 times another client's NaN is NaN."""
+    """`[S, C, B]`, places in the pool; padding repeats the batch's first: 0 times another client's NaN would be NaN."""
     draw: Integers
-    """`[S, C, B]`, places among the cohort's augmentation draws laid end to end."""
+    """`[S, C, B]`, places in the concatenation of the cohort's augmentation draws."""
     size: Integers
-    """`[S, C]`, real examples of each batch; zero where a client is done."""
+    """`[S, C]`, the number of real examples in each batch; zero if a client is done."""
 
     @property
     def weight(self) -> NDArray[np.float64]:
@@ -37,12 +37,12 @@ class Grid:
 
     @functools.cached_property
     def active(self) -> list[int]:
-        """How many clients take each step: the first ones, where clients with more steps come first."""
+        """How many clients take each step; they are the first ones, because clients with more steps come first."""
         active: list[int] = (self.size > 0).sum(-1).tolist()
         return active
 
     def groups(self, step: int) -> Iterator[tuple[slice | Integers, int]]:
-        """Yields the rows of clients that take a step, those with batches of one size together, and that size."""
+        """Yield the rows of clients that take a step, grouped by the size of their batches, with that size."""
         sizes = self.size[step]
         for size in np.unique(sizes[sizes > 0]):
             rows = np.flatnonzero(sizes == size)
@@ -53,9 +53,9 @@ class Grid:
 def lay_out(
     orders: Sequence[BatchOrder], places: Sequence[Integers], width: int | None = None, rows: int | None = None
 ) -> Grid:
-    """Returns the grid of clients with these orders and these places of their examples in the pool.
+    """Return the grid of clients with these orders and these places of their examples in the pool.
 
-    It is as wide as the largest batch, or `width`; of `rows` those without a client have nothing to do.
+    It is as wide as the largest batch, or `width`. Rows without a client, up to `rows`, have nothing to do.
     """
     size = np.zeros((rows or len(orders), max(len(each.sizes) for each in orders)), np.int64)
     for row, each in zip(size, orders, strict=False):
@@ -73,7 +73,7 @@ def lay_out(
 class Batches:
     """The examples and the augmentation of some clients in one round, drawn on the host and uploaded at once.
 
-    Of `clients` rows those without a client have nothing to do.
+    Rows without a client, up to `clients`, have nothing to do.
     """
 
     def __init__(self, problem: Problem, cohort: Sequence[int], round: int, seed: int, clients: int) -> None:
@@ -95,14 +95,14 @@ class Batches:
         return len(self.sizes)
 
     def inputs(self, first: int, last: int) -> Tensor:
-        """Returns the inputs `[steps, C, B, ...]` of some steps, augmented and prepared."""
+        """Return the inputs `[steps, C, B, ...]` of some steps, augmented and prepared."""
         where = self.example[first:last]
         changes = None if self.draw is None or self.draws is None else self.draws[self.draw[first:last].flatten()]
         x: Tensor = self.problem.inputs(self.x[where.flatten()], changes).unflatten(0, where.shape)
         return x
 
     def targets(self, first: int, last: int) -> Tensor:
-        """Returns the targets `[steps, C, B, ...]` of some steps."""
+        """Return the targets `[steps, C, B, ...]` of some steps."""
         return self.y[self.example[first:last]]
 
 

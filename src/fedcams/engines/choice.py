@@ -1,4 +1,4 @@
-"""The engine of a run: the one named, or the fastest that trains a model as `loop` does."""
+"""Choose the engine of a run: the one that is named, or the fastest one that trains the model as `loop` does."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedcams.local import local
 from fedcams.registry import registered
 
 SIZES = (3, 2)
-"""Examples of the two clients of a trial: uneven, so that padding would show."""
+"""The numbers of examples of a trial's two clients; they differ, so that errors in padding would show."""
 APART = 0.02
-"""Relative; rounding stays far below, a buffer that is lost or a batch that is mixed far above."""
+"""Relative; rounding errors are far smaller, and errors from a lost buffer or mixed batches far larger."""
 
 
 def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool = False) -> Engine:
-    """Returns the engine that a spec names, or with `auto` the fastest for a run of so many rounds.
+    """Return the engine that a spec names or, with `auto`, the fastest one for a run of this many rounds.
 
     `varies` says that cohorts differ in size. `auto` asks engines by priority whether they support the problem, and
-    tries those that cannot know; `loop` trains everything. The choice depends on the machine and the arguments alone,
-    so a resumed run continues with the same engine. Refuses, before anything runs, an engine that cannot train it.
+    runs a trial with those that cannot know; `loop` trains everything. The choice depends only on the machine and the
+    arguments, so a resumed run continues with the same engine. Refuses an engine that cannot train the problem.
     """
     if spec != "auto":
         chosen = engine(spec)
@@ -39,10 +39,10 @@ def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool =
 
 
 def agrees(candidate: Engine, problem: Problem) -> bool:
-    """Returns whether an engine takes a step of two small clients as `loop` does.
+    """Return whether an engine takes the same step as `loop` with two small clients.
 
-    A user's own code may branch on data, draw, write in place or look at a whole batch, which is not known before it
-    runs. The price is a copy of the model and a few examples.
+    A user's own code may branch on data, draw random numbers, write in place or depend on the whole batch; only running
+    it shows. This costs a copy of the model and training on a few examples.
     """
     x, y = problem.examples_of(next(iter(problem.clients)))
     few = [torch.arange(size, device=x.device) % len(x) for size in SIZES]
@@ -53,7 +53,7 @@ def agrees(candidate: Engine, problem: Problem) -> bool:
             warnings.filterwarnings("error", "There is a performance drop")  # what vmap cannot batch is no faster
             ours = _train(candidate, small)
         return _alike(ours, _train(engine("loop"), small))
-    except Exception:  # whatever a model raises; should `loop` raise it too, it does so again where it is seen
+    except Exception:  # a model may raise anything; if `loop` raises it too, the run will show the error
         return False
 
 

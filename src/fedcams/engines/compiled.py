@@ -16,11 +16,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedcams.engines.problem import Problem, Step
 from fedcams.local import Slots
 
-_OF_CODE: dict[str, Step] = {}  # compiling takes seconds, and runs of one preset often compute the same
+_OF_CODE: dict[str, Step] = {}  # compiling takes seconds, and the runs of a preset often need the same code
 
 
 def has_compiler() -> bool:
-    """Returns whether torch can compile for the CPU here: it takes a C++ compiler and Python's headers."""
+    """Return whether torch can compile for the CPU here, which takes a C++ compiler and Python's headers."""
     found = shutil.which(os.environ.get("CXX", "c++"))
     return found is not None and (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
@@ -35,9 +35,9 @@ class Rows(NamedTuple):
 
 
 def compiled_step(problem: Problem, rows: Rows, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Slots, Tensor]:
-    """Returns the new parameters `[C, d]` and slots, and the losses `[C]`; rows without weight stay as they are.
+    """Return the new parameters `[C, d]` and slots, and the losses `[C]`; rows with zero weight do not change.
 
-    For a model without buffers. Compiled once for each form of what comes in; the rate is one of the inputs.
+    The model must not have buffers. Compiles once for each set of input shapes; the rate is an input.
     """
     known = problem.compiled
     batch = (part.contiguous() for part in (x, y, weight))  # whatever the number of steps they were laid out with
@@ -52,22 +52,22 @@ def compiled_step(problem: Problem, rows: Rows, x: Tensor, y: Tensor, weight: Te
 
 
 def _compile(step: Step, inputs: list[Tensor]) -> Step:
-    """Recorded first: what is compiled then is one flat list of operations, with little to check at each call."""
+    """Record the step, then compile it: it is then one flat list of operations, with little to check at each call."""
     recorded = make_fx(step)(*inputs)
     shared = not any(node.op == "get_attr" for node in recorded.graph.nodes)  # frozen parameters are the model's own
     code = f"{[(t.shape, t.stride(), t.dtype, t.device) for t in inputs]}\n{recorded.code}"
     if shared and code in _OF_CODE:
         return _OF_CODE[code]
-    import torch._inductor as inductor  # takes seconds, which a process that compiles nothing must not wait for
+    import torch._inductor as inductor  # takes seconds, so only processes that compile import it
 
-    compiled: Step = inductor.compile(recorded, [*inputs])  # 35 µs a call less than by torch.compile
+    compiled: Step = inductor.compile(recorded, [*inputs])  # saves 35 µs per call compared with torch.compile
     if shared:
         _OF_CODE[code] = compiled
     return compiled
 
 
 def _step(problem: Problem, names: list[str], shifted: bool) -> Step:
-    """The function of plain tensors that is compiled: parameters, rate, batch, shift where there is one, slots."""
+    """Return the function of tensors that is compiled: parameters, rate, batch, the shift if there is one, slots."""
     model, layout, loss = problem.model.train(), problem.layout, problem.losses
 
     def weighted_loss(row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def _step(problem: Problem, names: list[str], shifted: bool) -> Step:
         gradient = gradient + rest[0] if shifted else gradient
         slots = {name: slot.clone() for name, slot in zip(names, rest[shifted:], strict=True)}
         after = parameters.clone()
-        problem.local.step_(after, gradient, slots, rate, weight.sum(-1) > 0)
+        problem.rule.step_(after, gradient, slots, rate, weight.sum(-1) > 0)
         return losses, after, *slots.values()
 
     return step

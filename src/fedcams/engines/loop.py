@@ -1,4 +1,4 @@
-"""The truth: one client after the other, one batch after the other, in plain PyTorch."""
+"""The reference engine: one client after the other, one batch after the other, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedcams.local import BatchOrder, batch_order
 from fedcams.registry import register
 
 _GENERATOR = threading.RLock()
-"""Layers that draw do so from torch's generator, which all threads share: one client at a time has it."""
+"""Random layers draw from torch's generator, which all threads share, so clients take turns."""
 
 
 @register("loop")
 @dataclass(frozen=True)
 class Loop(Engine):
-    """Client after client, as one would write it by hand: short, slow, and the definition of what is right."""
+    """Trains one client after the other, as you would write it by hand: short, slow, and the reference."""
 
     examples = ("loop",)
 
@@ -48,7 +48,7 @@ def _train_one(
     problem: Problem, start: Tensor, buffers: Tensor | None, client: int, round: int, seed: int, rate: float,
     shift: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor, int, int]:  # fmt: skip
-    """delta `[d]`, buffers `[b]`, mean loss, examples, steps."""
+    """Return the change `[d]`, the buffers `[b]`, the mean loss, and the numbers of examples and steps."""
     problem.model.train()
     problem.rewind()
     problem.load(start, buffers)
@@ -83,7 +83,7 @@ def _descend_(
     row: Tensor, problem: Problem, x: Tensor, y: Tensor, steps: BatchOrder, draws: Tensor | None, rate: float,
     shift: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Takes all steps of the model `row [1, d]`; returns the sum of the losses of all examples seen."""
+    """Take all steps of the model `row [1, d]`; returns the sum of the losses of all examples seen."""
     model, rule = problem.model, problem.local.in_sections(problem.layout.sizes)
     parameters = [p for p in model.parameters() if p.requires_grad]
     slots = rule.init(row)

@@ -25,12 +25,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> the loss of each example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
 Step = Callable[..., tuple[Tensor, ...]]
 MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
-"""Layers in which the examples of a batch see each other."""
+"""Layers that mix the examples of a batch."""
 
 
 @contextlib.contextmanager
 def naming(clients: Iterable[int]) -> Iterator[None]:
-    """Names the clients in the error of a layer that refuses their batch, as batch-norm does with a single value."""
+    """Name the clients in the error of a layer that refuses their batch, as batch-norm does with a single value."""
     try:
         yield
     except ValueError as error:
@@ -41,7 +41,7 @@ def naming(clients: Iterable[int]) -> Iterator[None]:
 
 
 class Shards(Mapping[int, Examples]):
-    """Clients whose examples are parts of one data set, which is held once and never copied as a whole."""
+    """Clients whose examples are parts of one data set, which is stored once and never copied as a whole."""
 
     def __init__(self, x: Tensor, y: Tensor, parts: Sequence[NDArray[np.int64]]) -> None:
         self.x, self.y, self.parts = x, y, list(parts)
@@ -57,13 +57,13 @@ class Shards(Mapping[int, Examples]):
         return len(self.parts)
 
     def places(self, client: int) -> NDArray[np.int64]:
-        """Returns where a client's examples stand in the data set; refuses an empty client."""
+        """Return the positions of a client's examples in the data set; refuses an empty client."""
         if len(self.parts[client]) == 0:
             raise UpdateError(f"client {client} has 0 inputs and 0 targets; give one target each, one or more")
         return self.parts[client]
 
     def sizes(self) -> list[int]:
-        """Returns the number of examples of each client."""
+        """Return the number of examples of each client."""
         return [len(part) for part in self.parts]
 
 
@@ -73,12 +73,12 @@ class Pool(NamedTuple):
     x: Tensor
     y: Tensor
     places: list[NDArray[np.int64]]
-    """Where the examples of each client stand."""
+    """The positions of each client's examples."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything that stays the same from round to round. The model is the engine's to overwrite."""
+    """Everything that stays the same from round to round. Engines may overwrite the model."""
 
     model: nn.Module
     loss: Loss
@@ -94,13 +94,18 @@ class Problem:
         return Layout.of(self.model)
 
     @functools.cached_property
+    def rule(self) -> Local:
+        """The local rule for rows in the order of the layout: one that is not elementwise knows its tensors' sizes."""
+        return self.local if self.local.elementwise else self.local.in_sections(self.layout.sizes)
+
+    @functools.cached_property
     def buffer_layout(self) -> Layout | None:
         """The model's floating-point buffers."""
         return Layout.of_buffers(self.model)
 
     @functools.cached_property
     def may_pad(self) -> bool:
-        """Tells whether examples of weight zero leave training as it is: no layer mixes examples, each has its loss."""
+        """Return whether examples of weight zero change nothing: no layer mixes examples, and each has its own loss."""
         if any(isinstance(module, MIXES_EXAMPLES) for module in self.model.modules()):
             return False
         x, y = self.examples_of(next(iter(self.clients)))
@@ -109,33 +114,33 @@ class Problem:
             with torch.no_grad():
                 return self.losses(self.model.eval()(self.prepare(x[:1])), y[:1]).dim() > 0
         finally:
-            self.model.train(training)  # it may be asked in the middle of training
+            self.model.train(training)  # this may be called in the middle of training
 
     def losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Returns the loss of each example `[B]`, or the mean `[]` where the loss gives nothing else."""
+        """Return the loss of each example `[B]`, or the mean `[]` if the loss function returns only that."""
         values = self.loss(outputs, targets)
         return values.flatten(1).mean(1) if values.dim() > 1 else values
 
     def read(self) -> tuple[Tensor, Tensor | None]:
-        """Returns copies of the parameters `[d]` and buffers `[b]` (None without any) that the model has now."""
+        """Return copies of the model's current parameters `[d]` and buffers `[b]` (None if it has none)."""
         buffers = self.buffer_layout
         return self.layout.read(self.model), None if buffers is None else buffers.read(self.model)
 
     @functools.cached_property
     def compiled(self) -> dict[tuple[Any, ...], Step]:
-        """The steps that were compiled for it, by the shapes and strides of what they take."""
+        """The steps that were compiled for this problem, by the shapes and strides of their inputs."""
         return {}
 
     @functools.cached_property
     def _places(self) -> list[tuple[nn.Module, str]]:
-        """Where the tensors of both layouts stand in the model: collecting them by name would take longer than a small
-        copy, and the tensors themselves may be others by then, after a copy of the problem or an assignment."""
+        """The modules and names of the tensors of both layouts. Finding them by name would take longer than a small
+        copy, and the tensors themselves may have been replaced, after a copy of the problem or an assignment."""
         layouts = [self.layout, *([self.buffer_layout] if self.buffer_layout else [])]
         paths = [name.rpartition(".") for layout in layouts for name in layout.names]
         return [(self.model.get_submodule(module), name) for module, _, name in paths]
 
     def load(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
-        """Writes parameters `[d]` and buffers `[b]` (None: leaves them) into the model and returns it."""
+        """Write parameters `[d]` and buffers `[b]` (None leaves them unchanged) into the model, and return it."""
         parts = list(self.layout.split(x).values())
         if buffers is not None and self.buffer_layout is not None:
             parts += self.buffer_layout.split(buffers).values()
@@ -145,12 +150,12 @@ class Problem:
 
     @functools.cached_property
     def _at_home(self) -> dict[str, Tensor]:
-        """The buffers that do not travel, integers above all, as they were before any training."""
+        """The buffers that do not travel, mostly integers, as they were before any training."""
         travelling = self.buffer_layout.names if self.buffer_layout else ()
         return {name: b.clone() for name, b in self.model.named_buffers() if name not in travelling}
 
     def rewind(self) -> None:
-        """Sets buffers that do not travel to where every client starts, so that none goes on with another's."""
+        """Reset buffers that do not travel to their initial values, so that no client starts with another's."""
         if self._at_home:
             now = dict(self.model.named_buffers())
             for name, value in self._at_home.items():
@@ -163,11 +168,11 @@ class Problem:
 
     @functools.cached_property
     def device(self) -> torch.device:
-        """Where the model lives."""
+        """The device that the model is on."""
         return next(self.model.parameters()).device
 
     def examples_of(self, client: int) -> Examples:
-        """Returns a client's inputs and targets on the model's device; refuses an empty client."""
+        """Return a client's inputs and targets on the model's device; refuses an empty client."""
         x, y = self.clients[client]
         if len(x) != len(y) or len(x) == 0:
             raise UpdateError(
@@ -176,7 +181,7 @@ class Problem:
         return x.to(self.device), y.to(self.device)
 
     def pool(self, cohort: Sequence[int]) -> Pool:
-        """Returns the examples of these clients on the model's device; a data set that is there is not copied."""
+        """Return the examples of these clients on the model's device; a data set already there is not copied."""
         held = self.clients
         if isinstance(held, Shards) and held.x.device == self.device:
             return Pool(held.x, held.y, [held.places(client) for client in cohort])
@@ -185,11 +190,11 @@ class Problem:
         return Pool(torch.cat(x), torch.cat(y), np.split(np.arange(ends[-1]), ends[:-1]))
 
     def draws(self, examples: int, seed: int, round: int, client: int) -> Tensor | None:
-        """Returns the augmentation of every example that a client sees in a round, in that order; None without any."""
+        """Return the augmentation draws for every example that a client sees in a round, in order; None without any."""
         if self.augment is None:
             return None
         return self.augment.draw(generator(seed, "augment", round, client), examples).to(self.device)
 
     def inputs(self, x: Tensor, draws: Tensor | None) -> Tensor:
-        """Returns raw inputs `[B, ...]` augmented by these draws and prepared for the model."""
+        """Return raw inputs `[B, ...]` augmented by these draws and prepared for the model."""
         return self.prepare(x if draws is None or self.augment is None else self.augment.apply(x, draws))

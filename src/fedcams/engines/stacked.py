@@ -20,11 +20,11 @@ from fedcams.local import BatchOrder, Slots, batch_order, step_count
 from fedcams.registry import flag, register
 
 DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
-"""Layers that draw from torch's generator, which a batched computation does in another order."""
+"""Layers that draw from torch's generator; a batched computation would draw in another order."""
 GATHERED = 1 << 24
-"""Bytes of examples that are gathered and prepared at once; fewer calls, and still in the cache."""
+"""Bytes of examples that are gathered and prepared at once: few calls, and the data still fits into the cache."""
 COMPILE_BREAK_EVEN_STEPS = 10_000
-"""Steps of a run from which on the seconds of compiling are won back."""
+"""The number of steps above which compiling saves more time than it takes."""
 Which = slice | Integers
 """Some rows of a stack."""
 
@@ -32,13 +32,13 @@ Which = slice | Integers
 @register("stacked")
 @dataclass(frozen=True)
 class Stacked(Engine):
-    """All clients at once with torch.func; clients of uneven size are padded with examples of weight zero.
+    """Trains all clients at once with torch.func; smaller batches are padded with examples of weight zero.
 
-    Where padding would show (batch-norm, or a loss that is already a mean) clients are grouped by the size of their
-    batch instead. Clients with more steps go on when the others are done.
+    If padding would change the result (batch-norm, or a loss that is already a mean), clients are grouped by the size
+    of their batch instead. Clients with more steps continue when the others are done.
     """
 
-    compile: bool = flag(False, doc="compile a step with torch.compile: takes a C++ compiler and half a minute once")
+    compile: bool = flag(False, doc="compile a step with torch.compile; needs a C++ compiler, and half a minute once")
 
     examples = ("stacked", "stacked(compile=true)")
     refused = (("stacked(compile=1)", "allowed: true or false"),)
@@ -49,13 +49,13 @@ class Stacked(Engine):
     def supports(self, problem: Problem) -> str:
         for name, module in problem.model.named_modules():
             if isinstance(module, DRAWS) and getattr(module, "p", 1.0) > 0:
-                return f"engine=stacked: layer {name!r} is a {type(module).__name__} and draws; use engine=loop"
+                return f"engine=stacked: layer {name!r} is a random {type(module).__name__}; use engine=loop"
         if self.compile and not can_compile(problem):
-            return f"engine={self}: only models without buffers and losses of each example compile; use engine=stacked"
+            return f"engine={self}: compiling needs a model without buffers and per-example losses; use engine=stacked"
         return ""
 
     def tuned(self, problem: Problem, rounds: int, varies: bool) -> Engine:
-        """Compiles where the steps of the run win back the time that takes."""
+        """Compile if the run has enough steps to make up for the time that it takes."""
         some = len(problem.clients[next(iter(problem.clients))][0])
         pays = problem.device.type == "cpu" and rounds * step_count(problem.local, some) >= COMPILE_BREAK_EVEN_STEPS
         return Stacked(compile=not varies and pays and has_compiler() and can_compile(problem))
@@ -78,7 +78,7 @@ class Stacked(Engine):
         stack = _Stack.of(problem, _chosen(start, order), held, shifts, used)
         losses = stack.parameters.new_zeros(grid.size.shape)
         clients = np.array(cohort)[order]
-        if not self.compile:  # what is compiled was recorded in training mode
+        if not self.compile:  # compiled steps were recorded in training mode
             problem.model.train()
         for step, batch in enumerate(_batches(problem, pool, grid, draws)):
             for rows, width in self._parts(problem, grid, step):
@@ -96,14 +96,14 @@ class Stacked(Engine):
         )
 
     def _width(self, problem: Problem, orders: list[BatchOrder]) -> int | None:
-        """Of the grid: compiled code wants few shapes, so the largest batch is rounded up to sixteenths."""
+        """Return the grid's width: compiled code needs few shapes, so the largest batch is rounded up to sixteenths."""
         if not self.compile:
             return None
         part = max(1, problem.local.batch // 16)
         return min(problem.local.batch, -(-max(max(each.sizes) for each in orders) // part) * part)
 
     def _parts(self, problem: Problem, grid: Grid, step: int) -> list[tuple[Which, int]]:
-        """What is computed at once: rows, and the width of their batches."""
+        """Return what is computed at once: rows, and the width of their batches."""
         rows, width = grid.example.shape[1:]
         if self.compile:
             return [(slice(0, rows), width)]
@@ -111,12 +111,12 @@ class Stacked(Engine):
 
 
 def can_compile(problem: Problem) -> bool:
-    """Returns whether padding leaves training as it is and a step changes nothing but parameters."""
+    """Return whether padding does not change training, and a step changes only parameters."""
     return problem.may_pad and not any(True for _ in problem.model.buffers())
 
 
 class _Batch(NamedTuple):
-    """What the clients see in one step."""
+    """The examples that clients see in one step."""
 
     x: Tensor
     """`[C, B, ...]`, augmented and prepared."""
@@ -124,12 +124,12 @@ class _Batch(NamedTuple):
     weight: Tensor
 
     def part(self, rows: Which, width: int) -> _Batch:
-        """That of some clients with batches of a size."""
+        """Return the batches of some clients, cut to a width."""
         return _Batch(*(tensor[rows, :width] for tensor in self))
 
 
 def _batches(problem: Problem, pool: Pool, grid: Grid, draws: list[Tensor | None]) -> Iterator[_Batch]:
-    """The batches of all steps, gathered for as many steps at once as fit into `GATHERED` bytes."""
+    """Yield the batches of all steps, gathered for as many steps at once as fit into `GATHERED` bytes."""
     device, shape = problem.device, grid.example.shape
     example = torch.from_numpy(grid.example)
     weight = torch.from_numpy(grid.weight).to(device, problem.dtype)
@@ -145,19 +145,19 @@ def _batches(problem: Problem, pool: Pool, grid: Grid, draws: list[Tensor | None
 
 
 def _chosen(vectors: Tensor, order: list[int]) -> Tensor:
-    """`[C, d]`, those of each client; a vector that is everybody's is not copied."""
+    """Return each client's vector as `[C, d]`; a vector that all clients share is not copied."""
     return vectors.expand(len(order), -1) if vectors.dim() == 1 else vectors[order]
 
 
 def _mean_loss(losses: Tensor, grid: Grid) -> Tensor:
-    """`[C]`, over the examples seen, from the losses `[S, C]` of the batches."""
-    sums = (losses.cpu().double().numpy() * grid.size).sum(0)  # few numbers: quicker than with torch
+    """Return the mean loss `[C]` over the examples seen, from the losses `[S, C]` of the batches."""
+    sums = (losses.cpu().double().numpy() * grid.size).sum(0)  # few numbers, so NumPy is faster than torch
     return torch.from_numpy(sums / grid.size.sum(0)).to(losses.device, losses.dtype)
 
 
 @dataclass
 class _Stack:
-    """The state of all clients while they train; row i is one client's."""
+    """The state of all clients during training; row i belongs to one client."""
 
     problem: Problem
     received: Tensor
@@ -179,7 +179,7 @@ class _Stack:
             for name, part in problem.buffer_layout.split(buffers).items():
                 held[name].copy_(part)
         parameters = received.clone(memory_format=torch.contiguous_format)
-        slots, shift = problem.local.init(parameters), None if shift is None else shift.to(parameters)
+        slots, shift = problem.rule.init(parameters), None if shift is None else shift.to(parameters)
         return cls(problem, received, parameters, slots, held, shift, rate, parameters.new_full((count,), rate))
 
     def delta(self) -> Tensor:
@@ -187,14 +187,14 @@ class _Stack:
         return self.parameters.sub_(self.received)
 
     def joined_buffers(self, dtype: torch.dtype) -> Tensor | None:
-        """`[C, b]`, as the layout of the buffers has them."""
+        """Return the buffers `[C, b]`, in the order of their layout."""
         layout = self.problem.buffer_layout
         if layout is None:
             return None
         return layout.join(self.buffers, out=self.parameters.new_empty(len(self.parameters), layout.d, dtype=dtype))
 
     def step_(self, rows: Which, batch: _Batch, compiled: bool) -> Tensor:
-        """A step of some rows; returns their losses."""
+        """Take a step with some rows, and return their losses."""
         if compiled:
             now = Rows(self.parameters, self.slots, self.rates, self.shift)
             self.parameters, self.slots, loss = compiled_step(self.problem, now, *batch)
@@ -205,8 +205,8 @@ class _Stack:
         loss, gradient = _gradients(self.problem, parameters, buffers, *batch)
         if self.shift is not None:
             gradient.add_(self.shift[rows])
-        self.problem.local.step_(parameters, gradient, slots, self.rate)
-        if not isinstance(rows, slice):  # what was taken out by index is a copy
+        self.problem.rule.step_(parameters, gradient, slots, self.rate)
+        if not isinstance(rows, slice):  # rows selected by index are copies
             self.parameters[rows] = parameters
             for mine, changed in ((self.slots, slots), (self.buffers, buffers)):
                 for name, held in mine.items():
@@ -217,9 +217,9 @@ class _Stack:
 def _gradients(
     problem: Problem, parameters: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Each client's loss `[G]` and gradient `[G, d]`; buffers change in place.
+    """Return each client's loss `[G]` and gradient `[G, d]`; buffers change in place.
 
-    Clients do not touch each other, so the gradient of the sum of their losses holds each one's own.
+    Clients are independent, so the gradient of the sum of their losses consists of their own gradients.
     """
     model = problem.model
 

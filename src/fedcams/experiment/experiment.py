@@ -27,6 +27,8 @@ from fedcams.tasks import Task
 
 FIRST = ("label", "task", "model", "partition", "clients", "train_fraction", "sampler")
 """The first keys of a TOML file; those of the method follow, and then the rest."""
+RETIRED = ("measure_gamma",)
+"""Keys that files of version 0.1 have, and that are still read."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Experiment(Method):
     run, and everything that `Method` refuses.
     """
 
-    label: str = text("run", doc="the name in reports and of the folder")
+    label: str = text("run", doc="the run's name in reports, and part of its folder's name")
     task: Task = nested("task", "digits", doc="the data, the loss and the metric")
     model: Model = nested("model", "mlp", doc="the network")
     partition: Partition = nested("partition", "iid", doc="how the training set is split over clients")
@@ -47,7 +49,7 @@ class Experiment(Method):
     rounds: int = integer(100, low=1, doc="how many rounds")
     seed: int = integer(1, low=0, high=2**63 - 1, doc="the source of all randomness")
     engine: str = text("auto", doc="how local training is computed: auto, or an engine's spec")
-    evaluate_every: int = integer(1, low=1, doc="evaluate every so many rounds")
+    evaluate_every: int = integer(1, low=1, doc="the number of rounds between evaluations")
     probes: tuple[Probe, ...] = several("probe", "q", doc="what to measure in every round")
 
     kind = "experiment"
@@ -72,7 +74,10 @@ class Experiment(Method):
         Refuses an unknown key, suggesting the nearest one.
         """
         values = dict(values)
-        if values.pop("measure_gamma", False) is True:  # a probe since 0.2
+        gamma = values.pop("measure_gamma", False)  # a probe since 0.2
+        if not isinstance(gamma, bool):
+            raise SpecError(f"{cls.name}: measure_gamma={gamma!r}; allowed: true or false, or probes = 'q + gamma'")
+        if gamma:
             values["probes"] = " + ".join(dict.fromkeys([*str(values.get("probes", "q")).split(" + "), "gamma"]))
         return super().from_dict(values)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcams.errors import SpecError
-from fedcams.experiment.experiment import FIRST, Experiment, read_toml
+from fedcams.experiment.experiment import FIRST, RETIRED, Experiment, read_toml
 from fedcams.recipes import KEY as RECIPE
 from fedcams.recipes import merged
 from fedcams.registry import params
@@ -130,7 +130,7 @@ def folders(experiments: Sequence[Experiment], where: str) -> dict[str, Experime
 def read_file(path: Path, also: tuple[str, ...] = ()) -> File:
     """Return the contents of a preset file; its keys are those of an experiment, and `also` allows others."""
     values = read_toml(path)
-    _check_keys(values, (*KEYS, *also, "description", "seeds", "run"), f"{path.name}, top level")
+    _check_keys(_current(values), (*KEYS, *also, "description", "seeds", "run"), f"{path.name}, top level")
     description, runs = values.pop("description", ""), values.pop("run", [{}])
     seeds = _pop_seeds(values, path.name)
     if not isinstance(description, str):
@@ -140,7 +140,7 @@ def read_file(path: Path, also: tuple[str, ...] = ()) -> File:
     tables = []
     for number, run in enumerate(runs, start=1):
         where = f"{path.name}, [[run]] {number}" + (f" ({run['label']})" if "label" in run else "")
-        _check_keys(run, (*KEYS, *also), where)
+        _check_keys(_current(run), (*KEYS, *also), where)
         _check_seed(run, seeds, where)
         tables.append(Table(where, merged(values, run)))
     return File(path.stem, description, seeds, tables)
@@ -158,6 +158,11 @@ def _find(source: str | Path) -> Path:
             "file of your own, give its path with the ending .toml"
         )
     return path
+
+
+def _current(values: Mapping[str, Any]) -> list[str]:
+    """Return the keys without those of version 0.1, so that the experiment.toml of an old run is a preset too."""
+    return [key for key in values if key not in RETIRED]
 
 
 def _check_keys(values: Collection[str], known: tuple[str, ...], where: str) -> None:

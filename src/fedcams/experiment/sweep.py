@@ -36,7 +36,7 @@ LAST_PART = 0.2
 PLACE = re.compile(r"\{(\w+)\}")
 OPEN_KEYS = tuple(key for key in KEYS if key not in ("label", "seed"))
 Runner = Callable[[Experiment, Path], Sequence[RoundRecord]]
-"""Runs an experiment in a folder, or what is left of it, and returns its records."""
+"""Runs an experiment in a folder, or the rounds that are left, and returns its records."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _result(trial: Trial, folder: Path, runner: Runner) -> Result:
     for experiment in trial.experiments:
         try:
             records = runner(experiment, folder / folder_name(experiment))
-        except UpdateError:  # too large a step is what a sweep is there to find out
+        except UpdateError:  # a sweep may try steps that are too large
             diverged += 1
             continue
         if has_diverged(records):

@@ -1,4 +1,4 @@
-"""A model as its app has it, named arrays, and as the core has it, flat vectors."""
+"""Convert a model between the app's named arrays and the core's flat vectors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fedcams.flower.records import from_array, to_array
 from fedcams.layout import Layout
 
 STATISTICS = ("*running_mean", "*running_var")
-"""What batch-norm layers call the buffers that are averaged."""
+"""The names that batch-norm layers give to the buffers that are averaged."""
 
 
 @dataclass(frozen=True)
 class ArrayNames:
     """Which arrays train, which are averaged, and the order in which the app expects them all.
 
-    The rest, such as integer counters, is neither: it goes to the clients as it is and does not come back.
+    All other arrays, such as integer counters, go to the clients unchanged and do not come back.
     """
 
     order: tuple[str, ...]
@@ -38,7 +38,10 @@ class ArrayNames:
     def of(
         cls, arrays: ArrayRecord, model: nn.Module | None = None, averaged: Sequence[str] = STATISTICS
     ) -> ArrayNames:
-        """From an app's initial arrays; by the model where it is given, else by type and by the names of buffers."""
+        """Sort an app's initial arrays, by the model if it is given, otherwise by their types and names.
+
+        Without a model, floating-point arrays train, except those whose names match a pattern in `averaged`.
+        """
         values = {name: from_array(array) for name, array in arrays.items()}
         if model is not None:
             layout, buffers = Layout.of(model), Layout.of_buffers(model)
@@ -60,28 +63,28 @@ class ArrayNames:
     # -- over the wire -------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """For the clients, who know only their app."""
+        """Return the names as text for the clients, which know only their app."""
         layouts = [None if part is None else [part.names, part.shapes] for part in (self.layout, self.buffer_layout)]
         return json.dumps([self.order, *layouts], separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> ArrayNames:
-        """The reverse of `to_json`."""
+        """Return the names that `to_json` wrote."""
         order, trained, buffers = json.loads(text)
         layouts = [None if part is None else Layout(tuple(part[0]), _shapes(part[1])) for part in (trained, buffers)]
         if layouts[0] is None:
             raise LayoutError("the instruction names no array that trains")
         return cls(tuple(order), layouts[0], layouts[1])
 
-    # -- there and back ------------------------------------------------------------------------------------------
+    # -- arrays to vectors and back ------------------------------------------------------------------------------
 
     def rest(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Of an app's arrays those that are in neither vector."""
+        """Return those of an app's arrays that are in neither vector."""
         known = {*self.layout.names, *(self.buffer_layout.names if self.buffer_layout else ())}
         return ArrayRecord({name: array for name, array in arrays.items() if name not in known})
 
     def join(self, x: Tensor, buffers: Tensor | None, rest: ArrayRecord) -> ArrayRecord:
-        """The app's arrays, in its order: one copy of the model."""
+        """Return the app's arrays in its order; this copies the model once."""
         values = dict(self.layout.split(x))
         if self.buffer_layout is not None and buffers is not None:
             values |= self.buffer_layout.split(buffers)
@@ -90,27 +93,27 @@ class ArrayNames:
         return ArrayRecord({name: made.pop(name) if name in made else rest[name] for name in self.order})
 
     def trained(self, vector: Tensor) -> ArrayRecord:
-        """A vector `[d]` as the arrays that train."""
+        """Return a vector `[d]` as the arrays that train."""
         return ArrayRecord({name: to_array(part.numpy()) for name, part in self.layout.split(vector.cpu()).items()})
 
     def vectors(self, arrays: ArrayRecord) -> tuple[Tensor, Tensor | None]:
-        """The parameters `[d]` and the buffers of an app's arrays; takes them out of the record as it goes."""
+        """Return the parameters `[d]` and the buffers of an app's arrays; removes the arrays from the record."""
         buffers = self.buffer_layout
         return _take(self.layout, arrays), None if buffers is None else _take(buffers, arrays)
 
     def change(self, arrays: ArrayRecord, x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """What training changed, `arrays - x [d]`, and the buffers; takes the arrays out of the record as it goes.
+        """Return what training changed, `arrays - x [d]`, and the buffers; removes the arrays from the record.
 
-        `out` is memory for the first, which may be that of x.
+        The change is computed in `out` if it is given, which may be x itself.
         """
         buffers = self.buffer_layout
         return _take(self.layout, arrays, x, out), None if buffers is None else _take(buffers, arrays)
 
 
 def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """The layout's arrays as one vector, less another one; memory is touched on several threads."""
+    """Return the layout's arrays as one vector, minus another if given; works on several threads."""
     if out is None:
-        out = torch.from_numpy(np.empty(layout.d, np.float32))  # NumPy asks for large pages, which are touched sooner
+        out = torch.from_numpy(np.empty(layout.d, np.float32))  # NumPy asks for large pages: fewer page faults
     base = None if minus is None else layout.split(minus)
 
     def fill(name: str, target: Tensor) -> None:
@@ -132,7 +135,7 @@ def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None, out:
 
 
 def _largest_first(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The order in which threads share them out best."""
+    """Return the names by descending size, the order in which threads share the work best."""
     return sorted(tensors, key=lambda name: -tensors[name].numel())
 
 

@@ -1,13 +1,13 @@
-"""What the server must not forget: where a run stands, and what became of every update.
+"""The server's state on disk: how far a run is, and what happened to every update.
 
 <checkpoint>/run.json      what defines the run, the name under which clients keep its rows, and a digest of all this
 <checkpoint>/state.json, <round>.safetensors, spare.safetensors, replicas/   see `fedcams.runs.checkpoint`
-<checkpoint>/ledger.jsonl  one line per round: who was asked, whose update was accepted under which digest, who was
-                           refused and why, who did not answer; no clock in it
+<checkpoint>/ledger.jsonl  one line per round, without times: the clients that were asked, accepted (with the digest of
+                           the update), refused (with the reason) or did not answer
 <checkpoint>/replies/      replies of the round in progress
 
-A round counts when `state.json` names it: its line, tensors and replicas are on disk by then, and no instruction names
-an acceptance before. Replicas that are newer than the last round that counts are taken back.
+A round counts once `state.json` names it. Its line, tensors and replicas are on disk by then, and only then do
+instructions tell clients that their updates were accepted. Replicas newer than the last such round are rolled back.
 """
 
 from __future__ import annotations
@@ -42,40 +42,40 @@ class FlowerCheckpoint:
     """The checkpoint folder of one run; the caller has locked it, see `fedcams.runs.files.locked`."""
 
     def __init__(self, folder: Path, run: str, identity: Mapping[str, Any], server: Server) -> None:
-        """Describe the checkpoint of the run that `identify` found in this folder, or began there."""
+        """Describe the checkpoint of the run that `identify` found or began in this folder."""
         self.folder, self.run, self.server = folder, run, server
         rows = {} if server.replicas is None else {REPLICAS: DirectRows(server.replicas)}
         self._checkpoint = Checkpoint(folder, server, {"run": run, **identity}, rows, keep_spare=True)
         self._ledger: Lines | None = None
 
     def load(self, start: ServerState) -> ServerState:
-        """Return the state to go on from, in the memory of `start`, which it is if no round was finished."""
+        """Return the state to continue from, in the memory of `start`; `start` itself if no round was finished."""
         state = self._checkpoint.load(start)
         self._ledger = Lines(self.folder / LEDGER, keep=state.round)
         return state
 
     def save(self, state: ServerState, line: Mapping[str, Any]) -> None:
-        """Make a round count."""
+        """Save the state after a round, and the round's line in the ledger; from then on, the round counts."""
         assert self._ledger is not None, "load comes first"
         self._ledger.append(json.dumps(line))
         self._ledger.sync()
         self._checkpoint.save(state)
 
     def close(self) -> None:
-        """Let go of the ledger."""
+        """Close the ledger."""
         if self._ledger is not None:
             self._ledger.close()
 
 
 def identify(folder: Path, name: str, identity: Mapping[str, Any]) -> str:
-    """Return the name under which clients keep the rows of the run in this folder, and begin that run if it is new.
+    """Return the name under which clients keep the rows of the run in this folder; begin the run if there is none.
 
-    `identity` is what may not change while the run goes on. Refuses a run of other values or of an older version, and a
-    damaged file.
+    `identity` is what must not change during the run. Refuses a run with another identity or of an older version, and
+    a damaged file.
     """
     path, identity = folder / RUN, {"fedcams_flower": VERSION, "name": name, **identity}
     if not path.exists():
-        # a new run under an old name must not meet the residuals that clients still have of that one
+        # a new run with an old name must not use the residuals that clients still have from the old run
         run = f"{name}-{secrets.token_hex(4)}"
         write_file(path, sealed({**identity, "run": run}))
         return run
@@ -87,7 +87,7 @@ def identify(folder: Path, name: str, identity: Mapping[str, Any]) -> str:
 
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's ledger that count; one cut short or not yet counted is left out."""
+    """Return the lines of a run's ledger, without those that are cut short or of a round that does not count yet."""
     _refuse_old(folder / RUN)
     values = read_sealed(folder / STATE, RESTORE)
     if values is None:
@@ -96,7 +96,7 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
 
 
 def _refuse_old(path: Path) -> None:
-    """Refuse a run of another version; that of 0.1 has no digest, and damage is found when the file is read."""
+    """Refuse a run of another version. Runs of 0.1 have no digest; damage is detected later, when the file is read."""
     if not path.exists():
         return
     with disk_errors("read", path, RESTORE):

@@ -1,4 +1,4 @@
-"""One round over Flower's grid: ask, wait no longer than the deadline, close, and make it count."""
+"""One round over Flower's grid: send instructions, take replies until the deadline, step the model, save the round."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from fedcams.flower.strategy import FedCAMS
 
 GREETING = 60.0
-"""Seconds within which a node that is there answers a greeting."""
+"""Seconds that a connected node has to answer a greeting."""
 NO_ANSWER, NOT_THERE = "no reply before the deadline", "not connected"
 logger = logging.getLogger("flwr.fedcams")
 
 
 class GridRound:
-    """What stays the same from round to round."""
+    """Runs rounds, and holds what does not change from round to round."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class GridRound:
         self.roster = Roster(strategy.configrecord_key, strategy.arrayrecord_key, min(deadline, GREETING))
 
     def advance(self, grid: Grid, state: ServerState) -> tuple[ServerState, dict[str, Any], Mapping[int, RecordDict]]:
-        """The state after the round, which is on disk by then; its line in the ledger, and the clients' metrics."""
+        """Run one round; return the new state, which is on disk by then, its ledger line and the clients' metrics."""
         self.roster.wait(grid, max(self._needed().values()), self.deadline)
         skipped = self._too_few("clients connected", len(self.roster.clients), self._needed())
         cohort = self._cohort(state.round + 1)
@@ -63,8 +63,8 @@ class GridRound:
         down = 0
         if not skipped:
             state, down = self._exchange(grid, state, instructions, asked, inbox)
-            skipped = self._too_few("sound replies", len(inbox.came), {"min_replies": self.strategy.min_replies})
-        # who is out of step is heard also in a round that is skipped: the next one brings it the dense model
+            skipped = self._too_few("valid replies", len(inbox.came), {"min_replies": self.strategy.min_replies})
+        # refusals count even in a skipped round: the next round then sends the dense model to clients out of step
         answers: list[Iterable[Reply | Refusal]] = [inbox.refusals.values(), () if skipped else inbox.replies()]
         intake = server_side.take_answers(self.server, state, asked, itertools.chain(*answers), in_order=True)
         state, concluded = server_side.conclude(self.server, state, intake)
@@ -73,13 +73,13 @@ class GridRound:
         return state, line, inbox.metrics
 
     def _needed(self) -> dict[str, int]:
-        """How many clients must be connected, by the option that says so."""
+        """Return option -> how many clients it requires to be connected."""
         strategy = self.strategy
         population = {"sampler": strategy.sampler.min_population} if strategy.clients is None else {}
         return {"min_available": strategy.min_available, **population}
 
     def _too_few(self, what: str, found: int, needed: Mapping[str, int]) -> str:
-        """The first option that asks for more than there are; nothing where none does."""
+        """Return in words the first option that needs more than were found; an empty string if none does."""
         short = (f"{found} {what}, {name}={getattr(self.strategy, name)}" for name, n in needed.items() if found < n)
         return next(short, "")
 
@@ -90,7 +90,7 @@ class GridRound:
             return set()
         return set(strategy.sampler.sample(sorted(population), round, strategy.seed))
 
-    # -- asking and hearing --------------------------------------------------------------------------------------
+    # -- instructions and replies --------------------------------------------------------------------------------
 
     def _exchange(
         self,
@@ -100,10 +100,10 @@ class GridRound:
         asked: Mapping[int, int],
         inbox: Inbox,
     ) -> tuple[ServerState, int]:
-        """Takes replies one at a time until all are there or time is up; who did not answer must show up again.
+        """Send the instructions and take replies one at a time, until all are there or the deadline has passed.
 
-        Who is out of step is told again at once. Consumes the instructions, which hold a copy of the model; returns the
-        state and the bytes of all that went out.
+        A client that is out of step is sent another instruction at once. Nodes that did not answer are greeted again.
+        Empties `instructions`, which hold a copy of the model. Returns the state, and the bytes that were sent.
         """
         end, down = time.monotonic() + self.deadline, self._size(instructions, asked)
         sent = self._send_plain(grid, state, asked) | self._send(grid, instructions, asked, self.deadline)
@@ -124,7 +124,7 @@ class GridRound:
         return state, down
 
     def _size(self, instructions: Mapping[int, Instruction], asked: Collection[int]) -> int:
-        """Bytes of what goes out; nodes without the mod get the model in full."""
+        """Return the bytes of all instructions; nodes without the mod receive the dense model."""
         dense = dense_size(self.names.layout) + dense_size(self.names.buffer_layout)
         plain = self.roster.plain.intersection(asked)
         return len(plain) * dense + sum(instruction.size for instruction in instructions.values())
@@ -132,7 +132,7 @@ class GridRound:
     def _send(
         self, grid: Grid, instructions: Mapping[int, Instruction], asked: Mapping[int, int], seconds: float
     ) -> dict[str, int]:
-        """Message id -> client. What all clients get alike is one array in Flower's store, sent there once."""
+        """Send the instructions; return message id -> client. Parts that clients share are sent to Flower once."""
         parts = {client: instruction.to_parts() for client, instruction in instructions.items()}
         shared, sent = share(parts.values()), dict[str, int]()
         for client, instruction in instructions.items():
@@ -141,7 +141,7 @@ class GridRound:
         return sent
 
     def _send_plain(self, grid: Grid, state: ServerState, asked: Mapping[int, int]) -> dict[str, int]:
-        """The same for nodes without the mod: the server's own model as arrays, whatever the downlink."""
+        """Do the same for nodes without the mod: they receive the server's model as arrays, whatever the downlink."""
         plain, sent = sorted(self.roster.plain.intersection(asked)), dict[str, int]()
         content = self._plain_content(state) if plain else RecordDict()
         for client in plain:
@@ -192,10 +192,10 @@ class GridRound:
 def instruction_about(
     run: str, method: Method, names: ArrayNames, rounds: int | None = None, clients: int = 0
 ) -> ConfigRecord:
-    """Return what an instruction says beside its streams: the run, the whole method and the model's arrays.
+    """Return what an instruction contains besides its streams: the run, the whole method and the model's arrays.
 
-    `rounds` is how many rounds the run has, for schedules that depend on it, and `clients` how many clients there are;
-    0 if that is not known.
+    `rounds` is the number of rounds in the run, for schedules that depend on it. `clients` is the number of clients;
+    0 if it is not known.
     """
     return about(
         kind="instruction",

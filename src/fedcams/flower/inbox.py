@@ -1,7 +1,7 @@
-"""The replies of one round: taken in one by one as they come, checked, and laid aside on disk.
+"""The replies of one round: checked one by one as they arrive, and stored on disk.
 
-Only one reply is in memory at a time. They are read back in ascending client id, which makes the sum the same in
-whatever order they came.
+Only one reply is in memory at a time. They are read back in ascending client id, so the sum does not depend on the
+order in which they arrived.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from fedcams.rounds.messages import Refusal, Reply, answer_from_parts, reply_siz
 from fedcams.rounds.server import Server, ServerState
 
 SLACK = 2
-"""A reply may be so many times as long as the dense one: top-k with a ratio near one sends more than it saves."""
+"""A reply may be this many times as long as a dense one: top-k with a ratio near one is longer than the vector."""
 LONGEST = 300
-"""Characters of a reason or a note that are kept: clients choose them."""
+"""The number of characters of a client's reason or note that are kept; clients choose the text."""
 
 
 class Inbox:
-    """What came of one round."""
+    """The answers of one round."""
 
     def __init__(self, folder: Path, names: ArrayNames, arrays_key: str, server: Server, state: ServerState) -> None:
-        """Empties the folder; `state` is the server's when it opened the round."""
+        """Empty the folder; `state` is the server's state at the start of the round."""
         self.folder, self.names, self.arrays_key, self.server, self.state = folder, names, arrays_key, server, state
         self.limit = SLACK * _dense_reply(server)
         self.came: dict[int, list[int]] = {}
         """Client -> bytes of each part of its reply."""
         self.refusals: dict[int, Refusal] = {}
-        """Clients that do not hold what their instruction builds on."""
+        """Client -> its refusal."""
         self.told_again: set[int] = set()
-        """Those of them that were sent another one."""
+        """Clients that were sent a second instruction, because they did not hold what the first one builds on."""
         self.other_bytes = 0
-        """Bytes of messages that came and are no reply to count: refusals, and what was refused here."""
+        """Bytes of messages that arrived but do not count: refusals, and replies that were refused here."""
         self.refused: dict[int, str] = {}
         self.absent: dict[int, str] = {}
         self.notes: dict[int, str] = {}
@@ -57,7 +57,7 @@ class Inbox:
         folder.mkdir(parents=True)
 
     def take(self, client: int, plain: bool, message: Message) -> None:
-        """Checks a reply as far as it can be without decoding it; what is wrong with it is kept as the reason."""
+        """Check a reply as far as possible without decoding it; if it is refused, record the reason in `refused`."""
         if message.has_error():
             where = self.refused if message.error.code in APP_RAISED else self.absent
             reason = " ".join((message.error.reason or "").split())
@@ -65,12 +65,12 @@ class Inbox:
             return
         try:
             parts = self._dense(client, message.content) if plain else self._ours(client, message.content)
-        except Exception as error:  # whatever one node sends, the round goes on without it
+        except Exception as error:  # whatever one node sends, the round continues without it
             self.refused[client] = f"{type(error).__name__}: {error}"[:LONGEST]
             return
         finally:
             for record in message.content.array_records.values():
-                record.clear()  # messages refer to themselves in circles: their bytes would wait for the collector
+                record.clear()  # messages form reference cycles, which would keep their bytes until the next collection
         if not parts:
             return
         with (self.folder / str(client)).open("wb") as file:
@@ -79,34 +79,34 @@ class Inbox:
         self.metrics[client] = RecordDict(dict(message.content.metric_records))
 
     def first_refusal(self, client: int) -> Refusal | None:
-        """The client's refusal, once: it is answered within the round, and of that only a note stays."""
+        """Return the client's refusal if a second instruction can help, and replace it by a note; None otherwise."""
         refusal = self.refusals.get(client)
         if refusal is None or client in self.told_again or refusal.round != self.state.round + 1:
             return None
         if refusal.held == self.server.method.downlink.expected(self.state.downlink, client):
-            return None  # in step: it is its training that failed
+            return None  # it is in step: its training failed
         self.told_again.add(client)
-        self._note(client, f"out of step and told again: {refusal.reason}")
+        self._note(client, f"out of step, so sent another instruction: {refusal.reason}")
         return self.refusals.pop(client)
 
     def _note(self, client: int, note: str) -> None:
         self.notes[client] = "; ".join(filter(None, [self.notes.get(client, ""), note[:LONGEST]]))
 
     def replies(self) -> Iterator[Reply]:
-        """In ascending client id, one at a time."""
+        """Yield the replies in ascending client id; only one is in memory at a time."""
         for client in sorted(self.came):
             with (self.folder / str(client)).open("rb") as file:
-                parts = [file.read(size) for size in self.came[client]]  # so that none has to be cut out
+                parts = [file.read(size) for size in self.came[client]]  # part by part, so that none is copied
             yield Reply.from_parts(parts)
             del parts
 
     def _ours(self, client: int, content: RecordDict) -> list[bytes]:
-        """The parts of a reply; of a refusal, which is kept as it is, none."""
+        """Return the parts of a reply; none for a refusal, which goes to `refusals`."""
         told = about_of(content) or {}
         if "refused" in told:
             raise UpdateError(f"the client could not take part: {told['refused']}")
         if REPLY not in content.array_records:
-            raise UpdateError(f"the reply holds {', '.join(content) or 'nothing'}; expected {REPLY}")
+            raise UpdateError(f"the reply contains {', '.join(content) or 'nothing'}; expected {REPLY}")
         parts = message_parts(content.array_records[REPLY], self.limit)
         self.other_bytes += (size := sum(map(len, parts)))
         answer = answer_from_parts(parts)
@@ -121,7 +121,7 @@ class Inbox:
         return answer.to_parts()
 
     def _dense(self, client: int, content: RecordDict) -> list[bytes]:
-        """An app without the mod returns its whole model: its side of the round is done here, without feedback."""
+        """Return the parts of a reply made from the model that an app without the mod returns; it has no feedback."""
         if self.server.method.control.active:
             raise UpdateError(
                 f"control={self.server.method.control} needs what only clients with the fedcams mod keep; add the mod"
@@ -149,24 +149,24 @@ class Inbox:
 
     @functools.cached_property
     def _dense_client(self) -> Client:
-        """The client's side for apps without the mod: their updates lose nothing, so nothing is kept for them."""
+        """The client's side for apps without the mod: their updates are not compressed, so nothing is kept for them."""
         method = dataclasses.replace(self.server.method, uplink=IDENTITY, feedback=False, control=NoControl())
         return Client(method, self.names.layout, self.names.buffer_layout, rounds=self.server.rounds)
 
 
 def dense_size(layout: Layout | None) -> int:
-    """About the bytes of a vector in full."""
+    """Return about how many bytes a dense vector takes."""
     return 0 if layout is None else 64 + 4 * layout.d
 
 
 def _dense_reply(server: Server) -> int:
-    """About the bytes of a reply with every stream in full."""
+    """Return about how many bytes a reply takes if every stream is dense."""
     streams = streams_up(server.method, server.layout, server.buffer_layout)
     return reply_size({name: dense_size(stream.layout) for name, stream in streams.items()}, holding=True)
 
 
 def weigh(metrics: Mapping[int, RecordDict], accepted: list[int]) -> list[RecordDict]:
-    """The metrics of the accepted replies that tell what they weigh, in ascending client id."""
+    """Return the metrics of accepted replies that include a number of examples, in ascending client id."""
     chosen = [metrics[client] for client in sorted(accepted) if client in metrics]
     return [
         record

@@ -1,9 +1,9 @@
 """The client's side: a mod between Flower and an app that trains a whole model and returns it.
 
-The app sees what it always sees, `arrays` and `config`, and answers with the trained arrays; what travels are the
-core's messages. Beside `server-round` the config tells the app `client` and `seed`, from which an app that wants the
-simulator's very numbers derives its randomness, and `local-rate`, the local learning rate of the round. A method with
-control variates gives the app the arrays `fedcams.shift` to add to each gradient.
+The app receives `arrays` and `config` as usual, and replies with the trained arrays; the mod turns them into the
+core's messages. In addition to `server-round`, the config contains `client` and `seed`, from which an app can derive
+the simulator's exact random numbers, and `local-rate`, the local learning rate of the round. For a method with control
+variates, the app also receives the arrays `fedcams.shift`, which it adds to each gradient.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fedcams.rounds.messages import PROTOCOL, Instruction, check_protocol
 from fedcams.runs.files import disk_errors, locked
 
 SITE = ("site-id", "partition-id")
-"""Where a node's configuration says which site it is; the first that is there counts."""
+"""The keys in a node's configuration that say which site it is; the first one present counts."""
 UNLIMITED = 2**63
 NO_INITIAL = "warm=true, but this site cannot make the initial model; give uplink(initial=...) to receive only changes"
 Initial = Callable[[Context], ArrayRecord]
@@ -56,7 +56,7 @@ Initial = Callable[[Context], ArrayRecord]
 
 
 class AppFailed(Exception):
-    """The app answered with an error, which goes to the server as it is."""
+    """The app answered with an error, which goes to the server unchanged."""
 
     def __init__(self, reply: Message) -> None:
         super().__init__(reply.error.reason)
@@ -65,7 +65,7 @@ class AppFailed(Exception):
 
 @dataclass(frozen=True)
 class Uplink:
-    """Compresses what an app's training changed, with error feedback that survives the process and the machine."""
+    """Compresses the update of an app's training, with error feedback that survives restarts of process and machine."""
 
     compressor: Compressor | None
     state_dir: Path
@@ -74,7 +74,7 @@ class Uplink:
     initial: Initial | None = None
 
     def __call__(self, message: Message, context: Context, app: ClientAppCallable) -> Message:
-        """A Flower mod. What is not an instruction of ours, such as an evaluation, passes untouched."""
+        """Handle a message as a Flower mod; other messages than ours, such as evaluations, go to the app unchanged."""
         told = about_of(message.content) if message.has_content() else None
         if told is None:
             return app(message, context)
@@ -95,11 +95,11 @@ class Uplink:
         parts = message_parts(content.array_records.pop(INSTRUCTION), UNLIMITED)
         run = Training(message, context, app, names, self.arrays_key, self.config_key)
         folder = self._folder(told, site)
-        with locked(folder):  # a SuperNode that was killed may have left a process behind that still trains
+        with locked(folder):  # a killed SuperNode may have left a process that is still training
             client = self._client(folder, told, names)
             lacking = self._start_warm(client, context, names, site)
             answer = client.answer(parts, run)
-        # in one piece: every part more costs Flower's own traffic more than a kilobyte
+        # in one part: each additional one adds more than a kilobyte of Flower's own traffic
         records = RecordDict({REPLY: message_record([answer.reply.to_bytes()]), ABOUT: _note(answer, lacking)})
         records.update(run.others)
         return Message(records, reply_to=message)
@@ -141,19 +141,20 @@ def uplink(
     config_key: str = "config",
     initial: Initial | None = None,
 ) -> Uplink:
-    """A mod that sends updates compressed by `spec`, or where that is None by what the strategy names.
+    """Return a mod that compresses updates with `spec`, or with the strategy's uplink if `spec` is None.
 
-    `state_dir` is where residuals live: a folder that outlives process and machine, `<run>/<site>` below it. The two
-    keys are those under which the app expects the model's arrays and its configuration. `initial(context)` returns the
-    arrays that the server starts from; with `warm=true` in the downlink, a site's first message then brings only what
-    changed since. Without it, or where its bits differ, the site gets the dense model in the same round.
+    Residuals are kept in `<state_dir>/<run>/<site>`; choose a folder that survives restarts of process and machine.
+    The app expects the model's arrays under `arrays_key` and its configuration under `config_key`. `initial(context)`
+    returns the arrays that the server starts from; with `warm=true` in the downlink, the first message to a site then
+    carries only what has changed since. Without it, or if its bits differ, the site receives the dense model in the
+    same round.
     """
     codec = None if spec is None else compressor(spec)
     return Uplink(codec, Path(state_dir), arrays_key, config_key, initial)
 
 
 class Training:
-    """Local training as the core calls it: the app, between arrays and vectors."""
+    """Local training as the core calls it: runs the app, and converts between its arrays and the core's vectors."""
 
     def __init__(
         self,
@@ -167,10 +168,10 @@ class Training:
         self.message, self.context, self.app, self.names = message, context, app, names
         self.arrays_key, self.config_key = arrays_key, config_key
         self.others: dict[str, MetricRecord | ConfigRecord] = {}
-        """What the app answered beside the arrays; empty where a reply is only repeated."""
+        """The app's other records, besides the arrays; empty if a reply is only repeated."""
 
     def __call__(self, received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
-        """Have the app train. Consumes the model: the update is formed in its memory."""
+        """Have the app train, and return its update, which overwrites the received model."""
         x = received.start
         self.message.content = self._content(received, instruction, shift, rate)
         reply = self.app(self.message, self.context)
@@ -203,7 +204,7 @@ class Training:
 
 
 def site_of(context: Context) -> int:
-    """Which client this node is."""
+    """Return the client id of this node, from its configuration; refuses a missing or invalid one."""
     for key in SITE:
         if key in context.node_config:
             value = context.node_config[key]
@@ -214,7 +215,7 @@ def site_of(context: Context) -> int:
 
 
 def safe_name(run: str) -> str:
-    """A run's name as that of a folder: the server chooses it, so it must not lead anywhere else."""
+    """Return a run's name, which names a folder too; refuses names that the server could use to leave that folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
         raise SpecError(
             f"run={run!r}: allowed are up to 100 letters, digits, '.', '_' and '-', a letter or digit first"

@@ -1,4 +1,4 @@
-"""The core's messages and vectors as Flower's records, and back."""
+"""Convert the core's messages and vectors to Flower's records, and back."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from numpy.typing import NDArray
 from fedcams.errors import UpdateError
 
 INSTRUCTION, REPLY, REST, ABOUT = "fedcams.instruction", "fedcams.reply", "fedcams.rest", "fedcams"
-"""Keys of our records in a message: its bytes, arrays that neither train nor are averaged, and what else to know."""
+"""Keys of our records in a Flower message: the core's message, arrays that neither train nor are averaged, and
+other values."""
 MESSAGE = "fedcams.message"
-"""The `stype` of an array that holds a part of one of our messages; Flower refuses to read it as numbers."""
+"""The `stype` of an array that holds part of one of our messages; Flower does not read such arrays as numbers."""
 NUMPY = "numpy.ndarray"
 """The `stype` of Flower's own arrays: NumPy's file format."""
 SHIFT = "fedcams.shift"
 """The arrays that an app adds to its gradients, for methods with control variates."""
 EXAMPLES, STEPS, LOSSES = "num-examples", "num-steps", ("train_loss", "train-loss", "loss")
-"""Metrics of the app that the core wants to know."""
+"""The app's metrics that the core reads."""
 SHIFTED = "shift-applied"
-"""The metric, 1, by which an app says that it added the shift to its gradients."""
+"""The metric that an app sets to 1 to confirm that it added the shift to its gradients."""
 
 
 def message_record(parts: Sequence[bytes], shared: dict[int, Array] | None = None) -> ArrayRecord:
-    """A message's parts, each an array. What `shared` holds already is not made, hashed and sent again."""
+    """Return a message's parts as arrays; those in `shared` are reused, so they are hashed and sent only once."""
     shared = {} if shared is None else shared
     return ArrayRecord({str(i): shared.get(id(part)) or _opaque(part) for i, part in enumerate(parts)})
 
 
 def share(messages: Iterable[Sequence[bytes]]) -> dict[int, Array]:
-    """Arrays for the parts that several messages have in common. They are known by identity, so keep the parts."""
+    """Return arrays for the parts that several messages share, by the `id` of the part: keep the parts alive."""
     uses: dict[int, list[bytes]] = {}
     for part in itertools.chain.from_iterable(messages):
         uses.setdefault(id(part), []).append(part)
@@ -44,14 +45,14 @@ def share(messages: Iterable[Sequence[bytes]]) -> dict[int, Array]:
 
 
 def message_parts(record: ArrayRecord, limit: int) -> list[bytes]:
-    """The reverse of `message_record`; refuses what is not one of our messages or longer than `limit` bytes."""
+    """Return the parts in a record; refuses a record without our message, and one longer than `limit` bytes."""
     keys = [str(i) for i in range(len(record))]
     if sorted(record) != sorted(keys) or any(array.stype != MESSAGE for array in record.values()):
         found = ", ".join(sorted({array.stype for array in record.values()})) or "nothing"
-        raise UpdateError(f"the record holds {found}, not a message of fedcams")
+        raise UpdateError(f"the record contains {found}, not a fedcams message")
     parts = [record[key].data for key in keys]
     if (size := sum(map(len, parts))) > limit:
-        raise UpdateError(f"a message of {size} bytes; at most {limit} are taken for this model")
+        raise UpdateError(f"a message of {size} bytes; at most {limit} are accepted for this model")
     return parts
 
 
@@ -60,33 +61,33 @@ def _opaque(data: bytes) -> Array:
 
 
 def to_array(values: NDArray[Any]) -> Array:
-    """Numbers as Flower sends them, copied once."""
+    """Return numbers as an array in Flower's format; copies them once."""
     values = np.asarray(values, order="C")
     data = b"".join([_head(values.dtype, values.shape), values.reshape(-1).view(np.uint8).data])
     return Array(dtype=str(values.dtype), shape=tuple(values.shape), stype=NUMPY, data=data)
 
 
 def from_array(array: Array) -> NDArray[Any]:
-    """The numbers of an array, where they lie: not copied, only to be read."""
+    """Return the numbers of an array as a read-only view; refuses an array that is not in NumPy's format."""
     if array.stype != NUMPY:
-        raise UpdateError(f"an array of the kind {array.stype!r}; expected {NUMPY!r}")
+        raise UpdateError(f"an array of type {array.stype!r}; expected {NUMPY!r}")
     try:
         head = _head(np.dtype(array.dtype), array.shape)
-        if array.data.startswith(head):  # as NumPy writes it: there is nothing to parse
+        if array.data.startswith(head):  # exactly as NumPy writes it, so there is nothing to parse
             return np.frombuffer(array.data, array.dtype, math.prod(array.shape), len(head)).reshape(array.shape)
         stream = io.BytesIO(array.data)
         if (version := np.lib.format.read_magic(stream)) != (1, 0):
             raise ValueError(f"version {version} of NumPy's format")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-        values = np.frombuffer(array.data, dtype, math.prod(shape), stream.tell())  # never more than came
+        values = np.frombuffer(array.data, dtype, math.prod(shape), stream.tell())  # fails if the data is too short
         return values.reshape(shape[::-1]).T if fortran else values.reshape(shape)
-    except Exception as error:  # NumPy parses the head as Python, which fails in as many ways as text can be wrong
+    except Exception as error:  # NumPy parses the header as Python source, which can fail in many ways
         raise UpdateError(f"an array that cannot be read ({type(error).__name__}: {error})"[:300]) from None
 
 
 @functools.lru_cache(4096)
 def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The head of NumPy's file format."""
+    """Return the header of NumPy's file format."""
     head = io.BytesIO()
     about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(head, about)
@@ -94,7 +95,7 @@ def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def only_arrays(content: RecordDict, key: str) -> ArrayRecord:
-    """The model's arrays in an app's message: those under the key, or the only ones there are."""
+    """Return the model's arrays in an app's message: the record named `key`, or the only one there is."""
     records = content.array_records
     if key in records:
         return records[key]
@@ -105,7 +106,7 @@ def only_arrays(content: RecordDict, key: str) -> ArrayRecord:
 
 
 def told_by_metrics(content: RecordDict) -> tuple[int, int, float]:
-    """Return the examples, the steps and the loss that an app's metrics tell; zero for what they do not tell."""
+    """Return the examples, the steps and the loss in an app's metrics; zero for each one that is missing."""
     metrics = app_metrics(content)
     loss = next((metrics[name] for name in LOSSES if name in metrics), 0.0)
     if not isinstance(loss, int | float):
@@ -126,10 +127,10 @@ def _count(metrics: Mapping[str, Any], name: str) -> int:
 
 
 def about(**values: Any) -> ConfigRecord:
-    """Our record of small values."""
+    """Return our record of small values."""
     return ConfigRecord(values)
 
 
 def about_of(content: RecordDict) -> Mapping[str, Any] | None:
-    """Our record of small values in a message; None where there is none."""
+    """Return our record of small values in a message; None if there is none."""
     return content.config_records.get(ABOUT)

@@ -1,8 +1,9 @@
-"""Who is there: which node speaks for which client.
+"""The connected nodes, and which client each of them is.
 
-A node is greeted when it appears. Its mod answers with the number of its site, the client id of the simulator; a node
-whose app fails at the greeting, as one without the mod does, takes part with the dense model under its node id. A node
-that does not answer an instruction is forgotten and greeted again. While it answers, nobody else can take its site.
+A node is greeted when it connects. Its mod answers with its site number, which is the client id of the simulator. A
+node whose app fails on the greeting, as an app without the mod does, takes part with the dense model under its node id.
+A node that does not answer an instruction is forgotten and greeted again. As long as it answers, no other node can take
+its site.
 """
 
 from __future__ import annotations
@@ -20,42 +21,42 @@ from fedcams.flower.records import ABOUT, about, about_of
 from fedcams.rounds.messages import PROTOCOL, check_protocol
 
 APP_RAISED = (0, 2)
-"""Flower's codes for an app that raised, in its simulation and in a deployment; others say that somebody is gone."""
+"""Flower's error codes for an app that raised, in simulations and deployments; others mean that a node is gone."""
 PAUSE = 0.5
-"""Seconds between two looks at the SuperLink."""
+"""Seconds between two polls of the SuperLink."""
 logger = logging.getLogger("flwr.fedcams")
 
 
 @dataclass
 class Roster:
-    """The nodes of one run; forgotten with the process, since nodes can be greeted again."""
+    """The nodes of one run; kept in memory only, because nodes can be greeted again."""
 
     config_key: str
     arrays_key: str
     patience: float
-    """Seconds that a greeting may go unanswered; then the node is greeted again."""
+    """Seconds to wait for the answer to a greeting before the node is greeted again."""
     sites: dict[int, int] = field(default_factory=dict)
     """Client id -> node id."""
     plain: set[int] = field(default_factory=set)
     """Nodes without the mod."""
     broken: dict[int, str] = field(default_factory=dict)
-    """Nodes that cannot take part, and why."""
+    """Node id -> why the node cannot take part."""
     rivals: dict[int, int] = field(default_factory=dict)
-    """Node id -> the site it claims, which another node is; heard again when that one is gone."""
+    """Node id -> the site it claims, which another node already has; greeted again when that node is gone."""
     greeted: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """Node id -> the greeting that waits for an answer, and until when."""
+    """Node id -> the id of an unanswered greeting, and when to stop waiting for the answer."""
 
     def node_of(self, client: int) -> int | None:
-        """The node that speaks for a client; None where nobody does."""
+        """Return the node of a client; None if it is not connected."""
         return self.sites.get(client, client if client in self.plain else None)
 
     @property
     def clients(self) -> list[int]:
-        """Who could be asked now, ascending."""
+        """The clients that are connected now, ascending."""
         return sorted([*self.sites, *self.plain])
 
     def wait(self, grid: Grid, least: int, seconds: float) -> None:
-        """Waits until so many clients are there, or time is up."""
+        """Wait until at least `least` clients are connected, for at most `seconds`."""
         end = time.monotonic() + seconds
         self.refresh(grid)
         while len(self.clients) < least and time.monotonic() < end:
@@ -63,7 +64,7 @@ class Roster:
             self.refresh(grid)
 
     def refresh(self, grid: Grid) -> None:
-        """Greets who is new, hears who has answered and lets go of who is gone."""
+        """Greet new nodes, take the answers to greetings, and remove nodes that are gone."""
         online = set(grid.get_node_ids())
         self._keep(lambda node: node in online)
         for message in grid.pull_messages([name for name, _ in self.greeted.values()]) if self.greeted else []:
@@ -75,7 +76,7 @@ class Roster:
         self._greet(grid, sorted(online - known))
 
     def forget(self, clients: Iterable[int]) -> None:
-        """Those did not answer: they have to introduce themselves again."""
+        """Forget clients that did not answer, so that their nodes are greeted again."""
         gone = {self.node_of(client) for client in clients}
         self._keep(lambda node: node not in gone)
 
@@ -108,7 +109,7 @@ class Roster:
         if message.has_error():
             if message.error.code in APP_RAISED:
                 self.plain.add(node)
-            return  # anything else says that the node is gone, and it is greeted again when it is back
+            return  # any other error means that the node is gone; it is greeted again when it comes back
         told = about_of(message.content)
         if told is None:
             self.plain.add(node)
@@ -126,7 +127,7 @@ class Roster:
         if isinstance(site, bool) or not isinstance(site, int) or not 0 <= site < 2**63:
             self._break(node, f"it says it is site {site!r}")
         elif site in self.sites:
-            logger.warning("node %s says it is site %s, which node %s is", node, site, self.sites[site])
+            logger.warning("node %s says it is site %s, but node %s already is", node, site, self.sites[site])
             self.rivals[node] = site
         else:
             self.sites[site] = node

@@ -1,4 +1,4 @@
-"""The server's side: a strategy with a round loop of its own, which goes on after a crash where Flower's cannot."""
+"""The server's side: a strategy with its own round loop, which can continue after a crash, unlike Flower's."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from fedcams.runs.files import disk_errors, locked
 from fedcams.sampler import Sampler
 
 SPARES = 64
-"""Files of replicas that are kept to be written over; a round leaves as many as clients took part."""
+"""How many old replica files are kept so that new ones are written over them; each client in a round leaves one."""
 OPTIONS = tuple(inspect.signature(FedAvg).parameters)
-"""What Flower's own strategy takes."""
+"""The options of Flower's own strategy."""
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger("flwr.fedcams")
 
@@ -43,22 +43,22 @@ class FedCAMS(FedAvg):
     """Run a method over Flower: adaptive servers, compressed updates, and rounds that survive crashes.
 
     Args:
-        method: what to run, a `fedcams.Method`. Its fields may also be given by name and win:
+        method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=1.0, eps=1e-3)"`, `uplink="topk(ratio=1/64)"` (for clients whose mod names no compressor
             of its own), `downlink="replica(blockq(bits=2))"`, `transforms="max_norm(10)"`, `average="ema(0.97)"`, …;
             `recipe="light"` stands for several of them.
-        checkpoint: the folder of this run; a run that is there is continued.
-        run: its name, under which clients keep their residuals.
-        sampler: which clients are asked in a round; waits for as many as it needs, like `min_available`.
-        clients: how many there are, numbered from 0, as in the simulator; by default whoever is connected.
+        checkpoint: the folder of this run; a run in it is continued.
+        run: the name of the run, under which clients keep their residuals.
+        sampler: chooses the clients of each round; a round waits for as many as it needs, as with `min_available`.
+        clients: the number of clients, numbered from 0, as in the simulator; by default, those that are connected.
         seed: the source of cohorts and of the clients' randomness.
-        min_available: how many clients must be connected before a round begins; waits for them up to the deadline.
-        min_replies: with fewer sound replies a round is skipped: no step, and nobody's update counts as sent.
-        model: tells which arrays train and which are buffers; by default floats train, except those that `averaged`
-            names.
-        averaged: patterns of the names of buffers that are averaged over clients.
+        min_available: how many clients must be connected before a round begins; waits for them until the deadline.
+        min_replies: a round with fewer valid replies is skipped: the model does not change, and no update is accepted.
+        model: decides which arrays train and which are buffers; by default, floating-point arrays train, except those
+            that match `averaged`.
+        averaged: patterns for the names of buffers, which are averaged over clients.
         settings: fields of the method, and options of Flower's FedAvg for evaluation on clients
-            (`fraction_evaluate=1.0`, ...), which sends them the dense model; by default there is none.
+            (`fraction_evaluate=1.0`, ...), which sends them the dense model; by default, nothing is evaluated there.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class FedCAMS(FedAvg):
         """The averaged model after `start`, if the method has one."""
 
     def summary(self) -> None:
-        """Log what this run is."""
+        """Log the main settings of this run."""
         server, uplink = self.method.server, self.method.uplink
         logger.info("FedCAMS: server %s, uplink %s, checkpoint %s", server, uplink, self.checkpoint)
 
@@ -118,7 +118,7 @@ class FedCAMS(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Run until `num_rounds` rounds are done, those before a crash included; `timeout` is a round's deadline."""
+        """Run until `num_rounds` rounds are done, including those before a crash; `timeout` is a round's deadline."""
         names = ArrayNames.of(initial_arrays, self.model, self.averaged)
         self.method.check_rounds(num_rounds)
         with disk_errors("make", self.checkpoint):
@@ -163,8 +163,8 @@ class FedCAMS(FedAvg):
     def open_checkpoint(self, names: ArrayNames, rounds: int) -> FlowerCheckpoint:
         """Open the run in the checkpoint folder, which exists and is locked, or begin it there.
 
-        What may not change while a run goes on is whatever a row or a moment depends on; a run of other values is
-        refused before anything in the folder is touched.
+        Refuses a run whose method, sampler, seed, clients or layouts differ, because rows and moments depend on them,
+        before anything in the folder is changed.
         """
         layouts = [None if layout is None else layout.id.hex() for layout in (names.layout, names.buffer_layout)]
         identity: dict[str, Any] = {**self.method.to_dict(), "sampler": str(self.sampler), "seed": self.seed}
@@ -176,7 +176,7 @@ class FedCAMS(FedAvg):
 
 
 class _Evaluation:
-    """How good the model is, on the server and on clients, as Flower's own strategies find it."""
+    """Evaluates the model on the server and on clients, as Flower's own strategies do."""
 
     def __init__(
         self,
@@ -192,15 +192,15 @@ class _Evaluation:
         self.timeout, self.config, self.function = timeout, config, function
 
     def arrays(self, state: ServerState) -> ArrayRecord:
-        """The model as the app has it."""
+        """Return the model as the app's arrays."""
         return self.names.join(state.x, state.buffers, self.rest)
 
     def averaged_arrays(self, state: ServerState) -> ArrayRecord | None:
-        """The averaged model as the app has it; None for a method without one."""
+        """Return the averaged model as the app's arrays; None for a method without an average."""
         return None if state.average is None else self.names.join(state.average.x, state.average.buffers, self.rest)
 
     def on_server(self, state: ServerState, result: Result) -> None:
-        """By the app's function, where it gave one."""
+        """Evaluate with the app's function, if it gave one."""
         found = None if self.function is None else self.function(state.round, self.arrays(state))
         if found is not None and self.function is not None and (averaged := self.averaged_arrays(state)) is not None:
             more = self.function(state.round, averaged) or MetricRecord()
@@ -224,11 +224,11 @@ class _Evaluation:
 
 @contextlib.contextmanager
 def _tolerant(what: str, round: int) -> Iterator[None]:
-    """Clients choose their metrics, and Flower's mean fails where they do not go together: no reason to end a run."""
+    """Log an error instead of ending the run: clients choose their metrics, and Flower cannot average any mixture."""
     try:
         yield
     except Exception as error:
-        logger.warning("round %s: the clients' metrics of %s have no mean: %r", round, what, error)
+        logger.warning("round %s: cannot average the clients' %s metrics: %r", round, what, error)
 
 
 def _told(line: dict[str, Any]) -> str:

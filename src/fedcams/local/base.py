@@ -32,9 +32,9 @@ class Local(Spec, ABC):
     schedulable: ClassVar[bool] = True
     """Whether numbers of the spec may be schedules; engines then get each round's rate as an argument."""
     elementwise: ClassVar[bool] = True
-    """Whether coordinates may be stored in any order, with zeros in between."""
+    """Whether coordinates may be stored in any order, with zeros in between; if not, every engine sets `sections`."""
     sections: tuple[int, ...] = ()
-    """The sizes of the tensors that a row consists of, if the engine gives them; see `in_sections`."""
+    """The sizes of the tensors that a row consists of; see `in_sections`. Empty if an engine does not give them."""
 
     lr: Number
     epochs: int | None

@@ -33,7 +33,7 @@ class SGD(Local):
     lr: Number = number(0.01, low=0, open="low", doc="local learning rate")
     momentum: Number = number(0, low=0, high=1, open="high", doc="the weight of the last direction in the new one")
     weight_decay: Number = number(0, low=0, doc="pull towards zero")
-    clip: Number | None = number(None, low=0, open="low", doc="largest norm of a gradient; none: any")
+    clip: Number | None = number(None, low=0, open="low", doc="largest norm of a gradient; none: no limit")
     prox: Number = number(0, low=0, doc="FedProx: pull towards the model received")
     epochs: int | None = epochs_field()
     steps: int | None = steps_field()

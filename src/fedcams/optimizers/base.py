@@ -109,7 +109,7 @@ def _step_fused_(optimizer: ServerOptimizer, t: int, x: Tensor, delta: Tensor, s
 
 
 def _check(x: Tensor, others: dict[str, Tensor]) -> None:
-    """Refuse an `x` that is no float vector, and vectors whose shape, dtype or device differs from that of x."""
+    """Refuse an `x` that is not a float vector, and vectors whose shape, dtype or device differs from that of x."""
     if x.dim() != 1 or x.dtype not in (torch.float32, torch.float64):
         raise LayoutError(f"x is {_show(x)}; give a vector [d] of float32 or float64")
     for name, vector in others.items():
@@ -130,7 +130,7 @@ def server(spec: str | ServerOptimizer) -> ServerOptimizer:
 class Adaptive(ServerOptimizer):
     """The base class of fedadam, fedyogi, fedamsgrad and fedams: their hyperparameters and their bias correction.
 
-    An `eps` below 1e-30 is refused: it could become zero in float32, and a coordinate without updates then 0/0.
+    An `eps` below 1e-30 is refused: it could become zero in float32, and a coordinate without updates would give 0/0.
     """
 
     lr: Number = number(0.1, low=0, open="low", doc="server learning rate")

@@ -55,7 +55,7 @@ class RunFolder:
     checkpoint_every: int
 
     def open(self, start: ServerState) -> tuple[ServerState, list[RoundRecord], bool]:
-        """Begin the run, or find how far it is; return the state, the records, and whether it was stopped early.
+        """Begin the run, or load it; return the state, the records, and whether it was stopped early.
 
         `start` is the state before the first round. Refuses a folder of another run, naming what differs, and does not
         change it.
@@ -66,7 +66,7 @@ class RunFolder:
             self._begin(experiment)
             return start, [], False
         with locked(self.path):
-            self._compare(read_object(self.path / PYTHON))
+            self._compare(read_object(self.path / PYTHON, "restore it, or give another folder"))
             self._refuse_fewer_rounds()
             state = self._journal.load(start)
             if read_experiment(self.path) != experiment:
@@ -80,8 +80,8 @@ class RunFolder:
         """
         with locked(self.path), contextlib.ExitStack() as stack:
             if (saved_round(self.path / CHECKPOINT, self._identity) or 0) != state.round:
-                raise RunError(f"{self.path}: the run continued without this history; call simulate again to follow it")
-            (self.path / STOPPED).unlink(missing_ok=True)  # of a stop that a kill undid
+                raise RunError(f"{self.path}: another history has continued this run; call simulate again to load it")
+            (self.path / STOPPED).unlink(missing_ok=True)  # left by a stop whose checkpoint was lost in a kill
             for tracker in trackers:
                 stack.callback(tracker.finish)
                 tracker.start(read_run(self.path))
@@ -138,8 +138,10 @@ class RunFolder:
         return [RoundRecord.from_json(line.decode()) for line in lines]
 
     def _compare(self, known: Mapping[str, Any]) -> None:
-        if not known:
+        if not known and read_experiment(self.path).task != Task.parse("python"):
             raise RunError(f"{self.path} holds a run of `fedcams run`; use `fedcams resume`, or give another folder")
+        if not {"identity", "names"} <= known.keys():
+            raise RunError(f"{self.path / PYTHON}: missing or damaged; restore it, or give another folder")
         if found := differences(self._identity, known["identity"]):
             raise RunError(f"{self.path}: another run: {found}; call it as before, or give another folder")
         if changed := differences(self._names(), known["names"]):
@@ -162,7 +164,7 @@ class RunFolder:
             probes=simulation.probes,
         )
 
-    @functools.cached_property  # once, before training changes what clients count at home
+    @functools.cached_property  # computed once, before training changes buffers that do not travel
     def _identity(self) -> dict[str, Any]:
         """Everything that decides what the rounds compute, by name; a run continues only if it is the same."""
         simulation, problem = self.simulation, self.simulation.problem
@@ -184,7 +186,8 @@ class RunFolder:
     def _names(self) -> dict[str, str]:
         """Return the names of the functions that the run was given; they can only be compared by name."""
         problem = self.simulation.problem
-        functions = {"loss": problem.loss, "metric": self.simulation.metric, "prepare": problem.prepare}
+        functions: dict[str, Any] = {"loss": problem.loss, "metric": self.simulation.metric, "prepare": problem.prepare}
+        functions |= {} if problem.augment is None else {"augment": problem.augment}
         return {key: getattr(value, "__qualname__", type(value).__qualname__) for key, value in functions.items()}
 
     def _call(self) -> str:

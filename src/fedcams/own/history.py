@@ -98,17 +98,25 @@ class History:
                 f"round {len(self.records) + 1} was interrupted halfway; call simulate again"
                 f"{' to continue from the last checkpoint' if self.folder else ''}"
             )
-        self._failed = True  # unless the round comes to its end
+        self._failed = True  # until the round completes
         self.state, record = self._step()
         self._failed = False
         self.records.append(record)
-        answers = [callback(record) for callback in self.callbacks]  # call all of them, even if one returns True
-        self.stopped = any(answers)
+        self.stopped = self._ask_callbacks(record)
         if self.stopped and self.folder is not None and len(self.records) < self.rounds:
             self.folder.stop(len(self.records))
         if self.stopped or len(self.records) >= self.rounds:
             self.close()
         return True
+
+    def _ask_callbacks(self, record: RoundRecord) -> bool:
+        """Call all callbacks and return whether one stops the run; if one fails, the round is saved all the same."""
+        try:
+            answers = [callback(record) for callback in self.callbacks]
+        except BaseException:
+            self.close()  # the error may keep this history alive, and with it the lock of the folder
+            raise
+        return any(answers)
 
     def _step(self) -> tuple[ServerState, RoundRecord]:
         if self.folder is None:
@@ -118,7 +126,7 @@ class History:
             weakref.finalize(self, self._steps.close)  # also when the process ends
         return next(self._steps)
 
-    # -- what came of it ---------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
 
     @property
     def model(self) -> nn.Module:

@@ -60,7 +60,7 @@ def simulate(
         model: a torch module; it is copied, and trained on the device of its parameters.
         clients: a list of `(x, y)` tensors or of map-style datasets, or a mapping id -> dataset; a client is loaded
             when it takes part.
-        test: one more of these, to evaluate on.
+        test: a dataset like those of the clients, to evaluate on; None evaluates nothing.
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=0.1)"`, `uplink="topk(ratio=1/64)"`, `downlink=`, `local=`, `average="ema(0.97)"`, ….
             `recipe="light"` stands for several of them, over which those given beside it win.
@@ -72,20 +72,23 @@ def simulate(
         engine: how local training is computed; `auto` picks the fastest engine that supports the problem.
         prepare: turns raw inputs into the model's inputs.
         augment: random changes of the training inputs.
-        evaluate_every: evaluate every so many rounds.
+        evaluate_every: the number of rounds between evaluations.
         probes: what to measure in every round, such as `q + gamma`.
         rows: where clients keep their residuals; in memory unless given.
-        out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues the
-            run in it, and returns a finished one. A run with another method, model, data or seed is refused.
-        checkpoint_every: write a checkpoint every so many rounds, with `out`.
+        out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues an
+            unfinished run, and returns a finished one. A run with another method, model, data or seed is refused.
+        checkpoint_every: the number of rounds between checkpoints, with `out`.
         callbacks: called after every round with its record; one that returns True stops the run.
         trackers: `fedcams.trackers` that follow the run, with `out`.
         label: the name of the run in reports, with `out`.
     """
     rounds, evaluate_every = _whole("rounds", rounds, low=1), _whole("evaluate_every", evaluate_every, low=1)
-    seed, chosen = _whole("seed", seed), method_of(method, settings)
+    checkpoint_every, seed = _whole("checkpoint_every", checkpoint_every, low=1), _whole("seed", seed)
+    chosen = method_of(method, settings)
+    _check_functions({"loss": loss, "metric": metric, "prepare": prepare})
     if (trackers or label != "run") and out is None:
         raise SpecError("trackers and label need the run's folder; give out=...")
+    _check_objects(augment, rows, callbacks, trackers)
     if rows is not None and out is not None:
         raise SpecError("rows and out: a run with out=... keeps its clients' rows in its folder; give only one of them")
     problem = _problem(copy.deepcopy(model), clients, loss, chosen.local, prepare, augment)
@@ -117,6 +120,25 @@ def _whole(name: str, value: Any, low: int | None = None) -> int:
     if low is not None and value < low:
         raise SpecError(f"{name}={value}; allowed: {low} or more")
     return int(value)
+
+
+def _check_functions(functions: Mapping[str, Any]) -> None:
+    """Refuse now what would fail when it is first called."""
+    for name, function in functions.items():
+        if not callable(function):
+            raise SpecError(f"{name}={function!r}; give a function")
+
+
+def _check_objects(augment: Any, rows: Any, callbacks: Any, trackers: Any) -> None:
+    """Refuse now what would fail when it is first used."""
+    if augment is not None and not (hasattr(augment, "draw") and hasattr(augment, "apply")):
+        raise SpecError(f"augment={augment!r}; give something with the methods draw and apply")
+    if rows is not None and not isinstance(rows, RowStore):
+        raise SpecError(f"rows={rows!r}; give a RowStore, such as RowStore.on_disk(...)")
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise SpecError(f"callbacks={callbacks!r}; give a list of functions that take a record")
+    if not isinstance(trackers, Sequence) or not all(hasattr(tracker, "log") for tracker in trackers):
+        raise SpecError(f"trackers={trackers!r}; give a list of trackers, such as [fedcams.trackers.TensorBoard()]")
 
 
 def _sampler(cohort: Any) -> Sampler:
@@ -152,12 +174,12 @@ def _outputs(model: nn.Module, prepare: Callable[[Tensor], Tensor], clients: Cli
     outputs = model.eval()(prepare(x[:1].to(device)))
     if not isinstance(outputs, Tensor) or outputs.dim() < 2:
         found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-        raise SpecError(f"the model gives {found} for one example; [1, classes] is needed, or a loss of your own")
+        raise SpecError(f"the model returns {found} for one example; make it [1, classes], or give your own loss")
     return outputs.shape[1]
 
 
 def _examples_to_test(test: Any, clients: Mapping[int, Any]) -> Examples | None:
-    """Return the test examples, checked like those to train on."""
+    """Return the test examples, checked like the clients' examples."""
     if test is None:
         return None
     return as_examples(test, "test", clients.classes if isinstance(clients, Clients) else None)

@@ -1,4 +1,4 @@
-"""How a training set is split over clients: every example gets an owner."""
+"""The base class of partitions, which split a training set over clients."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Ints = NDArray[np.int64]
 
 
 class Partition(Spec, ABC):
-    """Base class of all partitions. A subclass implements `owners`.
+    """The base class of all partitions. A subclass implements `owners`.
 
-    It names one client for each example, so parts are disjoint and no example is left out, whatever the method.
+    `owners` names one client for each example, so parts are always disjoint and no example is left out.
     """
 
     kind = "partition"
@@ -30,8 +30,8 @@ class Partition(Spec, ABC):
     def split(self, labels: Ints, clients: int, rng: Generator, keys: Ints | None = None) -> list[Ints]:
         """Return the examples of each client as positions in `labels [N]`: disjoint, none empty, together all of them.
 
-        `keys [N]` is the natural group of each example, for methods that ask for it. Within a client the order is
-        random, so that a prefix (`take_fraction`) is a random sample of what the client holds.
+        `keys [N]` is the natural group of each example, for partitions that need it. Within a client, the order is
+        random, so that a prefix (`take_fraction`) is a random sample of the client's examples.
         """
         labels = _labels(labels)
         keys = None if keys is None else _integers("keys", keys)

@@ -18,7 +18,7 @@ TRIES = 1000
 @register("dirichlet")
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """For each class p ~ Dirichlet(alpha, ..., alpha) over the clients; client j gets the share p_j of its examples.
+    """Draws p ~ Dirichlet(alpha, ..., alpha) over the clients for each class; client j gets the share p_j of it.
 
     All classes are drawn again until every client has at least `minimum` examples. Hsu et al. (Measuring the Effects
     of Non-Identical Data Distribution, 2019) draw classes for each client instead, which fixes the clients' sizes.
@@ -47,7 +47,7 @@ class Dirichlet(Partition):
         return owners
 
     def _counts(self, sizes: NDArray[np.intp], clients: int, rng: Generator) -> Ints:
-        """How many examples of each class each client gets, `[classes, clients]`."""
+        """Return how many examples of each class each client gets, `[classes, clients]`."""
         for _ in range(TRIES):
             shares = rng.dirichlet(np.full(clients, float(self.alpha)), size=len(sizes))
             counts = _rounded(shares, sizes[:, None], rng)
@@ -60,10 +60,10 @@ class Dirichlet(Partition):
 
 
 def _rounded(shares: NDArray[np.float64], sizes: NDArray[np.intp], rng: Generator) -> Ints:
-    """Whole numbers less than one away from `shares·sizes`, with that expectation, and rows that sum to `sizes`.
+    """Return integers less than one away from `shares·sizes`, with that expectation, and rows that sum to `sizes`.
 
-    Without the random shift of the cuts, what is left over would always go to the last client.
+    Without the random shift of the cuts, the remainder would always go to the last client.
     """
     cuts = np.floor(shares.cumsum(1) * sizes + rng.random(sizes.shape)).astype(np.int64)
     cuts[:, -1:] = sizes
-    return np.diff(np.minimum(cuts, sizes), prepend=0)  # a sum of shares can end a rounding error above 1
+    return np.diff(np.minimum(cuts, sizes), prepend=0)  # a rounding error can lift the sum of shares above 1

@@ -14,7 +14,7 @@ from fedcams.registry import register
 @register("iid")
 @dataclass(frozen=True)
 class IID(Partition):
-    """A random permutation cut into equal parts; sizes differ by at most one."""
+    """Cuts a random permutation into equal parts; sizes differ by at most one."""
 
     reference = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
     examples = ("iid",)

@@ -1,4 +1,4 @@
-"""Natural: the data name the owner of each example."""
+"""Natural: the data names the owner of each example."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedcams.registry import register
 @register("natural")
 @dataclass(frozen=True)
 class Natural(Partition):
-    """One client per group of `keys` (the writer of a text, the user of a phone), in ascending order of key.
+    """Makes one client per group of `keys` (the writer of a text, the user of a phone), in ascending order of keys.
 
-    With fewer clients than groups, whole groups are dealt in turn: group g goes to client g mod clients. Nothing is
-    drawn but the order within a client.
+    With fewer clients than groups, whole groups are dealt in turn: group g goes to client g mod clients. Only the order
+    within a client is random.
     """
 
     reference = "Caldas et al., LEAF: A Benchmark for Federated Settings, 2018"
@@ -28,7 +28,7 @@ class Natural(Partition):
     def owners(self, labels: Ints, clients: int, rng: Generator, keys: Ints | None) -> Ints:
         if keys is None:
             raise SpecError(
-                "natural: keys=None, so nobody says whose each example is; give the group of each example, or use "
+                "natural: keys=None, so the owners of the examples are unknown; give the group of each example, or use "
                 "another partition, such as iid"
             )
         groups, group = np.unique(keys, return_inverse=True)

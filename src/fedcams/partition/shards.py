@@ -15,13 +15,13 @@ from fedcams.registry import integer, register
 @register("shards")
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Examples sorted by label, cut into clients·per_client shards (sizes differ by at most one), dealt at random.
+    """Sorts examples by label, cuts them into clients·per_client shards of equal size (±1), and deals these at random.
 
-    A shard has one label, or a few where it lies across a boundary: all clients together see at most
+    A shard has one label, or a few if it crosses a boundary: all clients together see at most
     clients·per_client + classes - 1 pairs of client and label.
     """
 
-    per_client: int = integer(2, low=1, doc="shards that each client gets, and about its number of labels")
+    per_client: int = integer(2, low=1, doc="shards per client, which is about its number of labels")
 
     reference = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
     examples = ("shards", "shards(per_client=5)")

@@ -10,6 +10,7 @@ import numpy as np
 from fedcams.compress import Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Downlink, DownlinkCost, downlink
+from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.report.profiles import Link, Profile
 from fedcams.rounds.messages import instruction_size, reply_size
@@ -79,8 +80,11 @@ class Plan:
 
 
 def plan(setting: Setting, spec: str | Downlink, contacts: Contacts) -> Plan:
-    """Return what these contacts cost with this downlink; refuses a downlink that cannot estimate its cost."""
+    """Return what these contacts cost with this downlink; refuses schedules, and a downlink without an estimate."""
     chosen, layout, total = downlink(spec), setting.layout, contacts.total
+    for name, piece in {"uplink": setting.uplink, "downlink": chosen, "buffers": setting.buffer_codec}.items():
+        if piece.schedules():
+            raise SpecError(f"{name}={piece}: a plan needs numbers that do not change; give one in place of a schedule")
     codec, beside = setting.buffer_codec, Layout.flat(setting.buffers) if setting.buffers else None
     extra = {} if beside is None else {"buffers": payload_bytes(codec, beside)}
     up = reply_size({"update": payload_bytes(setting.uplink, layout), **extra}, chosen.client_keeps_model)

@@ -46,7 +46,7 @@ class Probe(Spec, ABC):
     reference: ClassVar[str] = ""
     """The publication that describes it."""
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What a round must keep for it: a subset of `error`, `mean_h` (with the norm of the mean update) and `rows`."""
+    """What a round must keep for the probe: a subset of `error`, `mean_h` (with the mean update's norm) and `rows`."""
 
     @abstractmethod
     def measure(self, left: Leftovers) -> dict[str, float]:

@@ -36,7 +36,7 @@ class Param:
         if self.kind == "flag":
             return "true or false"
         if self.kind == "spec":
-            return f"a {self.spec_kind} spec"
+            return f"{'an' if self.spec_kind[0] in 'aeiou' else 'a'} {self.spec_kind} spec"
         if self.kind == "specs":
             return f"{self.spec_kind} specs joined by +, or nothing"
         if self.kind == "text":

@@ -32,7 +32,7 @@ def parse_number(text: str) -> Fraction:
 def exact(value: Number | Real | str) -> Fraction:
     """Return the exact value of a number or string; a float counts as its shortest decimal (0.1 is 1/10).
 
-    Accepts NumPy's numbers too. Refuses NaN, infinity and strings that are no numbers.
+    Accepts NumPy's numbers too. Refuses NaN, infinity and strings that are not numbers.
     """
     if isinstance(value, str):
         return parse_number(value.strip())
@@ -44,7 +44,7 @@ def exact(value: Number | Real | str) -> Fraction:
 
 
 def format_number(value: Fraction) -> str:
-    """Return the shortest exact spelling; of equally short ones decimal comes before exponent before fraction."""
+    """Return the shortest exact spelling; among equally short ones, decimals beat exponents, which beat fractions."""
     if value.denominator == 1 and abs(value.numerator) < 10**6:
         return str(value.numerator)
     spellings = [*_decimals(value), f"{value.numerator}/{value.denominator}"]

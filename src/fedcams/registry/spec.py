@@ -165,6 +165,8 @@ def resolve_several(kind: str, specs: str | Spec | Sequence[str | Spec]) -> tupl
     """Return the pieces of this kind that a string such as `clip(norm=1) + fednova`, or a list of specs, describes."""
     if isinstance(specs, str):
         return tuple(_build(kind, call) for call in parse_several(specs))
+    if not isinstance(specs, Spec | Sequence):
+        raise SpecError(f"{kind}s={specs!r} is a {type(specs).__name__}; give specs joined by +, or a list of them")
     return tuple(resolve(kind, spec) for spec in ([specs] if isinstance(specs, Spec) else specs))
 
 
@@ -235,7 +237,7 @@ def _calls(value: Value) -> tuple[Call, ...]:
 
 
 def _may_schedule(cls: type[Spec], value: Value) -> bool:
-    """Return whether `value` can only be meant as a schedule, although no schedule has its name."""
+    """Return whether `value` must be meant as a schedule, although no schedule has its name."""
     return cls.schedulable and isinstance(value, Call)
 
 

@@ -21,7 +21,7 @@ S = TypeVar("S", bound="Spec")
 def register(name: str) -> Callable[[type[S]], type[S]]:
     """Register a frozen dataclass under `name` in the registry of its kind; use it as a class decorator.
 
-    Refuses a class that is no frozen dataclass, and a name that another class of the kind has.
+    Refuses a class that is not a frozen dataclass, and a name that another class of the kind has.
     """
 
     def add(cls: type[S]) -> type[S]:

@@ -1,6 +1,6 @@
 """The charts of a report, each described once: `plotly` draws them for the page, `figures` for papers.
 
-A chart says what is drawn against what and how every method looks; it knows nothing of the library that draws it.
+A chart says what is drawn against what and how every method looks; it does not know the library that draws it.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ PART, CLIENT, LABEL, NETWORK = (
 
 @dataclass(frozen=True)
 class Series:
-    """One line, row of points, or set of bars of equal look; arrays `[T]`."""
+    """One line, row of points, or set of bars with the same look; arrays `[T]`."""
 
     name: str
     look: Look
     x: dict[str, Array]
-    """By the key of an axis: where the values stand on it."""
+    """Key of an axis -> where the values are on it."""
     y: NDArray[np.number[Any]]
-    """The values; of a map whole numbers `[rows, columns]`."""
+    """The values; for a heat map, whole numbers `[rows, columns]`."""
     low: Array | None = None
     """With `high`, the band around a line or the error bar of a point."""
     high: Array | None = None
     notes: tuple[str, ...] = ()
-    """What a pointer shows at each value."""
+    """The text shown on hover at each value."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn, in the words of no library."""
+    """What is drawn, independent of any plotting library."""
 
     kind: Kind
     key: str
@@ -103,7 +103,7 @@ def describe(collection: Collection, summary: Summary) -> Charts:
 
 
 def _lines(collection: Collection, metric: Metric, percent: bool = False) -> Chart:
-    """One metric of all methods: mean over seeds, and a band from the lowest to the highest."""
+    """Return the chart of one metric for all methods: mean over seeds, and a band from the lowest to the highest."""
     pairs = zip(collection.methods, collection.looks, strict=True)
     found = [(method.label, look, curve(method, metric)) for method, look in pairs]
     shown = [each for each in found if each[2] and (metric in CURVES or each[2].high.any())]
@@ -136,7 +136,7 @@ def _point(row: Row, final: Spread, look: Look) -> Series:
 
 
 def _stacks(found: list[Parts]) -> Chart:
-    """Where the bytes of each method go, as parts of all of them."""
+    """Return the chart of where the bytes of each method go, as fractions of its total."""
     totals = np.array([part.total or 1.0 for part in found])
     places = np.arange(len(found), dtype=np.float64)
     series = []
@@ -168,7 +168,7 @@ def _bars(collection: Collection, target: float, key: str, metric: Metric, title
 
 
 def _map(histogram: Histogram, number: int) -> Chart:
-    """How many examples of each label every client has: clients to the right, labels upwards."""
+    """Return the chart of how many examples of each label every client has: clients along x, labels along y."""
     clients = {CLIENT.key: np.arange(len(histogram.counts), dtype=np.float64)}
     series = Series("examples", Look(""), clients, histogram.counts.T)
     return Chart("map", f"partition-{number}", histogram.title, (CLIENT,), LABEL, (series,))

@@ -19,8 +19,8 @@ from fedcams.runs import Run, RunError, is_run, read_run
 from fedcams.runs.folder import EXPERIMENT
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df")
-"""Okabe and Ito's, which colour-blind readers can tell apart, without yellow and black, which vanish on white or black,
-and with a violet that differs from the others."""
+"""The colours of Okabe and Ito, which colour-blind readers can tell apart. Yellow and black, which are invisible on
+white or black, are left out; a violet that differs from the others is added."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
 
@@ -47,7 +47,7 @@ def look(index: int) -> Look:
 
 @dataclass(frozen=True)
 class Method:
-    """Runs of one experiment with different seeds: one colour, one line of a table."""
+    """The runs of one experiment with different seeds; they share a colour and a row of the table."""
 
     label: str
     """Unique within a collection."""
@@ -89,8 +89,8 @@ class Collection:
 def collect(paths: Sequence[Path]) -> Collection:
     """Read the runs at these paths or in folders below them, and group them into methods, in that order.
 
-    Runs in one folder come in the order of their preset. Refused are paths without runs, damaged runs, and a named run
-    that has no round yet.
+    Runs in one folder come in the order of their preset. Refuses paths without runs, damaged runs, and a named run that
+    has no round yet.
     """
     if not paths:
         raise RunError("no path was given; name the folder of a run, or a folder that holds runs")
@@ -132,12 +132,12 @@ def _read(folder: Path) -> Run:
 
 
 def _check(run: Run) -> None:
-    """Refuse what no run writes, before it turns into a wrong curve."""
+    """Refuse values that no run writes, before they become a wrong curve."""
     for record in run.records:
         numbers = record.to_dict()
         cohort, _ = numbers.pop("cohort"), numbers.pop("refused")
         if not isinstance(cohort, list) or not all(isinstance(v, int | float | None) for v in numbers.values()):
-            raise ValueError(f"round {record.round!r} holds something other than numbers and a cohort")
+            raise ValueError(f"round {record.round!r} contains something other than numbers and a cohort")
     if any(later.round <= earlier.round for earlier, later in pairwise(run.records)):
         raise ValueError("rounds are not in ascending order")
     if not all(isinstance(line, dict) for line in list[object](run.timings)):
@@ -157,7 +157,7 @@ def _methods(runs: Iterable[Run]) -> list[Method]:
 
 
 def _labels(experiments: list[Experiment]) -> list[str]:
-    """The labels; a label that several experiments share is followed by the keys in which they differ."""
+    """Return the labels; a label that several experiments share is followed by the keys in which they differ."""
     count = Counter(experiment.label for experiment in experiments)
     return [e.label if count[e.label] == 1 else f"{e.label} ({_distinction(e, experiments)})" for e in experiments]
 
@@ -186,7 +186,7 @@ def in_order(runs: Iterable[Path]) -> list[Path]:
 
 
 def _places(folder: str, methods: set[str]) -> dict[str, int]:
-    """Method -> its place in the preset of the folder's name, or else in the first preset that has all methods."""
+    """Return method -> its place in the preset named like the folder, or in the first preset that has all methods."""
     for name in presets() if folder not in presets() else [folder]:
         places: dict[str, int] = {}
         for run in load_preset(name).folders:
@@ -197,5 +197,5 @@ def _places(folder: str, methods: set[str]) -> dict[str, int]:
 
 
 def _method(folder: str) -> str:
-    """The folder's name without the seed: `fedcams-sign-s2` -> `fedcams-sign`."""
+    """Return the folder's name without the seed: `fedcams-sign-s2` -> `fedcams-sign`."""
     return re.sub(r"-s\d+$", "", folder)

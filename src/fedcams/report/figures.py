@@ -14,7 +14,7 @@ from fedcams.report.series import Axis
 SIZE = (4.8, 3.2)
 """Inches; two figures fill the width of a page."""
 LINE, LONG = 0.17, 45
-"""Inches per line of the legend, and letters from which on a name gets a line of its own."""
+"""Inches per line of the legend, and the number of characters above which a name gets its own line."""
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # part of matplotlib, so figures are the same everywhere
     "font.size": 9,
@@ -28,6 +28,8 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8,
     "figure.dpi": 200,  # text is placed and drawn at the same width
     "savefig.dpi": 200,
+    "figure.autolayout": False,  # by itself, beside the layout that is asked for
+    "figure.constrained_layout.use": False,
     "svg.hashsalt": "fedcams",  # otherwise ids in SVG are random
 }
 LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -58,9 +60,12 @@ def write_figures(folder: Path, charts: Charts) -> list[Path]:
 
 
 def _laid_out(drawn: Any) -> Any:
-    """Place everything, once for both files, and return the frame around it."""
-    drawn.draw_without_rendering()
-    drawn.set_layout_engine("none")
+    """Place everything, once for both files, and return the frame around it.
+
+    A figure that keeps a layout engine, even the empty one, is drawn twice for each file.
+    """
+    drawn.get_layout_engine().execute(drawn)
+    drawn.set_layout_engine(None)
     return drawn.get_tightbbox().padded(0.1)
 
 
@@ -79,7 +84,7 @@ def figure(chart: Chart, axis: Axis) -> Any:
 
 
 def _dress(side: Any, axis: Axis, close: bool) -> None:
-    """Scale, ticks, limits and title of one side of a chart; `close` puts ticks at 1, 2 and 5 of a logarithmic one."""
+    """Set scale, ticks, limits and title of one axis; with `close`, a logarithmic one has ticks at 1, 2 and 5."""
     ticker, name = library("matplotlib.ticker"), side.axis_name
     if axis.log:
         side.axes.set(**{f"{name}scale": "log"})
@@ -102,7 +107,7 @@ def _dress(side: Any, axis: Axis, close: bool) -> None:
 def _lines(axes: Any, chart: Chart, axis: Axis) -> None:
     for series in chart.series:
         x, look = series.x[axis.key], series.look
-        marker = "o" if len(x) == 1 else None  # one point makes no line
+        marker = "o" if len(x) == 1 else None  # a line needs two points
         axes.plot(x, series.y, color=look.colour, linestyle=LINES[look.dash], marker=marker, label=_text(series.name))
         if series.low is not None:
             axes.fill_between(x, series.low, series.high, color=look.colour, alpha=0.16, linewidth=0)
@@ -159,5 +164,5 @@ def _legend(drawn: Any) -> None:
 
 
 def _text(label: str) -> str:
-    """A label that matplotlib shows unchanged: it reads dollars as mathematics and hides a leading underscore."""
+    """Return a label that matplotlib shows unchanged: it reads dollars as math and hides a leading underscore."""
     return (f" {label}" if label.startswith("_") else label).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""A report: its page and the files beside it.
+"""A report: its page and the files next to it.
 
 The page is one HTML file that contains its style, its script, Plotly and the data, and fetches nothing. Plotly and the
 data are compressed and written as base64; the browser inflates them.
@@ -63,7 +63,7 @@ def report(runs: Sequence[Path], out: Path, target: float | None = None) -> Path
 
 
 def page(collection: Collection, summary: Summary, charts: Charts | None = None, alone: bool = False) -> str:
-    """Return the whole file; unless it stands alone, it mentions the files beside it."""
+    """Return the whole page; unless it is `alone`, it mentions the files next to it."""
     charts = charts or describe(collection, summary)
     return Template(_part("page.html")).substitute(
         title=_title(collection),
@@ -106,7 +106,7 @@ PARTITION_NOTE = "The number of examples of each label that every client trains 
 
 
 def _asides(collection: Collection) -> dict[str, str]:
-    """Sentences that are needed only for several seeds or several methods."""
+    """Return sentences that are needed only for several seeds or several methods."""
     seeds, methods = any(len(method.runs) > 1 for method in collection.methods), len(collection.methods) > 1
     return {
         "range": " Small print: lowest to highest seed." if seeds else "",
@@ -129,7 +129,7 @@ def _section(title: str, shown: list[Chart], note: str) -> str:
 
 
 def _cards(shown: list[Chart], wide: int) -> str:
-    """One card per chart; the first `wide` of them take the full width."""
+    """Return one card per chart; the first `wide` of them take the full width."""
     return "".join(
         f'<div class="card{" wide" if i < wide else ""}"><h3 id="title-{c.key}">{escape(c.title)}</h3>'
         f'<div class="chart" id="chart-{c.key}" role="figure" aria-labelledby="title-{c.key}"></div></div>'
@@ -138,7 +138,7 @@ def _cards(shown: list[Chart], wide: int) -> str:
 
 
 def _data(collection: Collection, summary: Summary, charts: Charts) -> str:
-    """What the script works with: charts, axes to choose from, and each client's link to compute times with."""
+    """Return the script's data: charts, axes to choose from, and each client's link, to compute times."""
     *shown, timed = charts
     data = {
         "charts": [figure(chart) for section in shown for chart in section],
@@ -152,12 +152,12 @@ def _data(collection: Collection, summary: Summary, charts: Charts) -> str:
 
 
 def _packed(text: str) -> str:
-    """Compressed without a time stamp, so that equal data give equal pages."""
+    """Return text compressed without a time stamp, so that equal data gives equal pages."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _run(method: int, run: Run) -> dict[str, Any]:
-    """The accuracy of a run and what one client's link carries, round by round."""
+    """Return the accuracy of a run and what one client's link carries, round by round."""
     carried = link(run)
     return {"method": method, **{key: compact(values) for key, values in vars(carried).items()}}
 

@@ -15,14 +15,14 @@ Trace = dict[str, Any]
 """One line, bar or map of a chart, as plotly.js takes it."""
 SYMBOLS = {"solid": "circle", "dash": "square", "dot": "diamond", "dashdot": "cross"}
 FEW = 10
-"""Up to here every client gets a tick; otherwise Plotly would put ticks between clients."""
+"""Up to this many clients, each one gets a tick; otherwise Plotly would put ticks between clients."""
 
 
 def figure(chart: Chart) -> dict[str, Any]:
     """Return the chart as `key`, `data`, `layout` and `x`.
 
-    `x` holds, for each axis to choose from, the places of every series, which the page puts into `data`; it is empty if
-    there is one axis only, whose places stand in `data`.
+    `x` holds the positions of every series for each axis to choose from; the page puts them into `data`. It is empty if
+    there is only one axis, whose positions are in `data` already.
     """
     moves = len(chart.x) > 1
     data = [trace for series in chart.series for trace in TRACES[chart.kind](chart, series)]
@@ -31,7 +31,7 @@ def figure(chart: Chart) -> dict[str, Any]:
 
 
 def _layout(chart: Chart) -> dict[str, Any]:
-    """Axes and manners; the heading beside a chart says what it measures, so only a map has a title on its y axis."""
+    """Return axes and behaviour; a chart's heading says what it measures, so only a heat map has a y-axis title."""
     x, y = _axis(chart.x[0], chart.x[0].title), _axis(chart.y, chart.y.title if chart.kind == "map" else "")
     if chart.kind == "lines":
         return {"xaxis": x, "yaxis": y, "hovermode": "x unified"}
@@ -49,7 +49,7 @@ def _layout(chart: Chart) -> dict[str, Any]:
 
 def _axis(axis: Axis, title: str) -> dict[str, Any]:
     found: dict[str, Any] = {"zeroline": False}
-    if title:  # an empty one would take room
+    if title:  # an empty one would take up space
         found |= {"title": {"text": title}}
     if axis.log:
         found |= {"type": "log"}
@@ -63,18 +63,18 @@ def _axis(axis: Axis, title: str) -> dict[str, Any]:
 
 
 def _line(chart: Chart, series: Series) -> list[Trace]:
-    """The mean, behind it the band if there are several seeds; the legend shows and hides them together."""
+    """Return the mean, and behind it a band if there are several seeds; the legend shows and hides them together."""
     place = {} if len(chart.x) > 1 else {"x": compact(series.x[chart.x[0].key])}
     shared = {"type": "scatter", "legendgroup": series.name, "mode": "lines", **place}
     form = _form(chart)
     mean = {
         **shared,
-        **({"mode": "markers"} if len(series.y) == 1 else {}),  # one point makes no line
+        **({"mode": "markers"} if len(series.y) == 1 else {}),  # a line needs two points
         "y": compact(series.y),
         "name": text(series.name),
         "line": {"color": series.look.colour, "dash": series.look.dash, "width": 2.2},
         "hovertemplate": form,
-        "meta": form,  # the page extends it, by axis
+        "meta": form,  # the page extends it for each axis
     }
     if series.low is None or series.high is None:
         return [mean]
@@ -112,7 +112,7 @@ def _stack(chart: Chart, series: Series) -> list[Trace]:
 
 
 def _bar(chart: Chart, series: Series) -> list[Trace]:
-    """Readers can edit what stands below a name, so the name stands alone."""
+    """Return bars labelled with network names only, because readers can edit the rates that are shown below them."""
     values = {"x": [lines[0] for lines in chart.x[0].names], "y": compact(series.y)}
     marker = {"color": series.look.colour, "pattern": {"shape": series.look.pattern}}
     return [{"type": "bar", **values, "name": text(series.name), "marker": marker, "hoverinfo": "text+name"}]
@@ -131,7 +131,7 @@ TRACES = {"lines": _line, "points": _point, "stacks": _stack, "bars": _bar, "map
 
 
 def _form(chart: Chart) -> str:
-    """How a pointer shows a value."""
+    """Return the format of values shown on hover."""
     return f"%{{y:{'.2%' if chart.y.percent else '.4~g'}}}"
 
 
@@ -145,6 +145,6 @@ def text(label: str) -> str:
 
 
 def compact(values: NDArray[np.number[Any]]) -> list[float | None]:
-    """Return numbers with five digits, one more than a pointer shows; None for NaN, which JSON lacks."""
+    """Return numbers with five digits, one more than is shown on hover; None for NaN, which JSON lacks."""
     short = (float(f"{value:.5g}") for value in values.tolist())
     return [None if value != value else int(value) if value.is_integer() else value for value in short]

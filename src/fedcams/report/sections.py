@@ -33,7 +33,7 @@ def facts(collection: Collection, summary: Summary) -> str:
     whole = {name: _distinct(_spelled_out(getattr(e, key)) for e in described) for name, key in named.items()}
     if "Uplink" in shown and not all(e.feedback for e in described):
         shown["Uplink"] += NO_FEEDBACK
-    shown["Partition"] = whole["Partition"]  # in full: how uneven the data are matters most
+    shown["Partition"] = whole["Partition"]  # in full, because it matters most how uneven the data is
     sizes = _distinct(f"{fmean(len(record.cohort) for record in run.records):.4g}" for run in collection.runs)
     shown["Cohort"] += f", {sizes} clients"
     return "".join(
@@ -211,5 +211,5 @@ def _spelled_out(value: Any) -> str:
 
 
 def _distinct(values: Iterable[Any]) -> str:
-    """Each value once, in order of appearance."""
+    """Return each value once, in order of appearance."""
     return ", ".join(dict.fromkeys(map(str, values)))

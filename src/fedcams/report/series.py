@@ -14,7 +14,7 @@ from fedcams.runs import Run
 Array = NDArray[np.float64]
 
 START = 0.1
-"""The height of a chart leaves out this part of the rounds, the first, which would take most of it."""
+"""The y range of a chart ignores this first part of the rounds, which would take up most of the height."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Axis:
     key: str
     title: str = ""
     short: str = ""
-    """The text of its button, where readers can choose between axes."""
+    """The text of its button, if readers can choose between axes."""
     unit: str = ""
     """Shown with prefixes such as k and M; empty for plain numbers."""
     log: bool = False
     percent: bool = False
     range: tuple[float, float] | None = None
-    """From where to where; None fits the data."""
+    """The lowest and highest value shown; None fits the data."""
     nonnegative: bool = False
     names: tuple[tuple[str, ...], ...] = ()
-    """The lines of each tick's text, where the axis is a list of things and not of numbers."""
+    """The lines of each tick's text, if the axis shows categories instead of numbers."""
 
 
 ACCURACY = Metric("test_accuracy", "Test accuracy")
@@ -74,7 +74,7 @@ class Curve:
     """A metric of a method over the rounds in which some seed recorded it; arrays `[T]`."""
 
     x: dict[str, Array]
-    """By the key of an axis: where the seeds are on it, on average."""
+    """Key of an axis -> where the seeds are on it, on average."""
     mean: Array
     low: Array
     high: Array

@@ -66,13 +66,13 @@ class Row:
     bytes_total: float
     """Up plus down."""
     down_catchup: float | None
-    """The part of the bytes down that updates clients which missed deltas; None if it was not recorded."""
+    """The part of the bytes down for clients that missed deltas; None if it was not recorded."""
     down_dense: float | None
     """The part of the bytes down that is dense models."""
     reached: int
     """The number of seeds that reached the target."""
     rounds_to_target: float | None
-    """None unless every seed reached it: a mean over some of them would look too good."""
+    """None unless every seed reached the target: a mean over some seeds would look too good."""
     bytes_up_to_target: float | None
     bytes_to_target: float | None
     averaged_reached: int
@@ -113,7 +113,7 @@ def summarize(collection: Collection, target: float | None = None) -> Summary:
     found = [_spread(method, number) for method in collection.methods for number in (final_score, averaged_score)]
     finals = [spread.mean for spread in found if spread]
     if not finals:
-        target = None  # even if one was given: there is nothing to compare
+        target = None  # even if one was given, because there is nothing to compare
     elif target is None:
         target = float(f"{max(finals) - (1 - TARGET_PART) * abs(max(finals)):.4g}")  # a number that is easy to quote
     scores = np.concatenate([_evaluations(run)[1] for run in collection.runs])
@@ -192,7 +192,7 @@ def _share(runs: list[Run], key: str) -> float | None:
 
 
 def _evaluations(run: Run, metric: Metric = ACCURACY) -> tuple[Array, Array]:
-    """The rounds and scores of a run's evaluations."""
+    """Return the rounds and scores of a run's evaluations."""
     scores = values(run, metric)
     known = np.isfinite(scores)
     return position(run, ROUNDS)[known], scores[known]

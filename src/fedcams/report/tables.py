@@ -51,7 +51,7 @@ def _rounds(collection: Collection, names: Sequence[str]) -> Iterable[Sequence[o
 
 
 def _exact(row: Row, target: float | None) -> dict[str, object]:
-    """The fields of a row by name; a spread becomes three fields, and the target precedes what depends on it."""
+    """Return the fields of a row by name; a spread becomes three fields, and the target precedes what depends on it."""
     exact: dict[str, object] = {}
     for key, value in vars(row).items():
         if key in SPREADS:
@@ -153,14 +153,14 @@ def _spread(spread: Spread | None, percent: bool, seeds: int) -> Cell:
 
 
 def _final(row: Row, summary: Summary) -> Cell:
-    """The final accuracy, and below it the accuracy of what clients hold."""
+    """Return the final accuracy, and below it the accuracy of the model that clients hold."""
     cell = _spread(row.final, summary.percent, len(row.seeds))
     held = "" if row.held_accuracy is None else f"held {score(row.held_accuracy, summary.percent)}"
     return replace(cell, note=", ".join(part for part in (cell.note, held) if part))
 
 
 def _shares(row: Row) -> str:
-    """The parts of the bytes down for catching up and dense models, if the downlink is compressed."""
+    """Return the parts of the bytes down for catching up and dense models, if the downlink is compressed."""
     if row.downlink == "none" or row.down_catchup is None or row.down_dense is None:
         return ""
     shares = {"catch-up": row.down_catchup, "dense": row.down_dense}

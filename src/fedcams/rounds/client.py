@@ -67,7 +67,7 @@ class Client:
 
 
 def shift_of(client: Client, ids: Sequence[int], control: Tensor | None) -> Tensor | None:
-    """Return what the method's control variates add to every gradient of these clients `[C, d]`; None for nothing."""
+    """Return what the method's control variates add to every gradient of these clients `[C, d]`; None without them."""
     if control is None or client.rows is None:
         return None
     return client.method.control.shift(control, client.rows.gather(CONTROL, ids).to(control.device))
@@ -126,7 +126,7 @@ def commit(client: Client, outgoing: Outgoing, accepted: Collection[int]) -> Non
 
 
 def _overflows(client: Client, method: Method, sending: Sending) -> dict[int, str]:
-    """Return the clients whose message is not finite in some part, and what is wrong with it."""
+    """Return client -> what is wrong, for clients whose message has a part that is not finite."""
     ids = sending.facts.ids
     found = {} if sending.change is None else not_finite(ids, sending.change, client.layout)
     if client.buffer_layout is not None and sending.buffers is not None:
@@ -145,7 +145,7 @@ def _control_change(client: Client, method: Method, sending: Sending) -> Tensor 
 
 
 def _encode_(client: Client, method: Method, sending: Sending, measure: bool) -> Outgoing:
-    """Encode everything that travels; the update comes last: it overwrites h, which a failure must leave intact."""
+    """Encode everything that travels; the update comes last: it overwrites h, which must survive a failure before."""
     facts = sending.facts
     keys = [derive(facts.seed, "uplink", facts.round, client_id) for client_id in facts.ids]
     codes: dict[str, tuple[Compressor, Code]] = {}
@@ -159,7 +159,7 @@ def _encode_(client: Client, method: Method, sending: Sending, measure: bool) ->
         change = codec.encode(sending.change, client.layout, keys)
         codes[CONTROL] = (codec, change)
         old = client.rows.gather(CONTROL, facts.ids).to(sending.change.device)
-        rows[CONTROL] = codec.add_to_(old, change, client.layout)  # by exactly what the server adds
+        rows[CONTROL] = codec.add_to_(old, change, client.layout)  # adds exactly what the server decodes
     code, residual, errors = encode_with_feedback_(
         method.uplink, client.layout, sending.h, keys, client.keeps(RESIDUAL), measure
     )
@@ -181,7 +181,7 @@ def _encode_buffers(client: Client, method: Method, sending: Sending) -> tuple[C
 
 
 def _buffer_message(client: Client, method: Method, sending: Sending) -> Tensor:
-    """Return what is encoded of the buffers `[C, b]`."""
+    """Return what is encoded for the buffers `[C, b]`: the buffers, or their change plus what was lost before."""
     assert sending.buffers is not None
     assert sending.received.buffers is not None
     if method.buffers == IDENTITY:
@@ -193,11 +193,11 @@ def _buffer_message(client: Client, method: Method, sending: Sending) -> Tensor:
     return h
 
 
-# -- through bytes -----------------------------------------------------------------------------------------------------
+# -- as messages -------------------------------------------------------------------------------------------------------
 
 
 class ClientUpdate(NamedTuple):
-    """The result of one client's training: the change of the parameters `[d]`, the buffers, and what it saw."""
+    """The result of one client's training: the change of the parameters `[d]`, the buffers, and its facts."""
 
     delta: Tensor
     buffers: Tensor | None

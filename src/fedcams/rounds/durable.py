@@ -32,7 +32,7 @@ from fedcams.wire.frames import Frame
 
 PENDING, ROWS, MODELS = "pending.reply", "rows", "held"
 OLD_ROWS = "residuals"
-WAITING = Frame(b"FCMP", "Q4s", blobs=1)  # round and checksum of the instruction, the reply
+WAITING = Frame(b"FCMP", "Q4s", blobs=1)  # the instruction's round and checksum; the reply
 
 
 class Answer(NamedTuple):
@@ -65,7 +65,7 @@ class DurableClient:
         if (folder / OLD_ROWS).exists():
             raise ResidualError(
                 f"{folder}: written by fedcams 0.1; version 0.1.0 is the last one that reads it; finish the run with "
-                "it, or start a run under another name, whose rows start at zero"
+                "it, or start a run under another name, where rows start at zero"
             )
         memory = method.memory(layout, buffer_layout)
         rows = RowStore.on_disk(memory, folder / ROWS, spares=1) if memory else None
@@ -78,16 +78,16 @@ class DurableClient:
         """Resolve the pending reply, train, and return the new reply once it is on disk.
 
         `instruction` is the message in parts, as `Instruction.to_parts` returns them. Raises a WireError for a damaged
-        instruction, and a ResidualError for damaged state or a server that was set back.
+        instruction, and a ResidualError for damaged state or a server that went back to an older checkpoint.
         """
         asked = Instruction.from_parts(instruction)
-        # the checksum too: a server that started over may ask for the same round differently
+        # also by its checksum: a server that started over may send a different instruction for the same round
         name, waiting = (asked.round, bytes(instruction[-1][-4:])), self._waiting()
         if waiting is not None and waiting[0] == name:
             return Answer(waiting[1], again=True, note="")
         sent = None if waiting is None else waiting[1]
         note = self._compare(sent, asked)
-        settled = in_background(lambda: self._settle(sent, asked))  # while the app trains: the disk takes its time
+        settled = in_background(lambda: self._settle(sent, asked))  # the disk is slow, and the app can train meanwhile
         try:
             reply, outgoing = answer(self._settled_first(settled), asked, _after(settled, train))
         finally:
@@ -102,13 +102,13 @@ class DurableClient:
             settled.result()
         return self.client
 
-    # -- what the server said of the last reply ----------------------------------------------------------------------
+    # -- the server's decision on the last reply ---------------------------------------------------------------------
 
     def _settle(self, sent: Reply | None, instruction: Instruction) -> None:
         if self.rows is not None:
             if sent is not None and is_accepted(sent, instruction):
                 self.rows.snapshot(sent.round)
-            else:  # also if a process died between rows and reply
+            else:  # also after a kill between writing the rows and the reply
                 self.rows.rollback(self.rows.snapshot_round or 0)
         with os_errors(ResidualError, "remove", self.folder / PENDING):
             (self.folder / PENDING).unlink(missing_ok=True)
@@ -122,14 +122,14 @@ class DurableClient:
         ours = sent.round if sent is not None and accepted else self.rows.snapshot_round or 0
         if ours > last:
             raise ResidualError(
-                f"{self.folder}: the server accepted round {last} last, this residual is of round {ours}: the server "
-                "was set back to an older checkpoint; continue under another run name, whose residuals start at zero"
+                f"{self.folder}: the server last accepted round {last}, but this residual is of round {ours}; the "
+                "server went back to an older checkpoint; continue under another run name, where residuals are zero"
             )
         if ours < last:
             return f"the residual of round {last} is lost, continuing from that of round {ours}"
         return ""
 
-    # -- what waits --------------------------------------------------------------------------------------------------
+    # -- the pending reply -------------------------------------------------------------------------------------------
 
     def _hold(self, name: tuple[int, bytes], reply: Reply, outgoing: Outgoing) -> None:
         """Write rows and reply to disk at the same time; either one without the other is ignored."""

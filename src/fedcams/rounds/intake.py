@@ -18,8 +18,9 @@ from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.method import BUFFERS, CONTROL
-from fedcams.rounds.cohort import Arrival, Outgoing, streams_up
+from fedcams.rounds.cohort import Arrival, Outgoing, some_rows, streams_up
 from fedcams.rounds.messages import UPDATE, Refusal, Reply, expect_streams
+from fedcams.rounds.sending import not_finite
 from fedcams.transforms import Facts
 from fedcams.wire import unpack
 
@@ -40,7 +41,7 @@ class Means(NamedTuple):
 
 
 class _Client(NamedTuple):
-    """What is known of an accepted client."""
+    """What is known about an accepted client."""
 
     examples: int
     steps: int
@@ -64,7 +65,7 @@ class Intake:
         self.digests: dict[int, bytes] = {}
         """Accepted client -> the digest of its reply, if it came as bytes."""
         self.acks: dict[int, Held | None] = {}
-        """Client -> what it says it holds; refused replies say so too."""
+        """Client -> the model that it says it holds, even if its reply was refused."""
         self.refused: dict[int, str] = {}
         self._accepted: dict[int, _Client] = {}
         self._rows: dict[int, Tensor] = {}
@@ -98,7 +99,7 @@ class Intake:
             raise UpdateError(f"client {answer.client} was not asked in round {self.round}")
 
     def _listen(self, answer: Reply | Refusal) -> None:
-        """Record what a client says it holds; that it holds what it was last sent takes precedence in this round."""
+        """Record the model that a client says it holds; once it has named the one it was sent, that stays recorded."""
         if self.acks.get(answer.client) != self._expected(answer.client):
             self.acks[answer.client] = answer.held
 
@@ -109,13 +110,15 @@ class Intake:
         return self.method.downlink.expected(self.state.downlink, client)
 
     def _arrival(self, reply: Reply) -> Arrival:
-        """Return one client's message as a row; refuses other streams and codecs than the method's."""
+        """Return one client's message as a row; refuses streams and codecs that differ from the method's."""
         expect_streams(reply, self.streams)
         codes: dict[str, tuple[Compressor, Code]] = {}
         for name, stream in self.streams.items():
             payload = unpack(reply.streams[name], stream.layout)
             if name != UPDATE and payload.compressor != stream.codec:
-                raise UpdateError(f"client {reply.client} sends {name} by {payload.compressor}, not {stream.codec}")
+                raise UpdateError(
+                    f"client {reply.client} compresses {name} with {payload.compressor}; expected {stream.codec}"
+                )
             codes[name] = (payload.compressor, {field: tensor[None] for field, tensor in payload.code.items()})
         facts = Facts(
             self.round, self.server.seed, (reply.client,), (reply.examples,), (reply.steps,), (1.0,),
@@ -132,7 +135,7 @@ class Intake:
             self.take(outgoing.arrival)
 
     def take(self, arrival: Arrival) -> None:
-        """Take the rows of some clients; those that a guard refuses are left out, with the reason in `refused`.
+        """Take the rows of some clients; those refused are left out, with the reason in `refused`.
 
         Everything is checked before anything is added, so that a client counts completely or not at all.
         """
@@ -140,16 +143,27 @@ class Intake:
         arrival = arrival.only(self._sound(arrival))
         if not len(arrival):
             return
-        codec, code = arrival.codes[UPDATE]
-        if any("arrival" in transform.points for transform in self.method.transforms):
-            rows = codec.decode(code, self.server.layout)
-            for transform in self.method.transforms:
-                transform.arrival_(rows, arrival.facts, self.server.layout)
-            codec, code = IDENTITY, IDENTITY.encode(rows, self.server.layout)
+        arrival, codec, code = self._transformed(arrival)
+        if not len(arrival):
+            return
         self._add(arrival, codec, code)
         facts = arrival.facts
         known = zip(facts.examples, facts.steps, facts.weights, arrival.losses, strict=True)
         self._accepted |= dict(zip(facts.ids, itertools.starmap(_Client, known), strict=True))
+
+    def _transformed(self, arrival: Arrival) -> tuple[Arrival, Compressor, Code]:
+        """Return the arrival and its updates after the transforms, without the clients whose rows overflowed there."""
+        (codec, code), layout, transforms = arrival.codes[UPDATE], self.server.layout, self.method.transforms
+        if not any("arrival" in transform.points for transform in transforms):
+            return arrival, codec, code
+        rows = codec.decode(code, layout)
+        for transform in transforms:
+            transform.arrival_(rows, arrival.facts, layout)
+        ids = arrival.facts.ids
+        bad = {} if bool(torch.isfinite(rows).all()) else not_finite(ids, rows, layout)
+        self.refused |= {client: f"UpdateError: {why}" for client, why in bad.items()}
+        places = [place for place, client in enumerate(ids) if client not in bad]
+        return arrival.only(places), IDENTITY, {"values": some_rows(rows, places)}
 
     def _weighed(self, arrival: Arrival) -> Arrival:
         """Return the arrival with the weights that its clients have in the mean."""
@@ -173,7 +187,8 @@ class Intake:
             one = arrival.facts.take([place]) if guards else arrival.facts
             reason = next((found for guard in guards if (found := guard.refuses(norms[place], one))), "")
             if not (math.isfinite(weight) and weight > 0):
-                reason = f"client {client}: weight={weight}; allowed: a finite number above 0"
+                source = f"weighting={self.method.weighting}, examples={arrival.facts.examples[place]}"
+                reason = f"client {client}: weight={weight} by {source}; allowed: a finite number above 0"
             if reason:
                 self.refused[client] = f"UpdateError: {reason}"
             else:
@@ -188,7 +203,7 @@ class Intake:
             self._rows |= dict(zip(ids, codec.decode(code, self.server.layout), strict=True))
         if BUFFERS in self.streams:
             self.sums[BUFFERS].add_rows(ids, *self._buffers(arrival), weights)
-        if CONTROL in self.streams:  # every client's control variate counts the same in their mean
+        if CONTROL in self.streams:  # all clients count equally in the mean of the control variates
             self.sums[CONTROL].add_rows(ids, *arrival.codes[CONTROL], (1.0,) * len(ids))
 
     def _buffers(self, arrival: Arrival) -> tuple[Compressor, Code]:
@@ -201,7 +216,7 @@ class Intake:
         rows = torch.stack([own if row is None else row for row in sent])
         return IDENTITY, {"values": add_change(rows, codec.decode(code, layout).to(own.device), layout)}
 
-    # -- what they come to -------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
 
     def facts(self) -> Facts:
         """Return the facts of the accepted clients, in ascending id."""

@@ -129,7 +129,7 @@ class Instruction:
         round, client, seed, present, last, name = head
         accepted = Accepted(last, name) if present else None
         if present > 1 or (not present and (last or any(name))):
-            raise NonCanonical(f"the mark for an accepted update is {present} with round {last}")
+            raise NonCanonical(f"the flag for an accepted update is {present} with round {last}")
         return cls(round, client, seed, streams, accepted)
 
     @property
@@ -140,7 +140,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's message to the server: the compressed update of a round, and what the training saw.
+    """A client's message to the server: the compressed update of a round, and the facts of its training.
 
     `streams` maps names to payloads, as in an Instruction: `update`, `buffers` if the model has any, and what else the
     method sends. `held` names the model that it was trained from, if clients keep theirs.
@@ -233,7 +233,7 @@ def _reply_frame(holding: bool) -> StreamFrame:
 class Refusal:
     """A client's message to the server: it cannot answer the instruction.
 
-    Either the instruction builds on a model that the client does not hold, or its training was not finite.
+    Either the instruction builds on a model that the client does not hold, or training gave values that are not finite.
     """
 
     round: int
@@ -252,7 +252,7 @@ class Refusal:
         """Read what `to_bytes` wrote; raises the WireError that says what is wrong."""
         (round, client, present, version, name), (reason,) = REFUSAL.unpack(data)
         if present > 1 or (not present and (version or any(name))):
-            raise NonCanonical(f"the mark for what is held is {present} with version {version}")
+            raise NonCanonical(f"the flag for a held model is {present} with version {version}")
         try:
             text = reason.decode()
         except UnicodeDecodeError as error:

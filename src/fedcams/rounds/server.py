@@ -48,10 +48,10 @@ class Server:
             object.__setattr__(self, "replicas", RowStore.in_memory(needed))
         if self.replicas is not None and dict(self.replicas.layouts) != needed:
             raise LayoutError(
-                f"replicas has rows of other layouts than this model's, d={self.layout.d}; give an empty store"
+                f"replicas has rows that do not match this model's layout, d={self.layout.d}; give an empty store"
             )
         if not -(2**63) <= self.seed < 2**63:
-            raise SpecError(f"seed={self.seed}; allowed: what fits into 64 signed bits")
+            raise SpecError(f"seed={self.seed}; allowed: a signed 64-bit integer")
         if self.method.weighting == "sampler" and self.sampler is None:
             raise SpecError("weighting=sampler: this server does not know the sampler; give Server(sampler=...)")
         if self.method.control.active and not self.population:
@@ -102,37 +102,39 @@ class Concluded(NamedTuple):
     """Client -> why it was refused. Clients that were out of step receive the dense model next."""
     delta_norm: float
     mean: Tensor | None
-    """`[d]`, the mean update of the step; None without one."""
+    """`[d]`, the mean update of the step; None without a step."""
     facts: Facts
     """The facts of the accepted clients."""
     train_loss: float | None
-    """The mean of the accepted clients' losses; None without one."""
+    """The mean of the accepted clients' losses; None if no client was accepted."""
 
 
 def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerState:
-    """Return the state before the first round, of a model `x [d]` with buffers; refuses an x that is not finite."""
+    """Return the state before the first round, for a model `x [d]` with buffers; refuses an x that is not finite."""
     server.layout.check_finite(x, "model")
     method = server.method
     control = method.control.init(x) if method.control.active else None
-    average = Averaged(x.clone(), None if buffers is None else buffers.clone()) if method.average.active else None
-    first, carried = method.in_round(1, server.rounds).downlink, _carried(server, buffers, round=1)
-    downlink = first.init(x) if carried is None else first.init(x, carried)
+    average = None
+    if method.average.active:
+        average = Averaged(method.average.init(x), None if buffers is None else method.average.init(buffers))
+    carried = _carried(server, method, buffers)
+    downlink = method.downlink.init(x) if carried is None else method.downlink.init(x, carried)
     return ServerState(0, x, buffers, method.server.init(x), downlink, {}, control, average)
 
 
 def broadcast(server: Server, state: ServerState) -> Broadcast:
     """Return what a downlink needs to send this state's model to clients."""
     round = state.round + 1
-    buffers = _carried(server, state.buffers, round)
+    buffers = _carried(server, server.method.in_round(round, server.rounds), state.buffers)
     return Broadcast(state.x, server.layout, round, server.seed, server.replicas, buffers)
 
 
-def _carried(server: Server, buffers: Tensor | None, round: int) -> Part | None:
-    """Return the buffers and their codec in a round, if they travel by the downlink's rule; None otherwise."""
-    layout = server.method.delivered(server.layout, server.buffer_layout).get(BUFFERS)
+def _carried(server: Server, method: Method, buffers: Tensor | None) -> Part | None:
+    """Return the buffers and the method's codec for them, if they travel by the downlink's rule; None otherwise."""
+    layout = method.delivered(server.layout, server.buffer_layout).get(BUFFERS)
     if layout is None or buffers is None:
         return None
-    return Part(BUFFERS, buffers, layout, server.method.in_round(round, server.rounds).buffers)
+    return Part(BUFFERS, buffers, layout, method.buffers)
 
 
 def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[dict[int, Instruction], ServerState]:
@@ -153,7 +155,7 @@ def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tup
 
 
 def resend(server: Server, state: ServerState, refusal: Refusal) -> tuple[Instruction, ServerState]:
-    """Return an instruction for a client that refused this round's, built on what it says it holds, and the state."""
+    """Return another instruction for a client that refused the first, built on what it holds, and the state."""
     if refusal.round != state.round + 1:
         raise UpdateError(f"a refusal of round {refusal.round} in round {state.round + 1}; it came too late")
     told = server.method.downlink.acknowledge(

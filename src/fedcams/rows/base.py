@@ -62,7 +62,7 @@ class RowStore(ABC):
 
         `layouts` is as for `in_memory`. `spares` is how many unneeded files are kept, so that the next rows are written
         over them: that is faster, but takes space on disk. Refuses a folder of other names or layouts, of fedcams 0.1,
-        with symbolic links, or that the system does not allow to use.
+        with symbolic links, or without access.
         """
         from fedcams.rows.disk import DiskRows
 
@@ -166,7 +166,7 @@ class RowStore(ABC):
             twice = next(client for client in clients if clients.count(client) > 1)
             raise ResidualError(f"ids: client {twice} appears twice in one commit; give each client once")
         for client in clients:
-            # rows that are not newer than the snapshot could not be told from those that the snapshot holds
+            # rows that are not newer than the snapshot could not be told apart from those in the snapshot
             newest = max(self._rounds.get(client, -1), self._snapshot)
             if round <= newest:
                 raise ResidualError(
@@ -256,7 +256,7 @@ def _clients(ids: Iterable[SupportsIndex]) -> list[int]:
 
 
 def _count(name: str, value: SupportsIndex) -> int:
-    """Return a client id or round as an int; refuses what does not fit 64 bits, all of which Flower's node ids need."""
+    """Return a client id or round as an int; refuses what does not fit into 64 bits. Flower's node ids use all 64."""
     try:
         number = operator.index(value)
     except TypeError:

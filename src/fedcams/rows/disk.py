@@ -1,7 +1,7 @@
 """Named rows as files: a killed process leaves either all old rows of a client or all new ones.
 
 A folder holds `store.json` (format version, names and layouts, round of the snapshot) and one file per version of a
-client's rows, see `fedcams.rows.format`, which never changes. Each file is written under its name + `.tmp`, synced and
+client's rows (see `fedcams.rows.format`). Such a file never changes: it is written under its name + `.tmp`, synced and
 renamed, and then the folder is synced. A store may keep a few files that are no longer needed, as
 `<number>.rows.spare`, and write the next rows over them.
 """
@@ -117,7 +117,7 @@ class DiskRows(RowStore):
                 self._aside[client] = kept
             self._remove(file_name(client, round) for round in older if round != kept)
 
-    # -- what a checkpoint says of its rows ------------------------------------------------------------------------
+    # -- what a checkpoint says about its rows ---------------------------------------------------------------------
 
     def verify(self, expected: Versions, at_snapshot: bool = False) -> None:
         """Compare the rows with `expected`, a list of `[client, round, digest]` that `versions` once returned.
@@ -136,7 +136,7 @@ class DiskRows(RowStore):
 
     def _digest(self, client: int, round: int) -> str:
         if (client, round) not in self._digests:
-            with self._opened(client, round):  # which remembers it
+            with self._opened(client, round):  # which stores the digest
                 pass
         return self._digests[client, round]
 
@@ -174,7 +174,7 @@ class DiskRows(RowStore):
             known = self._digests.setdefault((client, round), header.digest)
             if header.digest != known:
                 raise ResidualError(
-                    f"{path}: other rows, their digest is {header.digest} instead of {known}; {RESTORE}"
+                    f"{path}: not the rows that were written, digest {header.digest} instead of {known}; {RESTORE}"
                 )
             yield file.fileno(), header
 
@@ -188,16 +188,16 @@ class DiskRows(RowStore):
             self._write(name, header, *(row.data for row in values), over=self._take_spare())
         except ResidualError:
             with contextlib.suppress(ResidualError):
-                self._remove([name])  # complete, but perhaps not durable: it must not pass for the newest version later
+                self._remove([name])  # complete but perhaps not durable: it must not count as the newest version later
             raise
         self._digests[client, round] = digest
         if freed is not None:
-            self._free([(client, freed)])  # not synced: should it come back, the next opening removes it
+            self._free([(client, freed)])  # not synced: if a crash brings it back, the next opening removes it
 
     def _drop(self, versions: Iterable[tuple[int, int]]) -> None:
         self._free(versions)
         with _os_errors("sync", self.folder):
-            sync_folder(self.folder)  # rows that were rolled back and came back would pass for the newest
+            sync_folder(self.folder)  # otherwise a crash could bring back rolled-back rows, which would count as newest
 
     def clear(self) -> None:
         """Remove all rows and the snapshot."""
@@ -223,13 +223,13 @@ class DiskRows(RowStore):
             path = self.folder / self._spare.pop()
             with _os_errors("read", path):
                 found = path.lstat()
-            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:  # a backup may be made of hard links
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:  # a backup may consist of hard links
                 return path
             self._remove([path.name])
         return None
 
     def _free(self, versions: Iterable[tuple[int, int]]) -> None:
-        """Turn files into spares or remove them. After a crash of the machine one may be back, but never the newest."""
+        """Turn files into spares or remove them. A crash of the machine may bring one back, but never as the newest."""
         for version in versions:
             name = file_name(*version)
             self._digests.pop(version, None)
@@ -257,7 +257,7 @@ def _difference(client: int, ours: tuple[int, str] | None, theirs: tuple[int, st
         return f"there are rows of client {client}, but none were saved"
     if ours[0] != theirs[0]:
         return f"the rows of client {client} are of round {ours[0]} instead of {theirs[0]}"
-    return f"the rows of client {client} are others, of digest {ours[1]} instead of {theirs[1]}"
+    return f"the rows of client {client} differ, digest {ours[1]} instead of {theirs[1]}"
 
 
 def _link(path: Path) -> str:

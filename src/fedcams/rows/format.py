@@ -9,13 +9,13 @@
     32       uint64    round
     40       uint64    n, the number of rows
     48       n entries of 64 bytes, in ascending order of their names:
-             32 bytes  name, ASCII, filled up with zeros
+             32 bytes  name, ASCII, padded with zeros
              8 bytes   layout id
              uint64    d
              2 uint64  checksum of the row's values, see `fedcams.bits.checksum`
     48+64n   float32   the values of each row, in the order of the entries; the file ends after the last
 
-The header holds the checksums of the values, so its digest stands for the whole file and can be read without the
+The header contains the checksums of the values, so its digest identifies the whole file and can be read without the
 values, and one row can be read and checked without the others.
 """
 
@@ -43,7 +43,7 @@ MAGIC, VERSION = b"FCRR", 3
 RESTORE = "restore the file, or delete it and reopen to continue without it"
 
 Piece = NDArray[np.float32]
-_PIECE = 2**18  # values that a thread reads at a time: they stay in its cache
+_PIECE = 2**18  # values that a thread reads at a time; they fit into its cache
 _NAME = re.compile(r"(0|[1-9][0-9]*)-(0|[1-9][0-9]*)\.rows")
 _START = struct.Struct("<4sI16s")
 _ABOUT = struct.Struct("<QQQ")
@@ -118,7 +118,7 @@ class RowFormat:
         if found < right:
             raise ResidualError(f"{path}: truncated, {found} of {right} bytes of rows; {RESTORE}")
         if found > right:
-            raise ResidualError(f"{path}: something follows after the {right} bytes of rows; {RESTORE}")
+            raise ResidualError(f"{path}: extra bytes follow the {right} bytes of rows; {RESTORE}")
 
 
 def file_name(client: int, round: int) -> str:

@@ -17,8 +17,8 @@ from fedcams.rows.base import RowStore
 class MemoryRows(RowStore):
     """One tensor `[d]` per name and version, allocated on first use; made by `RowStore.in_memory`.
 
-    A commit overwrites the rows that it replaces. Only for rows that the snapshot needs are new ones allocated (copy on
-    write), so a snapshot costs memory only for the clients that change after it.
+    A commit overwrites the rows that it replaces, unless the snapshot needs them: then it allocates new ones (copy on
+    write). So a snapshot costs memory only for the clients that change after it.
     """
 
     def __init__(self, layouts: Mapping[str, Layout], device: torch.device) -> None:

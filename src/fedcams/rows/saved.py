@@ -66,7 +66,7 @@ class DirectRows:
     def __init__(self, rows: RowStore) -> None:
         """Use the store `rows`; refuses one that is not on disk."""
         if not isinstance(rows, DiskRows):
-            raise ResidualError(f"{type(rows).__name__} ends with the process; give RowStore.on_disk, or use SavedRows")
+            raise ResidualError(f"{type(rows).__name__} is not on disk; give RowStore.on_disk, or use SavedRows")
         self._disk = rows
 
     def save(self) -> Versions:
@@ -87,7 +87,7 @@ class DirectRows:
 
 
 def _return_to(disk: DiskRows, round: int, expected: Versions) -> None:
-    complete = disk.snapshot_round == round  # else the kill fell between the checkpoint and its mark
+    complete = disk.snapshot_round == round  # otherwise a kill came between the checkpoint and its mark
     disk.verify(expected, at_snapshot=complete)
     if complete:
         disk.rollback(round)

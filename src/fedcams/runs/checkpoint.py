@@ -1,21 +1,21 @@
-"""Checkpoints: where a run can go on after a kill at any moment. The simulator and Flower write the same ones.
+"""Checkpoints: a run continues from its last one after a kill at any moment. The simulator and Flower share the format.
 
-<folder>/state.json           the round, what the checkpoint belongs to, small state, the rows by round and digest, the
-                              checksum of the next file, and a digest of all this
+<folder>/state.json           the round, the run's identity, small state, the round and digest of each client's rows,
+                              the checksum of the next file, and a digest of all this
 <folder>/<round>.safetensors  the model, the averaged model, the optimizer's vectors
-<folder>/spare.safetensors    those of the round before, no longer needed: the next ones are written over them
+<folder>/spare.safetensors    the tensors of the previous round, no longer needed; the next ones are written over them
 <folder>/rows/                a RowStore on disk: what clients keep (in a simulation)
-<folder>/replicas/            another one: the models that clients hold, if the downlink keeps them at the server
+<folder>/replicas/            a second RowStore: the clients' models, if the downlink keeps them at the server
 
-The checkpoint is what `state.json` names; a new one is written beside the old one until it replaces that file:
+The current checkpoint is the one that `state.json` names. A new one is written next to it, in four steps:
 
-1. the rows that changed go to `rows/` and `replicas/`, where the snapshots keep the old ones
-2. `<round>.safetensors` is written
-3. `state.json` is replaced: the one moment in which the new checkpoint takes the place of the old one
-4. the snapshots of the rows move to the new round, and the old `.safetensors` is removed
+1. write the rows that changed to `rows/` and `replicas/`, where the snapshots keep the old ones
+2. write `<round>.safetensors`
+3. replace `state.json`: in this one moment, the new checkpoint becomes the current one
+4. move the snapshots of the rows to the new round, and remove the old `.safetensors`
 
-After a kill before 3 the rows of step 1 are newer than the snapshot and are rolled back; after a kill between 3 and 4
-they are those of the checkpoint, and the snapshot is moved then.
+After a kill before step 3, the rows of step 1 are newer than the snapshot and are rolled back. After a kill between
+steps 3 and 4, they belong to the current checkpoint, and the next start moves the snapshot.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ LAST_READER = {1: "0.1.0"}
 
 
 class Rows(Protocol):
-    """Rows that follow a run from checkpoint to checkpoint: `fedcams.rows.SavedRows` or `DirectRows`."""
+    """Rows that are saved with every checkpoint: `fedcams.rows.SavedRows` or `DirectRows`."""
 
     def save(self) -> Versions:
-        """Make the rows as they are now last, beside those of the last checkpoint; return what is there."""
+        """Make the current rows durable, in addition to those of the last checkpoint; return their versions."""
 
     def mark(self, round: int) -> None:
-        """Say that the checkpoint of this round is complete."""
+        """Record that the checkpoint of this round is complete."""
 
     def load(self, round: int, expected: Versions) -> None:
-        """Bring back the rows of the checkpoint of this round."""
+        """Restore the rows of this round's checkpoint."""
 
     def clear(self) -> None:
-        """Remove them all: there is no checkpoint."""
+        """Remove all rows, because there is no checkpoint."""
 
 
 class Checkpoint:
@@ -69,9 +69,10 @@ class Checkpoint:
         rows: Mapping[str, Rows],
         keep_spare: bool = False,
     ) -> None:
-        """Describe the checkpoint in this folder; `identity` is what the run must agree with to go on from it.
+        """Describe the checkpoint in this folder; a run can continue from it only if it has the same `identity`.
 
-        With `keep_spare` the tensors of the round before stay, to be written over: quicker, and takes their space.
+        With `keep_spare`, the tensors of the previous round stay, and the next ones are written over them. That is
+        faster, but takes space on disk.
         """
         self.folder, self.server, self.identity, self.rows = folder, server, dict(identity), dict(rows)
         self.keep_spare = keep_spare
@@ -81,9 +82,10 @@ class Checkpoint:
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def save(self, state: ServerState, last: bool = False) -> None:
-        """Make this state the one to go on from. Nobody goes on from the last one, so that has no rows."""
+        """Make this state the checkpoint. A run never continues from its `last` state, so that one has no rows."""
         kept = {} if last else self.rows
         with disk_errors("write", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._write(state, {name: rows.save() for name, rows in kept.items()})
             for rows in kept.values():
                 rows.mark(state.round)
@@ -118,12 +120,12 @@ class Checkpoint:
             if name not in kept and (self.folder / name).exists():
                 shutil.rmtree(self.folder / name)
 
-    # -- going on ----------------------------------------------------------------------------------------------------
+    # -- loading -----------------------------------------------------------------------------------------------------
 
     def load(self, start: ServerState) -> ServerState:
-        """Return the state to go on from, with its rows brought back; `start` if no checkpoint was completed.
+        """Return the state to continue from, and restore its rows; return `start` if no checkpoint was completed.
 
-        What is refused is left as it was.
+        Refuses a damaged checkpoint, or one of another run, and leaves it unchanged.
         """
         values = read_state(self.folder, self.identity)
         if values is None:
@@ -166,7 +168,7 @@ class Checkpoint:
             try:
                 rows.load(values["round"], values["rows"].get(name, []))
             except ResidualError as error:
-                found = f"{self.folder / name}: damaged ({error}); a run cannot go on without one of its rows"
+                found = f"{self.folder / name}: damaged ({error}); a run needs all of its rows to continue"
                 raise RunError(f"{found}: {_start_over(self.folder)}") from error
 
 
@@ -177,7 +179,7 @@ def saved_round(folder: Path, identity: Mapping[str, Any]) -> int | None:
 
 
 def clear_after_last(folder: Path, round: int) -> None:
-    """Remove what a kill right after the checkpoint of the last round, which has no rows, left behind."""
+    """Remove what a kill right after the last round's checkpoint left behind; that checkpoint has no rows."""
     with disk_errors("clear", folder):
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
@@ -187,7 +189,7 @@ def clear_after_last(folder: Path, round: int) -> None:
 
 
 def read_state(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what `state.json` says; None if no checkpoint was completed. Refuses what is damaged or foreign."""
+    """Return the contents of `state.json`; None if no checkpoint was completed. Refuses damage, and another run."""
     path = folder / STATE
     values = read_sealed(path, _start_over(folder))
     if values is None:
@@ -201,13 +203,13 @@ def read_state(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | No
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return what a run there and a run here disagree on, in words; empty if nothing."""
+    """Return in words how the saved run ("there") and this one ("here") differ; an empty string if they do not."""
     keys = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
     return ", ".join(f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here" for key in keys)
 
 
 def old_format(found: Any, known: int) -> str:
-    """Return the sentence about a format that this version does not read."""
+    """Return the sentence that explains why this version cannot read a format."""
     if found in LAST_READER:
         version = LAST_READER[found]
         return f"written by fedcams {version.rsplit('.', 1)[0]}; version {version} is the last one that reads it"
@@ -215,12 +217,12 @@ def old_format(found: Any, known: int) -> str:
 
 
 def sealed(values: Mapping[str, Any]) -> bytes:
-    """Return JSON with a digest of all of it."""
+    """Return the values and their digest as JSON."""
     return json.dumps({**values, "digest": _digest(values)}).encode()
 
 
 def read_sealed(path: Path, fix: str) -> dict[str, Any] | None:
-    """Return the values that `sealed` wrote; None without a file. Refuses a file whose digest does not fit."""
+    """Return the values that `sealed` wrote; None if there is no file. Refuses a file whose digest does not match."""
     if not path.exists():
         return None
     with disk_errors("read", path, fix):
@@ -232,7 +234,7 @@ def read_sealed(path: Path, fix: str) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError):
         whole = False
     if not whole:
-        raise RunError(f"{path}: damaged, it is not what was written; {fix}")
+        raise RunError(f"{path}: damaged, its contents do not match its digest; {fix}")
     return values
 
 

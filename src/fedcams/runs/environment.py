@@ -1,4 +1,4 @@
-"""What a run ran on: versions, machine, device, commit."""
+"""The environment of a run: versions, machine, device and commit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = (torch, np, numba)
 
 
 def environment(device: str | torch.device, engine: Engine | None = None) -> dict[str, Any]:
-    """Everything besides the experiment that its numbers and seconds may depend on."""
+    """Return everything besides the experiment that may affect its numbers and its speed."""
     return {
         "fedcams": __version__,
         **{package.__name__: package.__version__ for package in PACKAGES},
@@ -38,13 +38,13 @@ def environment(device: str | torch.device, engine: Engine | None = None) -> dic
 
 
 def peak_memory() -> int:
-    """The most bytes that this process has held in memory."""
+    """Return the peak memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, others KiB
 
 
 def peak_device_memory(device: str | torch.device) -> int | None:
-    """The most bytes that torch has held on this GPU; None on the CPU."""
+    """Return the peak memory that torch has allocated on this GPU, in bytes; None on the CPU."""
     device = torch.device(device)
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
@@ -54,7 +54,7 @@ def _device(device: torch.device) -> str:
 
 
 def _cpu() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -65,15 +65,15 @@ def _cpu() -> str:
 
 @functools.cache
 def _commit(source: Path) -> str | None:
-    """The commit of the checkout that the package runs from, with `-dirty` where files differ; None outside of one."""
-    # Installed into an environment inside of some repository, the package lies there without being part of it.
+    """Return the commit of the package's checkout, with `-dirty` if files differ; None if it is not in a checkout."""
+    # A package installed into a virtual environment may be inside a repository without being part of it.
     if _git(source.parent, "ls-files", "--error-unmatch", source.name) is None:
         return None
     return _git(source.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git answers; None where it is missing or refuses."""
+    """Return the output of git; None if git is missing or fails."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,4 +1,4 @@
-"""Running an experiment in a folder of its own, and going on after it was stopped."""
+"""Run an experiment in its own folder, and resume it after a stop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from fedcams.runs.folder import (
 from fedcams.simulation import Phases, RoundRecord, Simulation
 
 Watch = Callable[[RoundRecord, dict[str, Any]], None]
-"""Called after every round with its record and its timing; what it raises stops the run."""
+"""Called after every round with its record and its timing; an exception stops the run."""
 
 
 def run(
@@ -50,17 +50,18 @@ def run(
     checkpoint_every: int = 25,
     watch: Watch | None = None,
 ) -> Run:
-    """Run an experiment in a new folder; stopped by whatever, it can be resumed there.
+    """Run an experiment in a new folder and return the finished run; however it stops, `resume` continues it there.
 
     `data` is the folder of downloaded files; a checkpoint is written every `checkpoint_every` rounds and at the end.
+    Refuses a folder that already holds a run.
     """
     folder = Path(folder)
     check_interval(checkpoint_every)
     refuse_taken(folder)
-    built = build(experiment, data, device)  # first: what cannot be built leaves no folder behind
+    built = build(experiment, data, device)  # first, so that an experiment that cannot be built leaves no folder behind
     make_folder(folder)
     with locked(folder):
-        refuse_taken(folder)  # once more, should another process have been faster
+        refuse_taken(folder)  # again, in case another process was faster
         write_about(folder, experiment, device, built.simulation, built.histogram.tolist())
         return _finish(folder, experiment, built, device, checkpoint_every, watch)
 
@@ -73,10 +74,10 @@ def resume(
     checkpoint_every: int = 25,
     watch: Watch | None = None,
 ) -> Run:
-    """Go on from the last checkpoint, or from the beginning; a finished run is returned as it is.
+    """Continue a run from its last checkpoint, or from its start, and return it; a finished run is returned unchanged.
 
-    On the same machine the records become, byte for byte, those of a run that was never stopped. A run that was started
-    from Python is refused unless it is finished: only Python has its model and data.
+    On the same machine, the records are equal, byte for byte, to those of a run that was never stopped. Refuses a run
+    that was started from Python, unless it is finished, because only Python has its model and data.
     """
     folder = Path(folder)
     check_interval(checkpoint_every)
@@ -85,7 +86,7 @@ def resume(
         if call := read_call(folder):
             if (found := read_run(folder)).finished:
                 return found
-            raise RunError(f"{folder}: this run was started from Python, which has its model and data; go on by {call}")
+            raise RunError(f"{folder}: this run was started from Python, which has its model and data; call {call}")
         if _is_finished(folder, experiment):
             return read_run(folder)
         built = build(experiment, data, device)
@@ -103,12 +104,12 @@ def _finish(
             if watch is not None:
                 watch(step.record, step.timing)
         except BaseException as error:
-            steps.throw(error)  # the rounds end now, under the lock, and not whenever they are collected
+            steps.throw(error)  # end the rounds now, while the folder is locked, not when they are garbage-collected
     return read_run(folder)
 
 
 class Step(NamedTuple):
-    """One round that is over and written down."""
+    """One finished round, whose record is in the folder."""
 
     state: ServerState
     record: RoundRecord
@@ -117,22 +118,22 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Journal:
-    """Runs rounds in a folder and writes them down: records, timings and checkpoints. The caller has locked it."""
+    """Runs rounds and writes their records, timings and checkpoints to a folder, which the caller has locked."""
 
     folder: Path
     simulation: Simulation
     identity: dict[str, Any]
-    """What the run must agree with to go on from a checkpoint."""
+    """The values that must be equal for the run to continue from a checkpoint."""
     last: int
     """The number of rounds."""
     device: str | torch.device
     checkpoint_every: int = 25
     may_grow: bool = False
-    """Whether the run may be given more rounds later, so that the last checkpoint needs its rows."""
+    """Whether the run may get more rounds later, so that even its last checkpoint needs rows."""
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint:
-        """Where the run can go on."""
+        """The run's checkpoint."""
         folder, stores = self.folder / CHECKPOINT, {ROWS: self.simulation.client.rows}
         stores[REPLICAS] = self.simulation.server.replicas
         rows = {name: SavedRows(store, folder / name) for name, store in stores.items() if store is not None}
@@ -143,9 +144,9 @@ class Journal:
         return self.checkpoint.load(start)
 
     def rounds(self, state: ServerState) -> Generator[Step]:
-        """Run the rounds after the loaded state; each is written down when it is yielded.
+        """Run the rounds after the loaded state; each is in the folder by the time it is yielded.
 
-        If the caller stops early, a checkpoint of the last round is written then.
+        If the caller stops early, a checkpoint of its last round is written.
         """
         saved = state.round
         _note_environment(self.folder / ENVIRONMENT, saved, environment(self.device, self.simulation.engine))
@@ -155,7 +156,7 @@ class Journal:
         ):
 
             def save() -> int:
-                lines.sync()  # first: the lines of a checkpoint must be there whenever it is
+                lines.sync()  # first: a checkpoint on disk must never be without its lines
                 timings.sync()
                 self.checkpoint.save(state, last=state.round == self.last and not self.may_grow)
                 return state.round
@@ -188,13 +189,13 @@ class Journal:
 
 
 def check_interval(checkpoint_every: int) -> None:
-    """Refuse a number of rounds between checkpoints that is none."""
+    """Refuse fewer than one round between checkpoints."""
     if checkpoint_every < 1:
         raise SpecError(f"checkpoint_every={checkpoint_every}; allowed: 1 or more")
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a run."""
+    """Create the folder of a run."""
     with disk_errors("make", folder, "free space, or name a folder that can be written"):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -206,7 +207,7 @@ def write_about(
     simulation: Simulation,
     histogram: list[list[int]],
 ) -> None:
-    """Write what a new run is; the experiment last, since its presence makes the run."""
+    """Write the description of a new run; the experiment comes last, because a folder with it counts as a run."""
     write_file(folder / ENVIRONMENT, to_json(environment(device, simulation.engine)))
     write_file(folder / PARTITION, to_json({"histogram": histogram}))
     write_file(folder / EXPERIMENT, experiment.to_toml().encode())
@@ -220,18 +221,18 @@ def refuse_taken(folder: Path) -> None:
 
 
 def _is_finished(folder: Path, experiment: Experiment) -> bool:
-    """Whether the last round was saved; the checkpoint of a finished run may have been deleted to save space."""
+    """Return whether the last round was saved; a finished run's checkpoint may have been deleted to save space."""
     if not (folder / CHECKPOINT).exists():
         return read_run(folder).finished
     if saved_round(folder / CHECKPOINT, experiment.to_dict()) != experiment.rounds:
         return False
-    end_of(folder / ROUNDS, experiment.rounds)  # refuses if one of the lines was lost since
+    end_of(folder / ROUNDS, experiment.rounds)  # refuses a file that has lost lines since
     clear_after_last(folder / CHECKPOINT, experiment.rounds)
     return True
 
 
 def _note_environment(path: Path, round: int, now: dict[str, Any]) -> None:
-    """Adds where the run goes on, and from which round, if that is not where it was before."""
+    """Add the current environment, and the round it starts with, if it differs from the last one."""
     known = read_object(path)
     first = {key: value for key, value in known.items() if key != "resumed"}
     sittings: list[dict[str, Any]] = known.get("resumed", [])
@@ -241,7 +242,7 @@ def _note_environment(path: Path, round: int, now: dict[str, Any]) -> None:
 
 
 def _line(record: RoundRecord) -> str:
-    """The record's line; JSON has no infinity, and a run that came to it is of no use."""
+    """Return the record as a line; refuses values that are not finite, which JSON lacks and no run can recover from."""
     values = record.to_dict().items()
     bad = {key: value for key, value in values if isinstance(value, float) and not math.isfinite(value)}
     if bad:

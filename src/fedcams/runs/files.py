@@ -1,4 +1,4 @@
-"""Files of a run: written whole or grown by whole lines, and one writer at a time."""
+"""The files of a run: written completely or not at all, or extended by whole lines, by one process at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESTORE = "restore the file, or delete the folder and start the run again"
 
 @contextlib.contextmanager
 def disk_errors(what: str, path: Path, fix: str = REPAIR) -> Iterator[None]:
-    """A RunError that names the path and the fix, for what the system or the residuals on disk refuse."""
+    """Turn errors of the system and of row stores into a RunError, which names the path and the fix."""
     try:
         with os_errors(RunError, what, path, fix):
             yield
@@ -27,33 +27,33 @@ def disk_errors(what: str, path: Path, fix: str = REPAIR) -> Iterator[None]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Writes a whole file at once and makes it last: a kill at any moment leaves what was there before or the new."""
+    """Write a whole file durably: a kill at any moment leaves either the old file or the new one."""
     with disk_errors("write", path):
         write_whole(path, data)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Makes the folder ours, or refuses; the system lets go of it when the process ends, however it ends."""
+    """Lock the folder for this process, or refuse; the system releases the lock however the process ends."""
     with disk_errors("open", folder):
         descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"{folder}: another process is at this run; let it finish, or end it first") from None
+            raise RunError(f"{folder}: another process is using this run; let it finish, or end it first") from None
         except OSError:
-            pass  # some network file systems have no locks on folders, and the run is worth more than the lock
+            pass  # some network file systems cannot lock folders; running without a lock beats not running
         yield
     finally:
         os.close(descriptor)
 
 
 class Lines:
-    """A file with one JSON object a line, line i that of round i; it grows by whole lines."""
+    """A file with one JSON object per line, line i for round i; it grows by whole lines."""
 
     def __init__(self, path: Path, keep: int) -> None:
-        """Opens the file, or makes it, and cuts it back to the lines of the first `keep` rounds."""
+        """Open or create the file, and cut it back to the lines of the first `keep` rounds."""
         self.path = path
         with disk_errors("open", path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -66,31 +66,31 @@ class Lines:
             raise
 
     def append(self, line: str) -> None:
-        """Adds a line. It survives a kill of the process; after `sync` also a failure of the machine."""
+        """Add a line. It survives a kill of the process and, after `sync`, a crash of the machine."""
         rest = memoryview(f"{line}\n".encode())
         with disk_errors("write", self.path):
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
 
     def sync(self) -> None:
-        """Makes all lines last."""
+        """Make all lines durable."""
         with disk_errors("sync", self.path):
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
 def end_of(path: Path, count: int) -> int:
-    """The byte after line `count`; refuses a file whose first lines are not those of rounds 1 to `count`."""
+    """Return the offset after line `count`; refuses a file whose first lines are not those of rounds 1 to `count`."""
     with disk_errors("read", path, RESTORE):
         *lines, _ = path.read_bytes().split(b"\n", count)  # what follows the last of these lines may be anything
     rounds = [_round(line) for line in lines]
     if rounds != list(range(1, count + 1)):
         wrong = next((i for i, found in enumerate(rounds, start=1) if found != i), len(rounds) + 1)
         raise RunError(
-            f"{path}: damaged, line {wrong} is not that of round {wrong} but the checkpoint is of round {count}; "
+            f"{path}: damaged, line {wrong} is not that of round {wrong}, but the checkpoint is of round {count}; "
             f"{RESTORE}"
         )
     return sum(len(line) + 1 for line in lines)

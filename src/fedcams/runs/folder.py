@@ -1,13 +1,13 @@
-"""A run's folder: what it holds, and how it is read back.
+"""A run's folder: its files, and how to read them.
 
-experiment.toml   everything that defines the run; written last when a run is made, so its presence makes the run
-rounds.jsonl      one RoundRecord a line, no clock in it: two runs can be compared byte for byte
-timings.jsonl     one object a line: round, seconds, phases (seconds each), peak_memory, peak_device_memory (bytes)
-environment.json  versions, machine, device, commit; under "resumed" those of later sittings where they differ
+experiment.toml   everything that defines the run; written last when a run begins, so a folder with it holds a run
+rounds.jsonl      one RoundRecord per line, without times, so that two runs can be compared byte for byte
+timings.jsonl     one object per line: round, seconds, phases (seconds each), peak_memory, peak_device_memory (bytes)
+environment.json  versions, machine, device, commit; under "resumed", those after a resumption if they changed
 partition.json    {"histogram": [[examples of client i with label j]]}
-python.json       only of a run that was started from Python: the call, and what it must agree with to go on
-stopped.json      only of a run that was stopped early on purpose: the round and why; it counts as finished
-checkpoint/       where the run can go on; may be deleted once the run is finished
+python.json       only for a run started from Python: the call, and the values that must be equal to continue it
+stopped.json      only for a run that was stopped early on purpose: the round and why; the run counts as finished
+checkpoint/       what the run continues from; may be deleted once the run is finished
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PYTHON, STOPPED = "python.json", "stopped.json"
 
 
 class RunError(FedcamsError):
-    """A run's folder that is missing, damaged or cannot be written."""
+    """A run's folder is missing, damaged, in use, or cannot be written."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its folder tells it."""
+    """A run, as read from its folder."""
 
     path: Path
     experiment: Experiment
@@ -51,12 +51,12 @@ class Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder holds a run."""
+    """Return whether a folder holds a run."""
     return (path / EXPERIMENT).is_file()
 
 
 def read_run(path: Path) -> Run:
-    """Everything about a run; what a run that was not finished lacks is empty."""
+    """Return everything about a run; what an unfinished run does not have yet is empty."""
     return Run(
         path,
         read_experiment(path),
@@ -69,25 +69,25 @@ def read_run(path: Path) -> Run:
 
 
 def read_call(path: Path) -> str:
-    """Return the call that started a run from Python; empty for a run of the command line."""
+    """Return the call that started a run from Python; an empty string for a run from the command line."""
     return str(read_object(path / PYTHON).get("call", ""))
 
 
 def read_experiment(path: Path) -> Experiment:
-    """What defines the run in a folder."""
+    """Return the experiment that defines the run in a folder."""
     if not is_run(path):
         raise RunError(f"{path} holds no run: {EXPERIMENT} is missing; name the folder that a run was written to")
     return Experiment.read(path / EXPERIMENT)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no file."""
+def read_object(path: Path, fix: str = "delete it") -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one if there is no file. Refuses a damaged file, and says the fix."""
     if not path.exists():
         return {}
     try:
         return dict(json.loads(_read(path)))
     except (TypeError, ValueError) as error:
-        raise RunError(f"{path}: damaged ({error}); delete it") from None
+        raise RunError(f"{path}: damaged ({error}); {fix}") from None
 
 
 def _records(path: Path) -> list[RoundRecord]:
@@ -98,7 +98,7 @@ def _records(path: Path) -> list[RoundRecord]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; one that was cut short by a kill ends it."""
+    """Return the complete lines of a file, up to one that was cut short by a kill."""
     if not path.exists():
         return []
     try:
@@ -108,7 +108,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> bytes:
-    with os_errors(RunError, "read", path, "make it a file that can be read"):
+    with os_errors(RunError, "read", path, "make it a readable file"):
         return path.read_bytes()
 
 

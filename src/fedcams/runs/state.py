@@ -1,4 +1,4 @@
-"""The server's state as JSON and named tensors, and back; and the files that hold the tensors."""
+"""The server's state as JSON and named tensors, and back, and the files that hold the tensors."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ KINDS = {
 }
 PIECE = 2**24
 PLAIN = ("optimizer", "downlink", "control")
-"""Fields of the state that are saved as they are; the models are saved under the names of their own tensors."""
+"""Fields of the state that are saved unchanged; models are saved under the names of their own tensors."""
 
 
 def pack(state: ServerState, server: Server) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the small things as JSON, and the tensors: `model.<name>`, `averaged.<name>`, `optimizer.<name>`, ….
+    """Return small values for JSON, and the tensors: `model.<name>`, `averaged.<name>`, `optimizer.<name>`, ….
 
     Models are stored under the names of their own tensors, so that they can be used without fedcams.
     """
@@ -53,7 +53,7 @@ def restore(
 ) -> ServerState:
     """Return the state that `pack` took apart, in the memory of `like`, the state before the first round.
 
-    Tensors are read one by one, so it takes no more than the largest of them beside that memory.
+    Tensors are read one by one, so the extra memory is at most that of the largest one.
     """
     _, memory = pack(like, server)
     tensors: dict[str, Tensor] = {}
@@ -76,7 +76,7 @@ def _model(prefix: str, server: Server, x: Tensor, buffers: Tensor | None) -> di
 
 
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON for a tree of named tuples, dataclasses and mappings; the tensors in it go to `tensors`."""
+    """Return JSON for a tree of named tuples, dataclasses and mappings; its tensors are added to `tensors`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
@@ -88,7 +88,7 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unpack(saved: Any, tensors: Mapping[str, Tensor], like: Any) -> Any:
-    """The reverse; `like` knows the types, which are not saved."""
+    """Reverse `_pack`; the types are not saved, so they come from `like`."""
     if not isinstance(saved, dict):
         return saved
     if "tensor" in saved:
@@ -106,7 +106,7 @@ def _fields(value: Any, name: str) -> dict[str, Any]:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     raise RunError(
         f"{name} is a {type(value).__name__}, which a checkpoint cannot hold; "
-        "make state of tensors, numbers, text, mappings, named tuples and dataclasses"
+        "build the state from tensors, numbers, text, mappings, named tuples and dataclasses"
     )
 
 
@@ -114,9 +114,9 @@ def _fields(value: Any, name: str) -> dict[str, Any]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], over: Path | None = None) -> int:
-    """Write a safetensors file from where the tensors lie, which the library would copy first. Return its CRC-32.
+    """Write a safetensors file without copying the tensors, as the library would, and return its CRC-32.
 
-    `over` as in `write_whole`.
+    `over` is as in `write_whole`.
     """
     header, at = {}, 0
     for name, tensor in tensors.items():
@@ -131,7 +131,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], over: Path | None =
 
 
 def file_checksum(path: Path) -> int:
-    """Return the CRC-32 of a file, in the memory of a piece of it."""
+    """Return the CRC-32 of a file, which is read piece by piece."""
     return crc32_of(_pieces(path))
 
 

@@ -1,4 +1,4 @@
-"""Which clients take part in a round."""
+"""The base class of samplers, which choose the clients of a round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedcams.registry import Spec
 
 
 class Sampler(Spec, ABC):
-    """Base class of all samplers. A subclass implements `draw` and `expected`.
+    """The base class of all samplers. A subclass implements `draw` and `expected`.
 
     A cohort depends only on (seed, round) and the population, so a run that restarts at round 500 continues as if it
     had never stopped.
@@ -27,16 +27,16 @@ class Sampler(Spec, ABC):
     reference: ClassVar[str] = ""
     """The paper that describes the sampler."""
     needs_weights: ClassVar[bool] = False
-    """Whether it asks for weights."""
+    """Whether it needs weights."""
     size_varies: ClassVar[bool] = False
-    """Whether the size of a cohort does."""
+    """Whether the size of a cohort varies."""
 
     def sample(
         self, clients: Sequence[int], round: int, seed: int, weights: Sequence[float] | None = None
     ) -> list[int]:
         """Return the cohort of a round in ascending order; the order of `clients` does not matter.
 
-        `weights`, one for each of `clients` (say, its number of examples), are for samplers that ask for them.
+        `weights`, one per client, such as its number of examples, are for samplers that need them.
         """
         self._check(clients, weights)
         ids = sorted(clients)
@@ -56,16 +56,16 @@ class Sampler(Spec, ABC):
 
     @abstractmethod
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
-        """Draw distinct places in [0, population), in any order; place i is the i-th client by id, of `weights[i]`."""
+        """Draw distinct places in [0, population), in any order; place i, of `weights[i]`, is the i-th client by id."""
 
     @abstractmethod
     def expected(self, population: int) -> float:
         """Return the expected size of a cohort."""
 
     def weight(self, client: int, round: int) -> float:
-        """Return what a client of the round's cohort counts in the mean where the method has `weighting=sampler`.
+        """Return the weight of a client of the round's cohort in the mean, for methods with `weighting=sampler`.
 
-        Every client counts 1 unless a sampler overrides this, say by the inverse of the chance to be drawn.
+        It is 1 unless a sampler overrides it, for example with the inverse of the probability of being drawn.
         """
         return 1.0
 

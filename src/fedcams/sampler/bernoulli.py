@@ -15,9 +15,9 @@ from fedcams.sampler.base import Sampler
 @register("bernoulli")
 @dataclass(frozen=True)
 class Bernoulli(Sampler):
-    """Each client with probability p, independently; the size of the cohort varies, and it may be empty.
+    """Draws each client with probability p, independently; the size of the cohort varies, and it may be empty.
 
-    Also known as Poisson sampling, which the accounting of differential privacy assumes.
+    Also known as Poisson sampling, which privacy accounting assumes.
     """
 
     p: Number = number(0.1, low=0, high=1, open="low", doc="probability that a client takes part")

@@ -1,4 +1,4 @@
-"""How often clients take part, and how long they were away in between."""
+"""How often clients take part, and how long they are away in between."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Contacts:
-    """Contacts of all clients in all rounds: first ones by the round, later ones by the rounds since the last."""
+    """Contacts of all clients in all rounds: first ones by round, later ones by the number of rounds since the last."""
 
     first: Array
-    """`[T + 1]`, first contacts in round t."""
+    """`[T + 1]`, the number of first contacts in round t."""
     gaps: Array
-    """`[T]`, contacts of clients whose last contact was g rounds before."""
+    """`[T]`, the number of contacts of clients whose last contact was g rounds earlier."""
 
     @property
     def seen(self) -> float:
-        """Clients that took part at all."""
+        """The number of clients that took part at all."""
         return float(self.first.sum())
 
     @property
     def total(self) -> float:
-        """All contacts."""
+        """The number of all contacts."""
         return float(self.first.sum() + self.gaps.sum())
 
 

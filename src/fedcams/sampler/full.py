@@ -15,7 +15,7 @@ from fedcams.sampler.base import Sampler
 @register("full")
 @dataclass(frozen=True)
 class Full(Sampler):
-    """All clients in every round."""
+    """Takes all clients in every round."""
 
     reference = "Wang, Lin, Chen: Communication-Efficient Adaptive Federated Learning, ICML 2022"
     examples = ("full",)

@@ -15,7 +15,7 @@ from fedcams.sampler.base import Sampler, check_size
 @register("uniform")
 @dataclass(frozen=True)
 class Uniform(Sampler):
-    """Draw n clients without replacement; every set of n is equally likely."""
+    """Draws n clients without replacement; every set of n is equally likely."""
 
     n: int = integer(10, low=1, doc="clients in a cohort, at most the population")
 

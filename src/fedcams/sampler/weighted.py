@@ -16,9 +16,9 @@ from fedcams.sampler.base import Sampler, check_size
 @register("weighted")
 @dataclass(frozen=True)
 class Weighted(Sampler):
-    """Draw n clients without replacement, one by one, each in proportion to the weights of those left.
+    """Draws n clients without replacement, one by one, each in proportion to the weights of those left.
 
-    With numbers of examples as weights, the plain mean of the cohort already favours large clients: no second weight.
+    With numbers of examples as weights, large clients are drawn more often, so do not weight the mean by examples too.
     """
 
     n: int = integer(10, low=1, doc="clients in a cohort, at most the population")
@@ -39,7 +39,7 @@ class Weighted(Sampler):
         bad = weights[~(np.isfinite(weights) & (weights > 0))]
         if bad.size:
             raise SpecError(f"weighted: weights has {bad[0]}; give positive finite numbers, and leave such clients out")
-        # The n largest of log w + Gumbel noise are that draw, and no probability has to be normalised.
+        # the n largest values of log w + Gumbel noise have this distribution, and need no normalised probabilities
         return np.argsort(np.log(weights) + rng.gumbel(size=population))[-self.n :]
 
     def expected(self, population: int) -> float:

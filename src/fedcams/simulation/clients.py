@@ -16,13 +16,13 @@ from fedcams.errors import SpecError
 class Clients(Mapping[int, Examples]):
     """A mapping from client id to (inputs, targets).
 
-    A client is looked up only when it takes part, and is not kept, so many clients cost nothing.
+    A client's data is looked up only when it takes part, and is not kept, so clients that are not in use cost nothing.
     """
 
     def __init__(self, source: Sequence[Any] | Mapping[int, Any], classes: int | None = None) -> None:
         """Wrap a list, whose places are the ids, or a mapping from integer ids to data; `as_examples` says which data.
 
-        With `classes`, targets must be integers below it. Refuses an empty source, and ids that are not integers.
+        With `classes`, targets must be integers below it. Refuses an empty source, and ids that no message can carry.
         """
         if not isinstance(source, Mapping | Sequence):
             raise SpecError(f"clients is a {type(source).__name__}; give a list, or a mapping from id to data")
@@ -30,8 +30,8 @@ class Clients(Mapping[int, Examples]):
             raise SpecError("clients is empty; give at least one client")
         self._source, self.classes = source, classes
         self._ids: list[Any] = list(source) if isinstance(source, Mapping) else list(range(len(source)))
-        if stranger := [client for client in self._ids if not isinstance(client, int | np.integer)]:
-            raise SpecError(f"clients has the id {stranger[0]!r}; give each client an integer")
+        if stranger := [client for client in self._ids if not _is_id(client)]:
+            raise SpecError(f"clients has the id {stranger[0]!r}; give each client an integer from 0 to 2**64 - 1")
         self._ids = sorted(map(int, self._ids))
 
     def __getitem__(self, client: int) -> Examples:
@@ -48,6 +48,11 @@ class Clients(Mapping[int, Examples]):
         if not isinstance(self._source, list | tuple | dict):
             return None
         return [_length(self._source[client]) for client in self._ids]
+
+
+def _is_id(client: Any) -> bool:
+    """Return whether a client can have this id: an unsigned integer of 64 bits."""
+    return isinstance(client, int | np.integer) and 0 <= int(client) < 2**64
 
 
 def _length(data: Any) -> int:
@@ -95,7 +100,7 @@ def _check_targets(y: Tensor, name: str, classes: int) -> None:
         low, high = (y.min().item(), y.max().item())
         raise SpecError(
             f"{name} has targets from {low} to {high}; allowed: integers from 0 to {classes - 1}, the outputs of the "
-            "model; for other targets give a loss of your own"
+            "model; for other targets give your own loss"
         )
 
 

@@ -40,8 +40,8 @@ class RoundRecord:
     delta_norm: float = 0.0
     """The norm of the mean decoded update."""
     wire_down_deltas: int | None = None
-    """The part of `wire_down` that is deltas or compressed models. What this and the next two leave is buffers, control
-    variates and message headers."""
+    """The part of `wire_down` that is deltas or compressed models. What is in neither this part nor the next two is
+    buffers, control variates and message headers."""
     wire_down_catchup: int | None = None
     """The part of `wire_down` for clients that missed several deltas."""
     wire_down_dense: int | None = None

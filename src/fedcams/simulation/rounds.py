@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedcams.downlink import BUFFERS, MODEL
 from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose
+from fedcams.errors import SpecError
 from fedcams.method import RESIDUAL, Method
 from fedcams.probes import Leftovers, Probe, mean_before
 from fedcams.rounds import client as client_side
@@ -67,7 +68,8 @@ class Simulation:
         """Return the simulation of a method on a problem.
 
         `test` and `metric` are for evaluation every `evaluate_every` rounds, `sampling_weights` for samplers that need
-        them, and `rows` is where clients keep theirs, in memory unless given. Refuses rows and engines that do not fit.
+        them, and `rows` is where clients keep theirs, in memory unless given. Refuses a cohort larger than the
+        population, and rows and engines that do not fit.
         """
         layout, buffer_layout, device = problem.layout, problem.buffer_layout, problem.device
         memory = method.memory(layout, buffer_layout)
@@ -75,6 +77,7 @@ class Simulation:
         held = server_side.replica_layouts(method, layout, buffer_layout)
         replicas = RowStore.in_memory(held, device) if held else None
         population = len(problem.clients)
+        sampler.expected(population)  # refuses a cohort larger than the population
         server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler)
         client = Client(method, layout, buffer_layout, rows, None, rounds)
         chosen = choose(engine, problem, rounds, sampler.size_varies)
@@ -166,7 +169,7 @@ class Simulation:
             error=None if outgoing.errors is None else some_rows(outgoing.errors, places),
             decoded=lambda: codec.decode(code_rows(code, places), layout), round=facts.round, seed=facts.seed,
         )  # fmt: skip
-        return {name: value for probe in self.probes for name, value in probe.measure(left).items()}
+        return {name: value for probe in self.probes for name, value in _numbers(probe, left).items()}
 
     def _uncompressed_(self, method: Method, delta: Tensor, facts: Facts) -> tuple[Tensor, float]:
         """Return the mean without compression, and the norm of the mean update; overwrites `delta [C, d]`."""
@@ -203,3 +206,11 @@ class Simulation:
                 scores = evaluate(self.problem, x, buffers, self.test, self.metric, self.engine)
                 found |= {f"{name}_loss": scores[0], f"{name}_accuracy": scores[1]}
         return found
+
+
+def _numbers(probe: Probe, left: Leftovers) -> dict[str, float]:
+    """Return what a probe measures as plain numbers; refuses a name that the record uses for something else."""
+    found = probe.measure(left)
+    if taken := sorted(found.keys() & RoundRecord.__dataclass_fields__.keys()):
+        raise SpecError(f"the probe {probe.name} measures {taken[0]!r}, which every record has already; rename it")
+    return {name: float(value) for name, value in found.items()}

@@ -1,6 +1,6 @@
-"""What a task is: examples to train and to test on, a loss, a metric, and perhaps an augmentation.
+"""The base class of tasks: examples for training and testing, a loss, a metric, and perhaps an augmentation.
 
-Augmentation draws its numbers on the host and changes images on whatever device they are.
+Augmentation draws random numbers on the host, and changes images on the device that they are on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TaskData:
     metric: Score
     """Returns one score per example, `[n]`, larger is better: 1.0 if the class is right."""
     mean: Tensor | None = None
-    """`[c, 1, 1]`, on the scale of pixels from 0 to 1; None leaves that scale as it is."""
+    """`[c, 1, 1]`, on the scale of pixels from 0 to 1; None keeps that scale."""
     std: Tensor | None = None
     augment: Augmentation | None = None
     groups: Tensor | None = None
@@ -67,7 +67,7 @@ class TaskData:
             return x
         if self.mean is None or self.std is None:
             return x.float() / 255
-        # A GPU divides by a number by multiplying with its inverse; division by a tensor rounds alike everywhere.
+        # a GPU divides by a number by multiplying with its inverse; division by a tensor rounds the same everywhere
         mean, std = self.mean.to(x.device), self.std.to(x.device)
         return (x.float() - 255 * mean) / (255 * std)
 
@@ -91,7 +91,7 @@ def check_examples(where: str, x: Tensor, y: Tensor, shape: tuple[int, ...], cla
 
 
 class Task(Spec, ABC):
-    """Base class of all tasks. A subclass implements `load`."""
+    """The base class of all tasks. A subclass implements `load`."""
 
     kind = "task"
     reference: ClassVar[str] = ""
@@ -110,7 +110,7 @@ def task(spec: str | Task) -> Task:
 
 
 def data_folder(folder: Path | None) -> Path:
-    """Return the folder of downloaded data: the given one, else `FEDCAMS_DATA`, else `data` where you are."""
+    """Return the folder of downloaded data: the given one, else `FEDCAMS_DATA`, else `data` in this directory."""
     return Path(os.environ.get("FEDCAMS_DATA", "data")) if folder is None else Path(folder)
 
 

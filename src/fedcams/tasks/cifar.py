@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100, read from the official files for Python.
 
-The files are pickles, and a pickle may name any function of any module and call it. The reader below maps the five
-names that arrays need to stand-ins and refuses every other name, so nothing that a file says is executed.
+The files are pickles, and a pickle can call any function of any module. The reader below maps the five names that
+arrays need to stand-ins and refuses every other name, so no code from a file is executed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Cifar(Task):
         )
 
     def _read(self, folder: Path, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """Images uint8 `[n, 3, 32, 32]` and labels int64 `[n]` of some files together."""
+        """Return the images uint8 `[n, 3, 32, 32]` and labels int64 `[n]` of some files together."""
         paths = [folder / self.subfolder / name for name in names]
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
@@ -167,12 +167,12 @@ _STAND_INS = {
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _STAND_INS:
-            raise DataError(f"it asks for {module}.{name}, as no file of arrays does; do not trust where it came from")
+            raise DataError(f"it asks for {module}.{name}, which no file of arrays does; do not trust its source")
         return _STAND_INS[module, name]
 
 
 def unpickle(path: Path) -> dict[Any, Any]:
-    """Return the dict in a pickle: byte strings as bytes, arrays as writable uint8 arrays; run none of its code."""
+    """Return the dict in a pickle: byte strings as bytes, arrays as writable uint8 arrays; runs none of its code."""
     try:
         with path.open("rb") as file:
             content = _Reader(file, encoding="bytes").load()

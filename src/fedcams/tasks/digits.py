@@ -17,7 +17,7 @@ from fedcams.tasks.base import Task, TaskData, accuracy, cross_entropy
 @register("digits")
 @dataclass(frozen=True)
 class Digits(Task):
-    """Handwritten digits of 1x8x8 pixels, as floats from 0 to 1: 1437 to train and 360 to test on.
+    """Handwritten digits of 1x8x8 pixels, as floats from 0 to 1: 1437 for training and 360 for testing.
 
     The split is always the same: a fifth of every class is for testing, drawn with a fixed key.
     """
@@ -43,7 +43,7 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _a_fifth_of_each(y: np.ndarray) -> np.ndarray:
-    """Mark every fifth example of a shuffled row in which the classes follow each other."""
+    """Mark every fifth example, after shuffling the examples and sorting them by class."""
     shuffled = keys.generator(0, "digits").permutation(len(y))
     grouped = shuffled[np.argsort(y[shuffled], kind="stable")]
     marked = np.zeros(len(y), dtype=bool)

@@ -22,7 +22,7 @@ class Logistic(Task):
     """Cross-entropy of `softmax(W x)`, ‖x‖ = 1, for the model `linear(bias=false)`; labels are drawn from a true W.
 
     The gradient of an example is `(p - e_y) xᵀ` and its Hessian `(diag p - p pᵀ) ⊗ x xᵀ`. Since ‖p - e_y‖² ≤ 2, the
-    first factor of the Hessian is at most ½ and ‖x‖ = 1, for every way to hand out the examples and at every W
+    first factor of the Hessian is at most ½ and ‖x‖ = 1, for every partition of the examples and at every W
 
         L = ½,    σ_l² ≤ 2,    σ_g² ≤ 2.
 
@@ -31,7 +31,7 @@ class Logistic(Task):
 
     dim: int = integer(20, low=1, doc="features")
     classes: int = integer(2, low=2, doc="classes")
-    size: int = integer(1000, low=2, doc="examples to train on, and as many to test on")
+    size: int = integer(1000, low=2, doc="the number of training examples, and of test examples")
     signal: Number = number(
         5, low=0, doc="scale of the true W: 0 draws labels evenly, larger values make them more certain"
     )

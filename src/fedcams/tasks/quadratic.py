@@ -29,12 +29,12 @@ class Quadratic(Task):
 
         σ_l² = mean_z∈k ‖A (z - z̄_k)‖² for every group k,    σ_g² = mean_k ‖A (z̄_k - z̄)‖²,
 
-    as given, to the rounding of float32. Other ways to hand out the points: `noise(gradients(data, w), shards)`.
-    The minimum is at w = (1, ..., 1). Targets are the groups; what is tested is f itself, on the points to train on.
+    as given, up to the rounding of float32. For other partitions of the points: `noise(gradients(data, w), shards)`.
+    The minimum is at w = (1, ..., 1). Targets are the groups; the test evaluates f itself, on the training points.
     """
 
     dim: int = integer(10, low=1, doc="coordinates of w")
-    groups: int = integer(10, low=2, doc="groups of points, each around a centre of its own")
+    groups: int = integer(10, low=2, doc="groups of points, each around its own centre")
     size: int = integer(100, low=2, doc="points in a group")
     smoothness: Number = number(1, low=0, open="low", doc="L, the largest eigenvalue of A")
     condition: Number = number(10, low=1, doc="the largest eigenvalue of A over the smallest")

@@ -21,7 +21,7 @@ POINTS = {"update": "update_", "message": "message_", "arrival": "arrival_", "gu
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of the clients in a call, in ascending id; each tuple has one entry per client."""
+    """What is known about the clients in a call, in ascending id; each tuple has one entry per client."""
 
     round: int
     seed: int
@@ -88,7 +88,7 @@ class Transform(Spec):
         """Change the mean `[d]` of the accepted updates in place, at the server; `facts` are those of the accepted."""
 
     def check(self, method: Parts) -> None:
-        """Refuse a method with which it does not work; raises a SpecError that names both parts."""
+        """Refuse a method that it does not work with; raises a SpecError that names both parts."""
 
     @property
     def points(self) -> frozenset[str]:

@@ -43,7 +43,7 @@ class FedNova(Transform):
         if not method.local.steps_are_rates:
             raise SpecError(
                 f"fednova divides an update by its steps, but those of {method.local} are not rate times gradient; "
-                "choose sgd without momentum, or leave fednova out"
+                "choose sgd without momentum, weight_decay, clip and prox, or leave fednova out"
             )
 
 

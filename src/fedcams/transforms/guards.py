@@ -21,4 +21,4 @@ class MaxNorm(Transform):
 
     def refuses(self, norm: float, facts: Facts) -> str:
         bound = float(self.bound)
-        return "" if norm <= bound else f"an update of norm {norm:.6g}; at most max_norm={bound:g} is taken"
+        return "" if norm <= bound else f"an update of norm {norm:.6g}; at most max_norm={bound:g} is accepted"

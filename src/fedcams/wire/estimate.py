@@ -17,13 +17,16 @@ RICE_EXCESS = 1.015
 def payload_bytes(codec: Compressor, layout: Layout) -> int:
     """Return the length of a payload that `codec` writes for this layout, in bytes.
 
-    It is exact except for positions, whose length depends on their values; they are assumed to be uniform.
+    It is exact except for positions and their signs, whose length depends on their values: positions are assumed to be
+    uniform, and signs to take one bit each.
     """
     fields = codec.fields(layout).values()
     return HEADER.size + len(str(codec)) + CHECKSUM.size + sum(_field(field, layout.d) for field in fields)
 
 
 def _field(field: Field, d: int) -> int:
+    if field.at:
+        return packed_size(field.count)
     if field.kind != "index":
         return fixed_size(field)
     return max(fixed_size(field), packed_size(math.ceil(RICE_EXCESS * _log2_choices(d, field.count))))

@@ -4,66 +4,90 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcams.bits.cells import signs_decode, signs_encode, signs_size
 from fedcams.bits.packing import pack_uints, packed_size, unpack_uints
 from fedcams.bits.parallel import map_threads
 from fedcams.bits.rice import rice_decode, rice_encode, rice_size
 from fedcams.bits.vectors import abs_sum, read_floats
-from fedcams.compress.base import Field
-from fedcams.errors import BadPadding, NonFinite, Truncated
+from fedcams.compress.base import Code, Field
+from fedcams.errors import BadPadding, NonFinite, Truncated, WireError
+from fedcams.layout import Layout
 
 assert sys.byteorder == "little", "payloads are little-endian and are read and written without swapping"
 
 Bytes = NDArray[np.uint8]
 
 
-def pack_field(field: Field, row: Tensor, d: int) -> memoryview:
-    """Return one row `[columns]` of a field as bytes; `d` is the number of coordinates of the vector."""
-    row = row.detach().cpu().contiguous()
+def pack_field(name: str, field: Field, code: Code, layout: Layout) -> memoryview:
+    """Return the field `name` of one row of a code, tensors `[columns]`, as bytes."""
+    row = code[name].detach().cpu().contiguous()
     if field.kind == "index":
-        return rice_encode(row.numpy(), d).data
+        return rice_encode(row.numpy(), layout.d).data
+    if field.at:
+        return signs_encode(row.numpy(), code[field.at].detach().cpu().numpy(), layout.cells).data
     if field.kind == "uint":
         return pack_uints(row.to(torch.int64).numpy(), field.bits).data
     return row.view(torch.uint8).numpy().data
 
 
-def field_size(field: Field, row: Tensor, d: int) -> int:
-    """Return the exact length of `pack_field` with these arguments, without packing."""
-    if field.kind == "index":
-        return rice_size(row.detach().cpu().contiguous().numpy(), d)
-    return fixed_size(field)
+def varying_sizes(fields: Mapping[str, Field], code: Code, layout: Layout) -> list[int]:
+    """Return for each row of a code `[C, columns]` the exact length in bytes of all fields whose `size_varies`.
+
+    Nothing is packed; rows are read on several threads.
+    """
+    varying = {name: field for name, field in fields.items() if field.size_varies}
+    rows = _on_host({name: code[name] for name in varying})
+    count = len(next(iter(code.values())))
+    return map_threads(
+        range(count), lambda i: _varying_size(varying, {name: row[i] for name, row in rows.items()}, layout)
+    )
 
 
-def index_sizes(rows: Tensor, d: int) -> list[int]:
-    """Return the exact packed length of each row `[C, k]` of positions below d, computed on several threads."""
-    host = rows.detach().to("cpu", non_blocking=True)  # from a GPU: into pinned memory
-    if rows.is_cuda:
-        torch.cuda.current_stream(rows.device).synchronize()
-    return map_threads(list(host.contiguous().numpy()), lambda row: rice_size(row, d))
+def _on_host(code: Code) -> dict[str, NDArray[Any]]:
+    host = {name: tensor.detach().to("cpu", non_blocking=True) for name, tensor in code.items()}  # pinned memory
+    for device in {tensor.device for tensor in code.values() if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return {name: tensor.contiguous().numpy() for name, tensor in host.items()}
+
+
+def _varying_size(varying: Mapping[str, Field], row: Mapping[str, NDArray[Any]], layout: Layout) -> int:
+    total = 0
+    for name, field in varying.items():
+        signs = bool(field.at)
+        total += signs_size(row[name], row[field.at], layout.cells) if signs else rice_size(row[name], layout.d)
+    return total
 
 
 def fixed_size(field: Field) -> int:
-    """Return the bytes of a field whose length does not depend on its contents; for positions, the minimum."""
+    """Return the bytes of a field; if its length depends on its contents, the fewest it can have."""
+    if field.at:
+        return packed_size(min(field.count, 1))
     bits = {"f32": 32, "bf16": 16, "uint": field.bits, "packed": field.bits, "sign": 1, "index": 1}[field.kind]
     return packed_size(field.count * bits)
 
 
-def unpack_field(name: str, field: Field, data: Bytes, d: int) -> tuple[Tensor, int]:
+def unpack_field(name: str, field: Field, data: Bytes, before: Code, layout: Layout) -> tuple[Tensor, int]:
     """Read a field from the start of `data`; return a tensor `[columns]` and the number of bytes read.
 
-    Raises a WireError for data that is too short, not finite or not canonical; it names the field.
+    `before` has the fields that were read already. Raises a WireError for data that is too short, not finite or not
+    canonical; it names the field.
     """
     size = fixed_size(field)
     if size > data.size:  # before anything is allocated
         raise Truncated(f"field {name!r} needs at least {size} bytes, {data.size} are left")
     if field.kind == "index":
-        positions, size = rice_decode(data, field.count, d)
+        positions, size = rice_decode(data, field.count, layout.d)
         return torch.from_numpy(positions), size
+    if field.at:
+        return _unpack_signs(name, data, before[field.at], layout)
     if field.kind == "uint":
         values = torch.from_numpy(unpack_uints(data[:size], field.bits, field.count))
         return values.to(field.dtype), size
@@ -76,6 +100,14 @@ def unpack_field(name: str, field: Field, data: Bytes, d: int) -> tuple[Tensor, 
         return _finite(name, values, abs_sum(values.float())), size
     _check_padding(name, field, body)
     return body, size
+
+
+def _unpack_signs(name: str, data: Bytes, positions: Tensor, layout: Layout) -> tuple[Tensor, int]:
+    try:
+        signs, size = signs_decode(data, positions.numpy(), layout.cells)
+    except WireError as error:
+        raise type(error)(f"field {name!r}: {error}") from None
+    return torch.from_numpy(signs), size
 
 
 def _check_padding(name: str, field: Field, body: Tensor) -> None:

@@ -24,7 +24,7 @@ from fedcams.errors import (
     WireError,
 )
 from fedcams.layout import Layout
-from fedcams.wire.fields import field_size, fixed_size, index_sizes, pack_field, unpack_field
+from fedcams.wire.fields import fixed_size, pack_field, unpack_field, varying_sizes
 
 MAGIC = b"FCMS"
 VERSION = 1
@@ -63,29 +63,26 @@ def pack(compressor: Compressor, code: Code, layout: Layout, layout_id: bytes | 
     """
     spec = _spec_bytes(compressor)
     parts: list[bytes | memoryview] = [HEADER.pack(MAGIC, VERSION, len(spec), layout.d, layout_id or layout.id), spec]
-    parts += [pack_field(field, code[name], layout.d) for name, field in compressor.fields(layout).items()]
+    fields = compressor.fields(layout)
+    parts += [pack_field(name, fields[name], code, layout) for name in fields]
     return b"".join([*parts, CHECKSUM.pack(crc32_of(parts))])
 
 
 def size(compressor: Compressor, code: Code, layout: Layout) -> int:
     """Return the length of `pack(...)` of one row of a code, tensors `[columns]`, without packing."""
-    fixed = HEADER.size + len(_spec_bytes(compressor)) + CHECKSUM.size
-    return fixed + sum(field_size(f, code[name], layout.d) for name, f in compressor.fields(layout).items())
+    return sizes(compressor, {name: tensor[None] for name, tensor in code.items()}, layout)[0]
 
 
 def fixed_payload_size(compressor: Compressor, layout: Layout) -> int:
-    """Return the bytes of a payload without its positions, whose length depends on their values."""
-    fields = [field for field in compressor.fields(layout).values() if field.kind != "index"]
+    """Return the bytes of a payload without the fields whose length depends on their contents."""
+    fields = [field for field in compressor.fields(layout).values() if not field.size_varies]
     return HEADER.size + len(_spec_bytes(compressor)) + CHECKSUM.size + sum(map(fixed_size, fields))
 
 
 def sizes(compressor: Compressor, code: Code, layout: Layout) -> list[int]:
     """Return the payload's length for each row of a cohort's code, tensors `[C, columns]`, without packing."""
-    total = [fixed_payload_size(compressor, layout)] * len(next(iter(code.values())))
-    for name, field in compressor.fields(layout).items():
-        if field.kind == "index":  # the length of other fields is fixed
-            total = [known + more for known, more in zip(total, index_sizes(code[name], layout.d), strict=True)]
-    return total
+    fixed = fixed_payload_size(compressor, layout)
+    return [fixed + varying for varying in varying_sizes(compressor.fields(layout), code, layout)]
 
 
 def _spec_bytes(compressor: Compressor) -> bytes:
@@ -116,7 +113,7 @@ def unpack(
     body = np.frombuffer(view, np.uint8)[HEADER.size + spec_length : -CHECKSUM.size]
     code: dict[str, Tensor] = {}
     for name, field in codec.fields(layout).items():
-        code[name], used = unpack_field(name, field, body, d)
+        code[name], used = unpack_field(name, field, body, code, layout)
         body = body[used:]
     if body.size:
         raise TrailingBytes(f"{body.size} bytes follow the last field of {codec}")

@@ -1,6 +1,6 @@
 """All clients of a cohort in one block of memory: parameters, their gradients, their batch-norm statistics.
 
-Every tensor is stored aligned and channels last; a packing knows the way to the layout's order and back.
+Every tensor is stored aligned, with channels last; a packing converts to the layout's order and back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALIGN = 64
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in a row of the block."""
+    """Where a tensor is stored in a row of the block."""
 
     start: int
     shape: tuple[int, ...]
@@ -37,39 +37,39 @@ class Packing:
     places: Mapping[str, Place]
     width: int
     rest: int
-    """Where those begin that are not weights of convolutions: they come last."""
+    """Where the tensors that are not weights of convolutions begin; they come last."""
 
     @classmethod
     def of(cls, layout: Layout, orders: Mapping[str, tuple[int, ...]]) -> Packing:
-        """Returns the places of all tensors; `orders` names weights of convolutions and the order of their axes."""
+        """Return the places of all tensors; `orders` names weights of convolutions and the order of their axes."""
         places, start, rest = {}, 0, 0
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
         for name in sorted(shapes, key=lambda name: name not in orders):
             shape = shapes[name]
             order = orders.get(name, tuple(range(len(shape))))
-            order = order if len(order) == len(shape) else tuple(range(len(shape)))  # linear layers: as they are
+            order = order if len(order) == len(shape) else tuple(range(len(shape)))  # linear layers keep their order
             places[name] = Place(start, tuple(shape[axis] for axis in order), order)
             start += -(-math.prod(shape) // ALIGN) * ALIGN
             rest = start if name in orders else rest
         return cls(layout, places, start, rest)
 
     def view(self, block: Tensor, name: str) -> Tensor:
-        """Returns one tensor of a block `[C, width]` as `[C, *shape]`, without a copy."""
+        """Return one tensor of a block `[C, width]` as `[C, *shape]`, without a copy."""
         start, shape, _ = self.places[name]
         return block[:, start : start + math.prod(shape)].unflatten(1, shape) if shape else block[:, start]
 
     def pack(self, rows: Tensor, block: Tensor) -> None:
-        """Copies `rows [C, d]` into `block [C, width]`; what lies between tensors stays as it is."""
+        """Copy `rows [C, d]` into `block [C, width]`; the gaps between tensors do not change."""
         for part, target in self._pairs(rows, block):
             target.copy_(part)
 
     def unpack(self, block: Tensor, rows: Tensor) -> None:
-        """Copies `block [C, width]` into `rows [C, d]`."""
+        """Copy `block [C, width]` into `rows [C, d]`."""
         for part, source in self._pairs(rows, block):
             part.copy_(source)
 
     def _pairs(self, rows: Tensor, block: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Views of each tensor in both, axes alike."""
+        """Yield views of each tensor in both, with the same axes."""
         for name, part in self.layout.split(rows).items():
             order = self.places[name].order
             yield part.permute(0, *(axis + 1 for axis in order)), self.view(block, name)
@@ -97,7 +97,7 @@ class Block:
         cls, packing: Packing, buffer_layout: Layout | None, clients: int, device: torch.device,
         dtype: torch.dtype, compute: torch.dtype, train: bool = True,
     ) -> Block:  # fmt: skip
-        """Returns a block of zeros; what lies between tensors must be finite, since it is stepped and copied too."""
+        """Return a block of zeros; the gaps between tensors must be finite, because they are stepped and copied too."""
         values = torch.zeros(clients, packing.width, device=device, dtype=dtype)
         copy = values if compute == dtype else torch.zeros_like(values, dtype=compute)
         gradient = torch.zeros_like(values) if train else values
@@ -108,7 +108,7 @@ class Block:
         return cls(packing, values, copy, gradient, buffers, buffer_layout, sizes, rates)
 
     def lane(self, clients: slice) -> Block:
-        """Returns the block of some of the clients, in the same memory."""
+        """Return the block of some of the clients, in the same memory."""
         values = self.values[clients]
         compute = values if self.compute is self.values else self.compute[clients]
         buffers = None if self.buffers is None else self.buffers[clients]
@@ -118,7 +118,7 @@ class Block:
         )  # fmt: skip
 
     def load(self, rows: Tensor, buffers: Tensor | None) -> None:
-        """Reads rows `[C, d]` and `[C, b]` in the layouts' order; one row expanded to many is packed once."""
+        """Read rows `[C, d]` and `[C, b]` in the layouts' order; one row expanded to many is packed once."""
         if rows.stride(0) == 0:
             self.packing.pack(rows[:1], self.values[:1])
             self.values[1:].copy_(self.values[:1].expand(len(self.values) - 1, -1))
@@ -129,24 +129,24 @@ class Block:
             self.buffers.copy_(buffers)
 
     def refresh_(self) -> None:
-        """Copies the master weights to where the kernels read them."""
+        """Copy the master weights to where the kernels read them."""
         if self.compute is not self.values:
             self.compute.copy_(self.values)
 
     def buffer(self, name: str) -> Tensor:
-        """Returns a view `[C, k]` of one statistic."""
+        """Return a view `[C, k]` of one statistic."""
         assert self.buffers is not None
         assert self.buffer_layout is not None
         return self.buffer_layout.split(self.buffers)[name]
 
     def weight(self, name: str) -> Tensor:
-        """Returns a parameter `[C, ...]` as the kernels read it."""
+        """Return a parameter `[C, ...]` as the kernels read it."""
         return self.packing.view(self.compute, name)
 
     def master(self, name: str) -> Tensor:
-        """Returns a parameter `[C, ...]` in full precision."""
+        """Return a parameter `[C, ...]` in full precision."""
         return self.packing.view(self.values, name)
 
     def slot(self, name: str) -> Tensor:
-        """Returns where the gradient of a parameter is written, `[C, ...]`."""
+        """Return where the gradient of a parameter is written, `[C, ...]`."""
         return self.packing.view(self.gradient, name)

@@ -1,7 +1,7 @@
 """One local step of a whole cohort, captured once as a CUDA graph and replayed for every step.
 
-The cohort is split into a few lanes, each on a stream of its own: while the kernels of one wait for memory, those of
-another compute, and the last tiles of one layer run beside the first of another's.
+The cohort is split into a few lanes, each on its own stream: while the kernels of one lane wait for memory, those of
+another compute, and the last tiles of one layer run alongside the first tiles of another lane's layer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ AHEAD = 2**30
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Returns whether Triton's kernels run there: on a CUDA device, or anywhere with its interpreter switched on."""
+    """Return whether Triton's kernels run there: on a CUDA device, or anywhere with its interpreter switched on."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def operations_for(block: Block, training: bool, precision: str, descends: bool = False) -> Operations:
-    """Returns fused kernels where they run, PyTorch elsewhere; `descends`: the kernels take the step as well."""
+    """Return fused kernels if they run there, else PyTorch operations; with `descends`, kernels also take the step."""
     if has_kernels(block.values.device):
         from fedcams.engines.graphs.fused import FusedOperations
 
@@ -41,12 +41,12 @@ def operations_for(block: Block, training: bool, precision: str, descends: bool 
 
 
 def compute_type(problem: Problem, precision: str) -> torch.dtype:
-    """Returns what activations are computed in: `precision` by the kernels, as the model is in PyTorch."""
+    """Return the dtype of activations: `precision` with kernels, the model's own with PyTorch operations."""
     return COMPUTE[precision] if has_kernels(problem.device) else problem.dtype
 
 
 class Lane(NamedTuple):
-    """Some clients of a cohort, who go through a step on a stream of their own."""
+    """Some clients of a cohort, which take their step on a separate stream."""
 
     clients: slice
     block: Block
@@ -55,18 +55,18 @@ class Lane(NamedTuple):
 
 
 class Cohort:
-    """The memory of C clients and the graph of their step; used again in every round.
+    """The memory of C clients and the graph of their step; reused in every round.
 
-    A plain rule takes its step inside the fused kernels; other rules, and gradients with a shift, take the rule's own
+    A plain rule takes its step inside the fused kernels; other rules, and gradients with a shift, use the rule's own
     `step_` on the packed rows. Rates and shifts are read from memory, so a new value needs no new graph. If all clients
-    take every step, rules need not mask those who are done: that has a graph of its own.
+    take every step, rules need not mask clients that are done; this case has its own graph.
     """
 
     def __init__(
         self, problem: Problem, program: Program, packing: Packing, clients: int, precision: str, streams: int = 1,
         shifted: bool = False,
     ) -> None:  # fmt: skip
-        # Nothing here may hold the problem or its model: the engine keeps this as long as the model lives.
+        # Nothing here may refer to the problem or its model: the engine keeps this for as long as the model exists.
         self.program, self.packing, self.local, self.loss = program, packing, problem.local, problem.loss
         self.clients, self.device, self.even = clients, problem.device, False
         self.compute = compute_type(problem, precision)
@@ -84,7 +84,7 @@ class Cohort:
     def train(
         self, start: Tensor, buffers: Tensor | None, batches: Batches, rate: float, shift: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """From rows `[C, d]`: the changes `[C, d]`, the buffers `[C, b]` and the mean losses `[C]`."""
+        """Train from rows `[C, d]`; return the changes `[C, d]`, the buffers `[C, b]` and the mean losses `[C]`."""
         self._begin(start, buffers, rate, shift)
         self.even = not self.fused and len(batches.steps) == self.clients and len(set(batches.steps)) == 1
         ahead = max(1, AHEAD // (4 * batches.example[0].numel() * batches.x[0].numel()))
@@ -112,7 +112,7 @@ class Cohort:
             self.packing.pack(shift, self.shift)
 
     def _feed(self, x: Tensor, y: Tensor, weight: Tensor, sizes: Tensor) -> None:
-        """Puts a step's examples where the graph reads them; the first ones decide the shapes and are captured."""
+        """Put a step's examples where the graph reads them; the first ones set the shapes and are captured."""
         self.block.sizes.copy_(sizes)
         if self.inputs is None:
             self.inputs, self.targets = x.clone(), y.clone()
@@ -125,7 +125,7 @@ class Cohort:
             self.replays[self.even] = self._captured() if self.device.type == "cuda" else self._step
 
     def _captured(self) -> Callable[[], None]:
-        """Captures the step, after kernels were compiled and a rehearsal loaded them; what it changes is put back."""
+        """Capture the step, after compiling kernels and loading them in a rehearsal; restore what that changed."""
         from fedcams.engines.graphs.kernels.entry import compiling
 
         state = [self.block.values, self.block.compute, self.losses, *self.slots.values()]
@@ -146,7 +146,7 @@ class Cohort:
         return graph.replay
 
     def _split(self, count: int, precision: str, descends: bool) -> list[Lane]:
-        """Lanes of about as many clients each."""
+        """Return lanes with about the same number of clients."""
         cuts = [self.clients * i // count for i in range(count + 1)]
         rows = [slice(*ends) for ends in pairwise(cuts)]
         alone = count == 1 or self.device.type != "cuda"
@@ -183,7 +183,7 @@ class Cohort:
             self.losses[clients] += losses.detach() * self.block.sizes[clients]
 
     def _descend_(self, lane: Lane) -> None:
-        """Takes the step of a lane's clients who have examples."""
+        """Take the step of a lane's clients that have examples."""
         if lane.operations.descend_():
             return
         block = lane.block
@@ -196,7 +196,7 @@ class Cohort:
 
 
 def per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Returns losses `[C, B]` in full precision; refuses a loss that is already a mean."""
+    """Return losses `[C, B]` in full precision; refuses a loss that is already a mean."""
     wide = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
     each = loss(wide.flatten(0, 1), targets.flatten(0, 1))
     if each.dim() != 1:

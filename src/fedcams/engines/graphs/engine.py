@@ -18,25 +18,25 @@ from fedcams.local import Local
 from fedcams.registry import integer, register, text
 
 OLDEST_TRITON = (3, 6)
-"""That of torch 2.11: the kernels were not run with an older one."""
+"""The Triton of torch 2.11; the kernels were never run with an older one."""
 OLDEST_DEVICE = (8, 0)
-"""The first that multiplies bfloat16 matrices."""
+"""The first compute capability that multiplies bfloat16 matrices."""
 
 
 @register("graphs")
 @dataclass(frozen=True)
 class Graphs(Engine):
-    """A step of the whole cohort as one CUDA graph: each layer one kernel over all clients, batch-norm fused.
+    """Runs a step of the whole cohort as one CUDA graph: one kernel per layer for all clients, with batch-norm fused.
 
-    Master weights are float32 whatever the precision. Cohorts of more than `clients` train in turns of equal size.
-    Takes models of convolutions (dense or depthwise), batch-norm after them, linear layers, ReLU, GELU, max-pooling and
-    averages, with a loss of each example. Needs compute capability 8.0 and Triton 3.6, which torch 2.11 comes with.
-    Sums are taken in a fixed order, so runs repeat bit for bit.
+    Master weights are float32 whatever the precision. A cohort of more than `clients` clients trains in groups of equal
+    size. Supports models made of convolutions (dense or depthwise), batch-norm after them, linear layers, ReLU, GELU,
+    max-pooling and averages, with a loss for each example. Needs compute capability 8.0 and Triton 3.6, as torch 2.11
+    has. Sums are taken in a fixed order, so runs repeat bit for bit.
     """
 
-    precision: str = text("bf16", choices=("bf16", "tf32", "float32"), doc="of activations and matrix products")
+    precision: str = text("bf16", choices=("bf16", "tf32", "float32"), doc="type of activations and matrix products")
     clients: int = integer(32, low=1, doc="how many clients train at once")
-    streams: int = integer(2, low=1, doc="into how many lanes those are split, which run side by side")
+    streams: int = integer(2, low=1, doc="how many parallel lanes these clients are split into")
 
     needs_cuda = True
     examples = ("graphs", "graphs(precision=float32, clients=8)")
@@ -45,7 +45,7 @@ class Graphs(Engine):
     priority = 2
 
     def supports(self, problem: Problem) -> str:
-        """Names the device, layers without a kernel, a loss that is already a mean, a rule that needs shapes."""
+        """Refuse other devices, layers without a kernel, a loss that is already a mean, and rules that need shapes."""
         try:
             check_device(problem.device, problem.dtype)
             check_rule(problem.local)
@@ -72,7 +72,7 @@ class Graphs(Engine):
 
 
 def check_device(device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-    """Refuses what the kernels cannot run on."""
+    """Refuse a device or dtype that the kernels cannot run on."""
     if device.type != "cuda":
         raise SpecError(f"engine=graphs: the model is on {device}; move it to a CUDA device, or use engine=stacked")
     if lacking := lacks_triton():
@@ -85,24 +85,24 @@ def check_device(device: torch.device, dtype: torch.dtype = torch.float32) -> No
 
 
 def lacks_triton() -> str:
-    """Returns what is wrong with Triton here; an empty text where nothing is."""
+    """Return what is wrong with Triton here; an empty string if nothing is."""
     if find_spec("triton") is None or torch.version.hip is not None:
         return "this torch has no Triton for CUDA"
-    import triton  # on a CUDA device alone
+    import triton  # only on a CUDA device
 
     major, minor = (int(part) for part in triton.__version__.split(".")[:2])
     return f"Triton {triton.__version__} is too old for its kernels" if (major, minor) < OLDEST_TRITON else ""
 
 
 def check_rule(local: Local) -> None:
-    """Refuses a rule that looks at the order of coordinates, which are stored in another one here."""
+    """Refuse a rule that depends on the order of coordinates, because they are stored in another order here."""
     if not local.elementwise:
         raise SpecError(f"engine=graphs: local={local} needs the layout's own order; use engine=stacked")
 
 
 @torch.no_grad()
 def check_loss(problem: Problem) -> None:
-    """Refuses a loss that is not that of each example."""
+    """Refuse a loss function that does not return one loss per example."""
     x, y = problem.examples_of(next(iter(problem.clients)))
     each = problem.loss(problem.model.eval()(problem.prepare(x[:1])), y[:1])
     if each.dim() != 1:

@@ -1,4 +1,4 @@
-"""The operations of a program as fused Triton kernels; gradients are written straight into the block."""
+"""The operations of a program as fused Triton kernels; gradients are written directly into the block."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedcams.engines.graphs.program import Conv, ConvNorm, Norm
 class FusedOperations:
     """As `TorchOperations`, on a CUDA device. Precision: `bf16`, `tf32` or `float32`.
 
-    With `descends` the weights of convolutions take their step `x -= rate·gradient` where their gradient is made, which
-    then is never written.
+    With `descends`, the kernel that computes the gradient of a convolution's weights also takes the step
+    `x -= rate·gradient`, and the gradient itself is never written.
     """
 
     def __init__(self, block: Block, training: bool, precision: str, descends: bool = False) -> None:
@@ -26,7 +26,7 @@ class FusedOperations:
         self.token = torch.zeros((), device=block.values.device, requires_grad=training)
         """An input of every operation, so that autograd goes through those whose other inputs need no gradient."""
         self.gathering: set[int] = set()
-        """Values, by address, whose first convolution adds to its gradient what their other uses have left here."""
+        """Address of a value -> the gradients of its other uses, which its first convolution adds to its own."""
         self.left: dict[int, Tensor] = {}
 
     def convolve(self, conv: Conv, x: Tensor) -> Tensor:
@@ -51,12 +51,12 @@ class FusedOperations:
         return y
 
     def backward(self, loss: Tensor) -> None:
-        """Fills the gradients of the block."""
+        """Fill the gradients of the block."""
         torch.autograd.grad(loss, self.token, allow_unused=True)
         assert not self.left, "a gradient was left that nobody gathered"
 
     def descend_(self) -> bool:
-        """Takes the step of those parameters that have not taken it yet; returns False without `descends`."""
+        """Take the step of those parameters that have not taken it yet; returns False without `descends`."""
         if not self.descends:
             return False
         block, left = self.block, slice(self.block.packing.rest, None)
@@ -70,7 +70,7 @@ class FusedOperations:
         return self.block.weight(conv.weight), None if conv.bias is None else self.block.weight(conv.bias)
 
     def _leave(self, value: int, gradient: Tensor) -> Tensor | None:
-        """Leaves a gradient to the convolution that gathers it; returns it where none does, or no longer."""
+        """Leave a gradient to the convolution that gathers it; returns it if there is none, or it is already done."""
         if value not in self.gathering:
             return gradient
         self.left[value] = self.left[value] + gradient if value in self.left else gradient
@@ -96,7 +96,7 @@ class FusedOperations:
         return self.block.buffer(f"{norm.name}.running_mean"), self.block.buffer(f"{norm.name}.running_var")
 
     def _evaluate(self, op: ConvNorm, x: Tensor, residual: Tensor | None) -> Tensor:
-        """With the running statistics, which turns all that follows the convolution into its epilogue."""
+        """Evaluate with the running statistics, which turns everything after the convolution into its epilogue."""
         mean, var = self._running(op.norm)
         scale = self.block.master(f"{op.norm.name}.weight") * torch.rsqrt(var + op.norm.eps)
         shift = self.block.master(f"{op.norm.name}.bias") - mean * scale
@@ -105,7 +105,7 @@ class FusedOperations:
 
 
 class _Convolution(torch.autograd.Function):
-    """`found` receives the statistics of the result where a normalisation follows (`pre` is then its activation)."""
+    """`found` receives the statistics of the result if a normalisation follows (`pre` is then its activation)."""
 
     @staticmethod
     def forward(
@@ -135,7 +135,7 @@ class _Convolution(torch.autograd.Function):
                 ops.gathering.discard(x.data_ptr())
             dx = ops._leave(x.data_ptr(), dx)
         launch.gradient_weight(conv, dy, x, ops._slot(conv.weight), ops.precision)
-        if conv.bias is not None and not ctx.normalized:  # a normalisation adds it up as it goes
+        if conv.bias is not None and not ctx.normalized:  # otherwise the normalisation sums it
             ops.block.slot(conv.bias).copy_(dy.sum((1, 2, 3), dtype=torch.float32))
         return dx, None, None, None, None, None
 

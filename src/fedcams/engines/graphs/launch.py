@@ -1,4 +1,4 @@
-"""The kernels as functions of tensors: geometry, grids and tile sizes are worked out here."""
+"""The kernels as functions of tensors: this module computes geometry, grids and tile sizes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedcams.engines.graphs.program import Conv
 
 ACT = {"none": 0, "relu": 1, "gelu": 2}
 FAST_GELU = 3  # its error of 1e-7 is far below the rounding of bfloat16
-DOT = {"bf16": "tf32", "tf32": "tf32", "float32": "ieee"}  # for bfloat16 operands it says nothing
+DOT = {"bf16": "tf32", "tf32": "tf32", "float32": "ieee"}  # it has no effect on bfloat16 operands
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done with the result of a convolution: normalised where the statistics are known, something added."""
+    """What is done with the result of a convolution: normalise it if the statistics are known, add a residual."""
 
     residual: Tensor | None
     scale: Tensor | None = None
@@ -43,27 +43,27 @@ class Slot:
 
     out: Tensor
     copy: Tensor | None = None
-    """Of the weights after the step, in the precision of the kernels."""
+    """The copy of the weights after the step, in the precision of the kernels."""
     sizes: Tensor | None = None
     rates: Tensor | None = None
-    """`[C]`, on the device, so that captured kernels see those of each round."""
+    """`[C]`, on the device, so that captured kernels read each round's rates."""
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns what the kernels take beside `out`."""
+        """Return the kernels' arguments besides `out`."""
         return pointer_or(self.copy, self.out), pointer_or(self.sizes, self.out), pointer_or(self.rates, self.out)
 
     def flags(self) -> dict[str, bool]:
-        """DESCEND and COPY."""
+        """Return the flags DESCEND and COPY."""
         return {"DESCEND": self.rates is not None, "COPY": self.copy is not None}
 
 
 def act(name: str, x: Tensor) -> int:
-    """The number that kernels know an activation by."""
+    """Return the number by which kernels know an activation."""
     return FAST_GELU if name == "gelu" and x.dtype == torch.bfloat16 else ACT[name]
 
 
 def geometry(conv: Conv, x: Tensor, outputs: int) -> dict[str, int]:
-    """The constants of a dense convolution of `x [C, B, H, W, CI]`."""
+    """Return the constants of a dense convolution of `x [C, B, H, W, CI]`."""
     height, width, channels = x.shape[2:]
     p, q = conv.size(height, width)
     sizes = {"H": height, "W": width, "CI": channels, "P": p, "Q": q, "CO": outputs}
@@ -142,7 +142,7 @@ def _statistics(y: Tensor, count: int, sizes: Tensor | None) -> Tensor | None:
 
 
 def pointer_or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """Returns the tensor, or another for a kernel that does not read it: a pointer has to point somewhere."""
+    """Return the tensor, or `other` if it is None: kernels that do not read a pointer still need a valid one."""
     return other if tensor is None else tensor
 
 
@@ -166,7 +166,7 @@ def _flags(x: Tensor, bias: Tensor | None, stats: Tensor | None, pre: str, epilo
 def gradient_input(
     conv: Conv, dy: Tensor, x: Tensor, weight: Tensor, precision: str, added: Tensor | None = None
 ) -> Tensor:
-    """The gradient of x `[C, B, H, W, CI]` from that of the result, plus what is known of it from elsewhere."""
+    """Return the gradient of x `[C, B, H, W, CI]` from that of the result, plus the part from other uses of x."""
     if conv.depthwise:
         epilogue = None if added is None else Epilogue(added)
         return _convolve_depthwise(conv, dy, weight, None, precision, None, "none", epilogue, flip=True)[0]
@@ -185,7 +185,7 @@ def gradient_input(
 
 
 def gradient_weight(conv: Conv, dy: Tensor, x: Tensor, slot: Slot, precision: str) -> None:
-    """The gradient of the weights, which goes where the slot says: rows of a larger block."""
+    """Compute the gradient of the weights, and write it or step with it, as the slot says."""
     if conv.depthwise:
         return _gradient_weight_depthwise(conv, dy, x, slot, precision)
     shape = geometry(conv, x, dy.shape[-1])
@@ -243,7 +243,7 @@ def add_parts(parts: Tensor, slot: Slot) -> None:
 
 
 def descend_(values: Tensor, gradient: Tensor, copy: Tensor | None, sizes: Tensor, rates: Tensor) -> None:
-    """Computes `values [C, width] -= rates gradient` for clients with examples, and the copy that the kernels read."""
+    """Compute `values [C, width] -= rates gradient` for clients with examples, and the copy that the kernels read."""
     clients, width = values.shape
     descent.descend[(triton.cdiv(width, 2048), clients)](
         values, gradient, pointer_or(copy, values), sizes, rates, width, values.stride(0), COPY=copy is not None,

@@ -1,4 +1,4 @@
-"""Batch-norm as functions of tensors: grids and tile sizes of its kernels are worked out here."""
+"""Batch-norm as functions of tensors: this module computes the grids and tile sizes of its kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def finalize(
 
 @dataclass(frozen=True)
 class Normalized:
-    """What a normalisation read, kept for its gradient; `residual` with its moments where it is normalised too."""
+    """What a normalisation read, kept for its gradient; `residual` has moments if it is normalised too."""
 
     x: Tensor
     moments: Tensor
@@ -40,13 +40,13 @@ class Normalized:
     post: str
 
     def flags(self) -> dict[str, int]:
-        """PRE, POST and RES."""
+        """Return the flags PRE, POST and RES."""
         kind = 0 if self.residual is None else 1 if self.residual_moments is None else 2
         return {"K": self.x.shape[-1], "PRE": act(self.pre, self.x), "POST": act(self.post, self.x), "RES": kind}
 
     @property
     def rows(self) -> int:
-        """Rows of one client."""
+        """The number of rows of one client."""
         return self.x.shape[1] * self.x.shape[2] * self.x.shape[3]
 
 
@@ -65,7 +65,7 @@ def normalize(op: Normalized) -> Tensor:
 def normalize_backward(
     op: Normalized, dy: Tensor, y: Tensor, sizes: Tensor, gradients: tuple[Tensor, ...], bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and of the residual; those of scale and shift (and bias) are written where they belong."""
+    """Return the gradients of x and of the residual; write those of scale and shift (and bias) into their slots."""
     flags, channels, clients = op.flags(), op.x.shape[-1], len(y)
     BN = tiles.power(channels, 16, 64)
     BM = 2048 // BN

@@ -1,4 +1,4 @@
-"""Carrying out a program: its operations in order on the images of a whole cohort, in PyTorch or by fused kernels."""
+"""Run a program: its operations in order on the images of a whole cohort, in PyTorch or with fused kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACTIVATE = {"none": lambda x: x, "relu": torch.relu, "gelu": F.gelu}
 
 
 class Operations(Protocol):
-    """What carries a program out: PyTorch, or fused kernels."""
+    """What runs a program: PyTorch, or fused kernels."""
 
     def convolve(self, conv: Conv, x: Tensor) -> Tensor:
         """Return the convolution `[C, B, p, q, k']` of `x [C, B, h, w, k]`."""
@@ -24,14 +24,14 @@ class Operations(Protocol):
         """Return `post(norm(pre(conv(x))) + residual)`; `other` is the input of a normalised residual."""
 
     def backward(self, loss: Tensor) -> None:
-        """Fills the gradients of the block."""
+        """Fill the gradients of the block."""
 
     def descend_(self) -> bool:
-        """Takes the step `x -= rate·gradient` of clients with examples; returns False to leave it to the rule."""
+        """Take the step `x -= rate·gradient` of clients with examples; returns False to leave it to the rule."""
 
 
 def run(program: Program, operations: Operations, x: Tensor) -> Tensor:
-    """Runs a program on inputs `[C, B, h, w, k]` or `[C, B, n]`; returns the outputs `[C, B, classes]`."""
+    """Run a program on inputs `[C, B, h, w, k]` or `[C, B, n]`; returns the outputs `[C, B, classes]`."""
     values = {program.entry: x}
     for name, operation in program.operations.items():
         if isinstance(operation, Parameterless):
@@ -50,16 +50,16 @@ def run(program: Program, operations: Operations, x: Tensor) -> Tensor:
 
 
 def _convolve(operations: Operations, conv: Conv, x: Tensor) -> Tensor:
-    """A linear layer is a convolution of images of one pixel."""
+    """Return a convolution, or a linear layer, which is a convolution of images of one pixel."""
     if x.dim() == 5:
         return operations.convolve(conv, x.contiguous())
     return operations.convolve(conv, x[:, :, None, None].contiguous()).flatten(2)
 
 
 class TorchOperations:
-    """The operations in PyTorch, on any device and in any precision: what the fused kernels are tested by.
+    """The operations in PyTorch, on any device and in any precision; the fused kernels are tested against them.
 
-    Convolutions have a group for each client; gradients come from autograd with respect to the whole block.
+    Convolutions have one group per client; gradients come from autograd with respect to the whole block.
     """
 
     def __init__(self, block: Block, training: bool) -> None:
@@ -110,10 +110,10 @@ class TorchOperations:
         return mean, spread / count
 
     def backward(self, loss: Tensor) -> None:
-        """Fills the gradients of the block."""
+        """Fill the gradients of the block."""
         (gradient,) = torch.autograd.grad(loss, self.block.compute)
         self.block.gradient.copy_(gradient)
 
     def descend_(self) -> bool:
-        """Leaves the step to the rule, whatever it is."""
+        """Return False: the rule takes the step."""
         return False

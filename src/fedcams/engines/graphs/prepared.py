@@ -1,4 +1,4 @@
-"""What is made once for a model and used in every round: its program, memory and graphs, to train and to predict."""
+"""What is made once per model and used in every round: its program, memory and graphs, to train and to predict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = tuple[Tensor, Tensor | None, Tensor, list[int], list[int]]
 
 
 class Prepared:
-    """A model's program, and for each shape of cohort the memory and the graph that train it."""
+    """A model's program, and the memory and graph that train it, for each shape of cohort."""
 
     def __init__(self, problem: Problem) -> None:
         self.program = translate(problem.model)
@@ -36,7 +36,7 @@ class Prepared:
         cohort: Sequence[int], round: int, seed: int, *, rate: float | None = None,
         shift: Tensor | None = None,
     ) -> CohortUpdate:  # fmt: skip
-        """Does what an engine's `train` does, for at most `at_once` clients at a time, in turns of equal size."""
+        """Train like an engine's `train`, with at most `at_once` clients at a time, in groups of equal size."""
         used, starts = local_rate(problem, rate), rows(start, cohort)
         held = None if buffers is None else rows(buffers, cohort)
         width = -(-len(cohort) // -(-len(cohort) // at_once))
@@ -53,7 +53,7 @@ class Prepared:
         return _joined(results, used)
 
     def predictor(self, problem: Problem, precision: str) -> Predictor:
-        """Returns the memory and graphs that evaluate the model."""
+        """Return the memory and graphs that evaluate the model."""
         key = (precision, str(problem.device), problem.dtype)
         if key not in self.predictors:
             self.predictors[key] = Predictor(problem, self.program, self.packing, precision)
@@ -72,7 +72,7 @@ class Prepared:
 class Predictor:
     """A model's outputs for many examples: the forward pass as a CUDA graph, batch-norm folded into convolutions.
 
-    Holds the memory of one model and a graph for each shape of batch; used again in every round.
+    Holds the memory of one model and a graph for each shape of batch; reused in every round.
     """
 
     def __init__(self, problem: Problem, program: Program, packing: Packing, precision: str) -> None:
@@ -84,7 +84,7 @@ class Predictor:
         self.graphs: dict[torch.Size, tuple[Callable[[], None], Tensor, Tensor]] = {}
 
     def of(self, x: Tensor, buffers: Tensor | None, prepare: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Returns the model `x [d]` as a function of raw inputs `[n, ...]`, which gives outputs `[n, classes]`."""
+        """Return the model `x [d]` as a function of raw inputs `[n, ...]`, which gives outputs `[n, classes]`."""
         with torch.no_grad():
             self.block.load(x[None], None if buffers is None else buffers[None])
         return lambda raw: self._outputs(prepare(raw))
@@ -127,14 +127,14 @@ _PREPARED: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDicti
 
 
 def prepared(problem: Problem) -> Prepared:
-    """Returns what was made for the problem's model, or makes it."""
+    """Return what was prepared for the problem's model; prepare it on first use."""
     if problem.model not in _PREPARED:
         _PREPARED[problem.model] = Prepared(problem)
     return _PREPARED[problem.model]
 
 
 def refuse_single_values(problem: Problem, cohort: Sequence[int], batches: Batches) -> None:
-    """Refuses, by the client's number, a batch of one example of one pixel: it has no variance, so torch refuses it."""
+    """Refuse a batch of one example of one pixel, naming the client: it has no variance, so torch refuses it too."""
     lonely = [client for client, size in zip(cohort, batches.smallest, strict=True) if size == 1]
     if lonely and 1 in _norm_pixels(problem, batches.x[:1]):
         raise UpdateError(
@@ -145,7 +145,7 @@ def refuse_single_values(problem: Problem, cohort: Sequence[int], batches: Batch
 
 @torch.no_grad()
 def _norm_pixels(problem: Problem, x: Tensor) -> set[int]:
-    """The numbers of pixels that the model's batch-norms see in one example."""
+    """Return the numbers of pixels that the model's batch-norms see in one example."""
     seen: set[int] = set()
     hook: Callable[..., None] = lambda _, inputs: seen.add(inputs[0][0, 0].numel())  # noqa: E731
     norms = [module for module in problem.model.modules() if isinstance(module, nn.BatchNorm2d)]
@@ -157,7 +157,7 @@ def _norm_pixels(problem: Problem, x: Tensor) -> set[int]:
 
 
 def _filled(values: Tensor, width: int) -> Tensor:
-    """Exactly `width` rows: the last turn may have fewer clients than the others."""
+    """Return exactly `width` rows, because the last group may have fewer clients than the others."""
     missing = width - len(values)
     return values if missing == 0 else torch.cat([values, values[-1:].expand(missing, -1)])
 

@@ -20,7 +20,7 @@ class Conv:
     depthwise: bool
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width of what comes out of images of this size."""
+        """Return the height and width of the output for images of this size."""
         (r, s), (step, pad) = self.kernel, (self.stride, self.padding)
         return (height + 2 * pad - r) // step + 1, (width + 2 * pad - s) // step + 1
 
@@ -56,7 +56,7 @@ class Unfused:
 
 @dataclass(frozen=True)
 class Parameterless:
-    """Anything that has no parameters: a function of values that came before."""
+    """An operation without parameters: a function of earlier values."""
 
     sources: tuple[str, ...]
     function: Callable[..., Tensor]
@@ -74,11 +74,11 @@ class Program:
     result: str = ""
 
     def orders(self) -> dict[str, tuple[int, ...]]:
-        """Returns how the axes of each convolution's weight are ordered in memory: channels last."""
+        """Return how the axes of each convolution's weight are ordered in memory: channels last."""
         return {conv.weight: (2, 3, 1, 0) if conv.depthwise else (0, 2, 3, 1) for conv in self.convolutions()}
 
     def convolutions(self) -> Iterator[Conv]:
-        """Yields all convolutions, linear layers included."""
+        """Yield all convolutions, including linear layers."""
         for operation in self.operations.values():
             if isinstance(operation, Unfused):
                 yield operation.conv

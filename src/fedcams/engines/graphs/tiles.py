@@ -1,4 +1,4 @@
-"""How large a tile each program of a kernel computes, by precision and shape: what was fastest on an H200."""
+"""The tile sizes of the kernels by precision and shape: those that were fastest on an H200."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Tiles(NamedTuple):
 
 
 def power(n: int, low: int, high: int) -> int:
-    """The smallest power of two that is at least n, between two others."""
+    """Return the smallest power of two that is at least n, limited to [low, high]."""
     return min(high, max(low, 1 << (n - 1).bit_length()))
 
 
 def depth(channels: int, most: int) -> int:
-    """The largest power of two that divides the channels; 0 where that is below 16."""
+    """Return the largest power of two that divides the channels; 0 if it is below 16."""
     size = most
     while size >= 16 and channels % size:
         size //= 2
@@ -29,7 +29,7 @@ def depth(channels: int, most: int) -> int:
 
 
 def product(rows: int, columns: int, channels: int, taps: int, precision: str) -> Tiles:
-    """For `forward` and `backward_input`: rows are pixels, columns output channels; BK divides the channels or is 0."""
+    """Return tiles for `forward` and `backward_input`: rows are pixels, columns output channels, BK may be 0."""
     if precision != "bf16":
         return Tiles(64, power(columns, 16, 64), depth(channels, 32), 4, 2)
     wide = power(columns, 16, 128)
@@ -42,7 +42,7 @@ def product(rows: int, columns: int, channels: int, taps: int, precision: str) -
 
 
 def weights(outputs: int, columns: int, channels: int, precision: str) -> Tiles:
-    """For `backward_weight`: rows are output channels, columns are taps times input channels."""
+    """Return tiles for `backward_weight`: rows are output channels, columns are taps times input channels."""
     if precision != "bf16":
         return Tiles(power(outputs, 16, 64), power(columns, 16, 64), 32, 4, 2)
     if channels % 64 or columns < 128:
@@ -53,7 +53,7 @@ def weights(outputs: int, columns: int, channels: int, precision: str) -> Tiles:
 
 
 def splits(tiles: int, rows: int, precision: str, programs: int = 264, least: int = 1024) -> int:
-    """Into how many chunks the rows of `backward_weight` are split, so that all processors have work.
+    """Return how many chunks to split the rows of `backward_weight` into, so that all processors have work.
 
     In float32 no chunk is longer than 512 rows: sums of sums round less than one long sum.
     """
@@ -62,19 +62,19 @@ def splits(tiles: int, rows: int, precision: str, programs: int = 264, least: in
 
 
 def rolls(kernel: tuple[int, int], width: int, precision: str) -> bool:
-    """Whether a depthwise kernel is small enough to stay in registers, and its sums exact enough."""
+    """Return whether a depthwise kernel is small enough to stay in registers, with sums that are exact enough."""
     return precision == "bf16" and kernel[0] * kernel[1] <= 25 and width <= 64
 
 
 def rolling(width: int, channels: int) -> tuple[int, int]:
-    """Columns and channels of the rows that a program of `rolling` works on: 512 pixels, four for each thread."""
+    """Return the columns and channels of the rows that a program of `rolling` takes: 512 pixels, four per thread."""
     across = power(width, 8, 64)
     return across, power(channels, 8, 512 // across)
 
 
 def together(images: int, others: int, fit: int = 396) -> int:
-    """How many images a program of `rolling.backward_weight` takes, where `fit` programs run at a time.
+    """Return how many images a program of `rolling.backward_weight` takes, if `fit` programs run at a time.
 
-    As many as keep the last of them from starting late: 800 programs of two images take as long as three turns of two.
+    Chosen so that the last programs do not start late: 800 programs of two images take as long as three rounds of them.
     """
     return min(range(images, 0, -1), key=lambda group: -(-(-(-images // group) * others) // fit) * group)

@@ -1,4 +1,4 @@
-"""From a module to its program: traces it once, and refuses by name what no operation is there for."""
+"""Translate a module into its program: trace it once, and refuse layers that no operation supports, by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPATIAL = ({-2, -1}, {2, 3})
 
 
 def translate(model: nn.Module) -> Program:
-    """Returns the model as a program; refuses, by name, what no operation is there for."""
+    """Return the model as a program; refuses layers that no operation supports, by name."""
     try:
         traced = fx.symbolic_trace(model)
     except Exception as error:
@@ -66,7 +66,7 @@ class _Translation:
         module = self.modules.get(str(node.target)) if node.op == "call_module" else None
         act = ACTIVATIONS.get(type(module) if module is not None else node.target)
         if not node.args:
-            self._refuse(node, "a tensor of its own, or a call by keywords")
+            self._refuse(node, "a separate tensor, or a call with keyword arguments")
         if isinstance(module, nn.Conv2d | nn.Linear):
             self._layer(node, module)
         elif isinstance(module, nn.BatchNorm2d):
@@ -102,7 +102,7 @@ class _Translation:
         self._wait_or_emit(node, ConvNorm(conv.source, conv.conv, norm, pre))
 
     def _check_activation(self, node: fx.Node, module: nn.Module | None) -> None:
-        """Refuses those that compute something else, or write over what is used again."""
+        """Refuse activations that compute something else, or overwrite values that are used again."""
         settings = node.kwargs if module is None else vars(module)
         if settings.get("approximate", "none") != "none":
             self._refuse(node, "an approximate GELU")
@@ -131,7 +131,7 @@ class _Translation:
         self._wait_or_emit(node, replace(draft, residual=other))
 
     def _wait_or_emit(self, node: fx.Node, draft: ConvNorm) -> None:
-        """Waits where the only use is an activation, or a sum that it can take in."""
+        """Wait if the only use is an activation or a sum that can be fused; otherwise emit the operation."""
         user = _only_user(node)
         sum_follows = user is not None and user.target in ADDS and draft.residual is None
         if user is not None and (sum_follows or self._act(user) == "relu"):
@@ -150,7 +150,7 @@ class _Translation:
         return ACTIVATIONS.get(node.target) if node.op == "call_function" else None
 
     def _is_image(self, node: fx.Node) -> bool:
-        """Whether it has height and width, as far as the layers before it tell."""
+        """Return whether a value has height and width, judging by the layers before it."""
         module = self.modules.get(str(node.target)) if node.op == "call_module" else None
         if isinstance(module, nn.Conv2d | nn.BatchNorm2d | nn.MaxPool2d):
             return True
@@ -181,7 +181,7 @@ class _Translation:
 
 
 def conv_of(name: str, module: nn.Conv2d | nn.Linear) -> Conv:
-    """Returns the geometry of a layer; refuses what the kernels do not do."""
+    """Return the geometry of a layer; refuses layers that the kernels do not support."""
     bias = f"{name}.bias" if module.bias is not None else None
     if isinstance(module, nn.Linear):
         return Conv(f"{name}.weight", bias, (1, 1), 1, 0, depthwise=False)

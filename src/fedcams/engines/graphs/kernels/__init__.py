@@ -1,1 +1,1 @@
-"""Triton kernels over whole cohorts; imported where they are used, since not every torch has Triton."""
+"""Triton kernels over whole cohorts; imported only where they are used, because not every torch has Triton."""

@@ -1,8 +1,8 @@
 """Convolutions of all clients at once as implicit matrix products on the tensor cores.
 
-Activations are `[C, B, h, w, k]`, weights `[C, k_out, r, s, k_in]`; every client has weights of its own. A row of the
-product is a pixel of the output, its reduction goes over the taps of the kernel and the input channels. Sums are taken
-in float32, in an order that does not depend on timing.
+Activations are `[C, B, h, w, k]`, weights `[C, k_out, r, s, k_in]`; every client has its own weights. A row of the
+product is a pixel of the output; the reduction is over the taps of the kernel and the input channels. Sums are taken in
+float32, in an order that does not depend on timing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedcams.engines.graphs.kernels.entry import Entry
 
 @triton.constexpr_function
 def reciprocal(divisor):
-    """The number r of 32 bits for which n // divisor is n r >> 31 + bits(divisor - 1), for all n below 2**31."""
+    """Return the 32-bit number r for which n // divisor is n r >> 31 + bits(divisor - 1), for all n below 2**31."""
     return -(-(1 << 31 + (divisor - 1).bit_length()) // divisor)
 
 
@@ -28,10 +28,10 @@ def exponent(divisor):
 
 @triton.jit
 def divide(n, DIVISOR: tl.constexpr):
-    """Quotient and remainder of unsigned numbers, by shifts or by a product, never by a division.
+    """Return the quotient and remainder of unsigned numbers, by shifts or by a product, never by a division.
 
-    Of a division's remainder the compiler knows how small it is: what follows is narrowed to 16 bits, and two of them
-    are packed into a register. Where that happened, with Triton 3.6 and ptxas 12.8, convolutions came out wrong.
+    The compiler knows how small the remainder of a division is, so it narrows what follows to 16 bits and packs two
+    values into a register. With Triton 3.6 and ptxas 12.8, this made convolutions wrong.
     """
     if DIVISOR & (DIVISOR - 1) == 0:
         return n // DIVISOR, n % DIVISOR
@@ -41,7 +41,7 @@ def divide(n, DIVISOR: tl.constexpr):
 
 @triton.jit
 def pixel(rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Number -> image, row, column."""
+    """Return the image, row and column of pixels given by number."""
     image, rest = divide(rows.to(tl.uint32), HEIGHT * WIDTH)
     row, column = divide(rest, WIDTH)
     return image.to(tl.int32), row.to(tl.int32), column.to(tl.int32)
@@ -57,7 +57,7 @@ def normal_tail(x, density):
 
 @triton.jit
 def activate(x, ACT: tl.constexpr):
-    """ACT: 0 nothing, 1 ReLU, 2 GELU, 3 GELU to 1e-7, which is faster."""
+    """Apply an activation. ACT: 0 none, 1 ReLU, 2 GELU, 3 GELU to 1e-7, which is faster."""
     if ACT == 1:
         x = tl.maximum(x, 0.0)
     elif ACT == 2:
@@ -70,7 +70,7 @@ def activate(x, ACT: tl.constexpr):
 
 @triton.jit
 def slope(x, ACT: tl.constexpr):
-    """The derivative of `activate`; not for ACT = 0."""
+    """Return the derivative of `activate`; not for ACT = 0."""
     if ACT == 1:
         d = tl.where(x > 0, 1.0, 0.0)
     else:
@@ -86,7 +86,7 @@ def slope(x, ACT: tl.constexpr):
 
 @triton.jit
 def write_statistics(values, stats, rows, real, tile, tiles, client, columns, WIDTH: tl.constexpr, BM: tl.constexpr):
-    """Mean and sum of squared deviations of the real rows of a tile, for each column: `stats [C, tiles, 2, WIDTH]`."""
+    """Write the mean and sum of squared deviations of a tile's real rows, per column: `stats [C, tiles, 2, WIDTH]`."""
     inside = (rows < real)[:, None]
     count = tl.minimum(tl.maximum(real - tile * BM, 0), BM)
     mean = tl.sum(tl.where(inside, values, 0.0), 0) / tl.maximum(count, 1)
@@ -173,7 +173,7 @@ def backward_input(
 ):  # fmt: skip
     """Compute the gradient dx of `forward`; with ADD, add what other uses of x contribute.
 
-    With a stride, pixels of one phase (h and w mod STEP) see the same taps and go together.
+    With a stride, pixels of one phase (h and w mod STEP) see the same taps and are computed together.
     """
     pid = tl.program_id(0)
     client = tl.program_id(1).to(tl.int64)
@@ -198,7 +198,7 @@ def backward_input(
     total = tl.zeros((BM, BN), tl.float32)
     for step in range(taps_h * taps_w * BLOCKS):
         tap, k0 = step // BLOCKS, step % BLOCKS * BK
-        # A phase may have no tap at all; dividing by zero, even where nothing comes of it, undoes the compiled code.
+        # A phase may have no taps at all; a division by zero breaks the compiled code, even if its result is not used.
         a, b = tap // tl.maximum(taps_w, 1), tap % tl.maximum(taps_w, 1)
         p, q = p0 - a, q0 - b
         good = exists & (p >= 0) & (p < P) & (q >= 0) & (q < Q)
@@ -226,9 +226,9 @@ def backward_weight(
     R: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
     DESCEND: tl.constexpr, COPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the weights from `chunk` rows for each program along the third axis of the grid.
+    """Compute the gradient of the weights, from `chunk` rows per program along the third axis of the grid.
 
-    With DESCEND it is not written: `out` are the weights themselves, which step against it.
+    With DESCEND, it is not written: `out` holds the weights themselves, which take a step against it.
     """
     pid = tl.program_id(0)
     client = tl.program_id(1).to(tl.int64)
@@ -248,7 +248,7 @@ def backward_weight(
         top, left = p * STEP - PAD, q * STEP - PAD
         at = dy + rows[:, None] * CO + outputs[None, :]
         g = tl.load(at, (rows < end)[:, None] & (outputs < CO)[None, :], other=0.0)
-        if CI % BN == 0:  # one tap a tile
+        if CI % BN == 0:  # one tap per tile
             tap = pid % TILES_N * BN // CI
             h, v = top + tap // S, left + tap % S
             good = (rows < end) & (h >= 0) & (h < H) & (v >= 0) & (v < W)
@@ -265,7 +265,7 @@ def backward_weight(
         copy += client * out_client
         active = (outputs < CO) & (tl.load(sizes + client) > 0)
         rate = tl.load(rates + client)
-        HALF: tl.constexpr = BN // 2  # weights beside a whole tile of sums would not fit the registers
+        HALF: tl.constexpr = BN // 2  # weights and a whole tile of sums would not fit into the registers together
         halves = tl.split(tl.permute(tl.reshape(total, (BM, 2, HALF)), (0, 2, 1)))
         for half in tl.static_range(2):
             column = pid % TILES_N * BN + half * HALF + tl.arange(0, HALF)

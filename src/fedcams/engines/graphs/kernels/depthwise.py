@@ -1,4 +1,4 @@
-"""Depthwise convolutions of all clients at once: every channel has a small kernel of its own; stride 1, same size.
+"""Depthwise convolutions of all clients at once: every channel has its own small kernel; stride 1, same size.
 
 Weights are `[C, r, s, 1, k]`, so that all loads go along the channels.
 """
@@ -18,9 +18,9 @@ def forward(
     BIAS: tl.constexpr, STATS: tl.constexpr, AFFINE: tl.constexpr, RES: tl.constexpr,
     PRE: tl.constexpr, POST: tl.constexpr, FLIP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """As the dense one; with FLIP the kernel is turned by half a circle, which makes it its own derivative.
+    """Compute like the dense `forward`; with FLIP, the kernel is rotated by 180°, which gives the input's gradient.
 
-    RES without AFFINE adds to that what is known of it from elsewhere.
+    RES without AFFINE adds the part of the gradient from other uses of the input.
     """
     tile = tl.program_id(0)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -67,7 +67,7 @@ def backward_weight(
     H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, TAPS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the weights from `chunk` rows for each program along the first axis of the grid."""
+    """Compute the gradient of the weights, from `chunk` rows per program along the first axis of the grid."""
     split = tl.program_id(0)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     client = tl.program_id(2).to(tl.int64)

@@ -35,7 +35,7 @@ def sum_parts(
 ):  # fmt: skip
     """Compute `out [C, length]`, the sum over `count` parts, BT of them at a time and always in the same order.
 
-    With DESCEND the sum is a gradient, and `out` are the weights that step against it.
+    With DESCEND, the sum is a gradient, and `out` holds the weights, which take a step against it.
     """
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-"""Kernels that can be compiled side by side: a model has dozens, and one after the other they take most of a minute."""
+"""Kernels that compile in parallel: a model has dozens, and one after the other they take most of a minute."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import triton
 
 Calls = list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]]
-"""Kernel, grid, arguments and constants of each."""
+"""The kernel, grid, arguments and constants of each call."""
 _noted: Calls | None = None
-"""Calls that wait to be compiled; None: kernels are started. For all threads, since autograd has one of its own."""
+"""Calls to compile; None means that kernels are started. Shared by all threads, because autograd has its own."""
 
 
 class Entry:
-    """A kernel that is started from the host: `kernel[grid](...)`, as Triton has it.
+    """A kernel that is started from the host: `kernel[grid](...)`, as in Triton.
 
-    Where `sizes` and `rates` lie is of no use to the compiler: only single numbers are read there, and not all lanes of
-    a cohort begin at a multiple of 16 bytes, so that half the kernels would be compiled twice.
+    The alignment of `sizes` and `rates` does not help the compiler, because only single numbers are read from them. Not
+    all lanes of a cohort begin at a multiple of 16 bytes, so specializing would compile half of the kernels twice.
     """
 
     def __init__(self, function: Any) -> None:
@@ -35,13 +35,13 @@ class Entry:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Inside, no kernel is started; at the end those that would have been are compiled, a thread for each core.
+    """Start no kernels inside the `with` block; at its end, compile those that were called, with one thread per core.
 
-    What is computed inside means nothing, only which kernels it takes. Triton releases the interpreter lock for most of
+    Results inside the block are meaningless; only the calls matter. Triton releases the interpreter lock for most of
     its work: 8 kernels took 7.2 s one after the other and 3.7 s on two cores.
     """
     global _noted
-    if not hasattr(triton, "AsyncCompileMode"):  # before Triton 3.5 kernels are compiled as they come
+    if not hasattr(triton, "AsyncCompileMode"):  # before Triton 3.5, kernels compile when they are first called
         yield
         return
     calls = _noted = []
@@ -52,7 +52,7 @@ def compiling() -> Iterator[None]:
     with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
         _compile(calls)
     if [kernel for kernel, *_ in calls if _forget_failed(kernel)]:
-        _compile(calls)  # alone: releases of Python 3.11 before 3.11.8 now and then refuse to parse on several threads
+        _compile(calls)  # on one thread: Python 3.11 before 3.11.8 sometimes fails to parse on several threads
 
 
 def _compile(calls: Calls) -> None:
@@ -61,7 +61,7 @@ def _compile(calls: Calls) -> None:
 
 
 def _forget_failed(kernel: Any) -> bool:
-    """Whether something was to be forgotten: Triton keeps what failed, and fails with it whenever it is started."""
+    """Remove failed compilations, which Triton caches and raises at every start; return whether there were any."""
     caches = [cache for cache, *_ in kernel.device_caches.values()]
     failed = [(cache, key) for cache in caches for key, each in cache.items() if _has_failed(each)]
     for cache, key in failed:

@@ -1,6 +1,6 @@
-"""Batch-norm of every client by itself, with activation and residual sum in the same pass; `x [C, rows, K]`.
+"""Batch-norm for each client separately, with activation and residual sum in the same pass; `x [C, rows, K]`.
 
-Rows of examples that only fill up a batch come last and count in no statistic.
+Rows of padding examples come last and do not count in any statistic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def finalize(
     stats, sizes, gamma, beta, running_mean, running_var, moments, tiles, w_client, b_client, momentum, eps,
     PIXELS: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Statistics of tiles -> `moments [C, 4, K]`: mean, 1/std, scale and shift; moves the running statistics on."""
+    """Turn statistics of tiles into `moments [C, 4, K]`: mean, 1/std, scale, shift; update the running statistics."""
     columns = tl.program_id(0) * BN + tl.arange(0, BN)
     client = tl.program_id(1).to(tl.int64)
     inside = columns < K
@@ -81,7 +81,7 @@ def apply(
 
 @triton.jit
 def incoming(dy, y, u, moments, here, wide, columns, client, K: tl.constexpr, POST: tl.constexpr, RES: tl.constexpr):
-    """The gradient at the normalised value: dy where a ReLU let it through."""
+    """Return the gradient at the normalised value: dy where the ReLU was active."""
     g = tl.load(dy + here, wide, other=0.0).to(tl.float32)
     if POST == 1:
         if RES:
@@ -133,7 +133,7 @@ def backward_finalize(
     parts, sums, dgamma, dbeta, residual_dgamma, residual_dbeta, chunks, g_client,
     K: tl.constexpr, RES: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The parts added up, always in the same order: `sums [C, 3, K]`, which are the gradients of scale and shift."""
+    """Sum the parts in a fixed order: `sums [C, 3, K]`, which are the gradients of scale and shift."""
     columns = tl.program_id(0) * BN + tl.arange(0, BN)
     client = tl.program_id(1).to(tl.int64)
     inside = columns < K
@@ -181,7 +181,7 @@ def backward_apply(
     d = tl.load(at + 2 * K, inside, other=0.0)[None, :] * (g - total - (u - mean) * rstd * times)
     if PRE:
         d *= slope(raw, PRE)
-    counts = (rows < real)[:, None]  # what fills up a batch has no gradient
+    counts = (rows < real)[:, None]  # padding has no gradient
     d = tl.where(counts, d, 0.0)
     tl.store(dx + here, d.to(dx.dtype.element_ty), wide)
     if BIAS:

@@ -1,9 +1,9 @@
-"""Depthwise convolutions that read every pixel once for each column of the kernel instead of once for each tap.
+"""Depthwise convolutions that read every pixel once per column of the kernel instead of once per tap.
 
-A program takes one image (or several) and a block of channels and goes down its rows. What a row of the input adds to
-the R rows of the output around it stays in registers, in tuples. So few programs fit a processor then that `forward`
-asks for the next row before it works on the present one; `backward_weight` has no registers left for that. Statistics
-are plain sums here, exact enough for bfloat16; for other precisions and larger kernels there is `depthwise`.
+A program takes one or more images and a block of channels, and goes down the rows. What a row of input adds to the R
+rows of the output around it stays in registers, in tuples. This leaves room for only a few programs per processor, so
+`forward` requests the next row before it works on the current one; `backward_weight` has no registers left for that.
+Statistics are plain sums here, exact enough for bfloat16; `depthwise` handles other precisions and larger kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedcams.engines.graphs.kernels.entry import Entry
 
 @triton.jit
 def tap_weights(w, columns, inside, K: tl.constexpr, TAPS: tl.constexpr, FLIP: tl.constexpr):
-    """All taps of a block of channels, a tuple of `[BN]`."""
+    """Return all taps of a block of channels, a tuple of `[BN]`."""
     taps = ()
     for tap in tl.static_range(TAPS):
         at = (TAPS - 1 - tap if FLIP else tap) * K
@@ -27,7 +27,7 @@ def tap_weights(w, columns, inside, K: tl.constexpr, TAPS: tl.constexpr, FLIP: t
 
 @triton.jit
 def load_row(x, h, across, columns, inside, H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, S: tl.constexpr):
-    """Row h of an image, shifted to under each of the S columns of the kernel: a tuple of `[BW, BN]`."""
+    """Return row h of an image, shifted for each of the S columns of the kernel: a tuple of `[BW, BN]`."""
     shifted = ()
     for s in tl.static_range(S):
         v = across + (s - S // 2)
@@ -43,7 +43,7 @@ def forward(
     BIAS: tl.constexpr, STATS: tl.constexpr, AFFINE: tl.constexpr, RES: tl.constexpr,
     PRE: tl.constexpr, POST: tl.constexpr, FLIP: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """As `depthwise.forward`; a program computes one image."""
+    """Compute like `depthwise.forward`; a program computes one image."""
     image = tl.program_id(0)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     client = tl.program_id(2).to(tl.int64)
@@ -101,7 +101,7 @@ def backward_weight(
     H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     BW: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the weights from a group of images for each program along the first axis of the grid."""
+    """Compute the gradient of the weights, from a group of images per program along the first axis of the grid."""
     split = tl.program_id(0)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     client = tl.program_id(2).to(tl.int64)
