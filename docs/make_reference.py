@@ -11,6 +11,7 @@ import fedcams.experiment
 from fedcams.compress import Compressor
 from fedcams.experiment import Experiment
 from fedcams.layout import Layout
+from fedcams.recipes import RECIPES
 from fedcams.registry import Spec, params, registered, resolve
 from fedcams.registry.fields import show
 
@@ -46,7 +47,8 @@ D = 1_000_000
 
 def reference() -> str:
     """Return the whole page."""
-    return "\n".join([*_head(), *(line for kind in KINDS for line in _kind(kind)), *_experiment()]) + "\n"
+    pieces = (line for kind in KINDS for line in _kind(kind))
+    return "\n".join([*_head(), *pieces, *_recipes(), *_experiment()]) + "\n"
 
 
 def _head() -> Iterator[str]:
@@ -62,6 +64,13 @@ def _kind(kind: str) -> Iterator[str]:
     yield from ("", f"## {title}", "", text)
     for name, cls in registered(kind).items():
         yield from ("", f"### `{name}`", "", *_docstring(cls), *_parameters(cls), *_examples(kind, cls))
+
+
+def _recipes() -> Iterator[str]:
+    yield from ("", "## Recipes", "", 'Names for several fields of a method at once: `recipe = "light"`.')
+    for recipe in RECIPES.values():
+        fields = ", ".join(f"`{key} = {value}`" for key, value in recipe.fields.items())
+        yield from ("", f"### `{recipe.name}`", "", f"{recipe.doc} Stands for {fields}. Measured: {recipe.cost}.")
 
 
 def _experiment() -> Iterator[str]:

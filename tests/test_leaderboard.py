@@ -1,0 +1,110 @@
+"""The leaderboard: its page and pictures are those of its entries, and its entries those of their runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from fedcams import SpecError
+from fedcams.report import collect
+from leaderboard.entry import ENTRIES, ROOT, Entry, add, read_entries
+from leaderboard.page import DOCS, FOLDER, PAGE, groups, is_current, page, write
+from test_report import rising, write_run
+
+STALE = "is stale: run `make leaderboard`"
+
+
+# -- what is in the repository -----------------------------------------------------------------------------------------
+
+
+def test_the_page_and_its_pictures_are_those_of_the_entries() -> None:
+    entries = read_entries(ENTRIES)
+    assert (DOCS / PAGE).read_text("utf-8") == page(entries), f"docs/leaderboard.md {STALE}"
+    found = groups(entries)
+    assert {path.stem for path in (DOCS / FOLDER).iterdir()} == found.keys()
+    for name, group in found.items():
+        assert is_current(DOCS / FOLDER / f"{name}.png", group), f"{name}.png {STALE}"
+
+
+def test_entries_are_those_of_the_runs_that_they_name() -> None:
+    entries = read_entries(ENTRIES)
+    published = {entry.source for entry in entries if entry.source.startswith("results/")}
+    assert published
+    for source in published:
+        made = {entry.label: entry for entry in (Entry.of(m, None, None) for m in collect([ROOT / source]).methods)}
+        for entry in entries:
+            if entry.source == source:
+                assert entry == made[entry.label]
+
+
+def test_files_are_named_after_their_entries() -> None:
+    for path in ENTRIES.rglob("*.toml"):
+        assert Entry.read(path).path == path.relative_to(ENTRIES)
+
+
+def test_the_demo_is_shown_as_it_is_recorded() -> None:
+    with (DOCS / "demo" / "summary.csv").open(encoding="utf-8") as file:
+        sent = {row["label"]: round(float(row["bytes_total"])) for row in csv.DictReader(file)}
+    entries = [entry for entry in read_entries(ENTRIES) if entry.source == "fedcams run demo"]
+    assert {entry.label: entry.total for entry in entries} == {
+        key: pytest.approx(size, abs=1) for key, size in sent.items()
+    }
+
+
+# -- any runs ----------------------------------------------------------------------------------------------------------
+
+
+def averaged(folder: Path, seed: int, top: float) -> None:
+    keys = {"label": "FedCAMS own", "uplink": "sign", "average": "ema(0.5)", "seed": seed}
+    run = write_run(folder, rising(top), up=100, down=400, **keys)
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    (run / "rounds.jsonl").write_text("".join(f"{json.dumps({**line, 'averaged_accuracy': 0.9})}\n" for line in lines))
+
+
+def test_an_entry_is_the_mean_over_seeds_and_reads_back(tmp_path: Path) -> None:
+    averaged(tmp_path / "runs" / "1", 1, 0.8)
+    averaged(tmp_path / "runs" / "2", 2, 1.0)
+    (path,) = add([tmp_path / "runs"], tmp_path / "entries", source="https://example.org/runs")
+    assert path.relative_to(tmp_path / "entries") == Path("digits-mlp-iid/fedcams-own.toml")
+    entry = Entry.read(path)
+    assert (entry.bytes_up, entry.bytes_down, entry.total, entry.seeds) == (1000, 4000, 5000, [1, 2])
+    assert (entry.accuracy, entry.averaged) == (85.5, 90.0), "the last two of ten rounds; the averaged model at the end"
+    assert entry.method == {"uplink": "sign", "average": "ema(decay=0.5)"}
+    assert (entry.setting["sampler"], entry.setting["rounds"]) == ("uniform(n=2)", 10)
+    assert not entry.dense
+
+
+def test_a_page_compares_with_dense_messages(tmp_path: Path) -> None:
+    averaged(tmp_path / "runs" / "1", 1, 0.8)
+    write_run(tmp_path / "runs" / "2", rising(0.9), up=4000, down=4000, label="FedAMS")
+    add([tmp_path / "runs"], tmp_path / "entries")
+    write(tmp_path / "entries", tmp_path / "docs")
+    text = (tmp_path / "docs" / PAGE).read_text("utf-8")
+    first, second = (line for line in text.splitlines() if line.startswith("| Fed"))
+    assert first.startswith(
+        "| FedAMS | `fedams` | `identity` | `none` | 85.50 |  | 40.0 kB | 40.0 kB | 80.0 kB | 1.0x |"
+    )
+    assert second.endswith("| 76.00 | 90.00 | 1.00 kB | 4.00 kB | 5.00 kB | 16.0x | 1 | `not published` |")
+    (picture,) = (tmp_path / "docs" / FOLDER).iterdir()
+    before = picture.stat().st_mtime_ns
+    write(tmp_path / "entries", tmp_path / "docs")
+    assert picture.stat().st_mtime_ns == before, "a picture that is current is not drawn again"
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "short" / "1", [0.5, 0.6], rounds=3)
+    with pytest.raises(SpecError, match="run: not finished; run it to its end"):
+        add([tmp_path / "short"], tmp_path / "entries")
+    write_run(tmp_path / "blind" / "1", [None, None])
+    with pytest.raises(SpecError, match="nothing was evaluated"):
+        add([tmp_path / "blind"], tmp_path / "entries")
+    for label in ("a", "b"):
+        write_run(tmp_path / "two" / label, [0.5], label=label, uplink="sign" if label == "a" else "identity")
+    with pytest.raises(SpecError, match=r"--label mine: these runs are 2 methods \(a, b\); add them one by one"):
+        add([tmp_path / "two"], tmp_path / "entries", label="mine")
+    (tmp_path / "odd.toml").write_text('label = "x"\n')
+    with pytest.raises(SpecError, match=r"odd.toml: missing or unknown: accuracy, bytes_down"):
+        Entry.read(tmp_path / "odd.toml")
