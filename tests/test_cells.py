@@ -91,7 +91,7 @@ FOUR = (np.array([0, 1, 2, 5]), Cells.of([(1, 2, 3)]))  # the first leads, two f
 CASES = [
     (Truncated, b"", "2 leading signs need at least 2 bytes, 0 are left"),
     (Truncated, b"\x01", "need at least 2 bytes, 1 are left"),
-    (Truncated, b"\x01\x01", "1 positions cannot stand in 0 bytes"),
+    (Truncated, b"\x01\x01", "1 positions do not fit into 0 bytes"),
     (BadPadding, b"\x04\x00", "the bits after the last of 2 leading signs are not zero"),
     (BadChangeCount, b"\x01\x03\x00", "3 changes among 2 signs that follow; allowed: 0 to 2"),
     (BadPosition, b"\x01\x01\x03", r"a position is not in \[0, 2\)"),

@@ -32,7 +32,7 @@ def test_without_flower_the_package_says_so() -> None:
 
 def test_without_pandas_a_history_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     data = torch.ones(4, 2), torch.zeros(4, dtype=torch.long)
-    history = fedcams.simulate(torch.nn.Linear(2, 2), [data], data, rounds=1)
+    history = fedcams.simulate(torch.nn.Linear(2, 2), [data], data, rounds=1, cohort=1)
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ExtraMissing, match=r"History.to_frame needs pandas .*'fedcams\[frame\]'"):
         history.to_frame()

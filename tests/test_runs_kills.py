@@ -390,7 +390,7 @@ def test_lines_short_of_the_checkpoint_are_refused(folder: Path) -> None:
     for kept, wrong in ((lines[:2], 3), ([lines[0], lines[2], lines[1]], 2), ([b"x\n", *lines[1:]], 1)):
         rounds.write_bytes(b"".join(kept))
         with pytest.raises(
-            RunError, match=f"line {wrong} is not that of round {wrong} but the checkpoint is of round 3"
+            RunError, match=f"line {wrong} is not that of round {wrong}, but the checkpoint is of round 3"
         ):
             resume(folder)
     rounds.write_bytes(b"".join(lines))

@@ -41,7 +41,7 @@ def written(folder: Path, text: str = FILE) -> Path:
 
 
 def rounds(*accuracies: float | None) -> list[RoundRecord]:
-    rest: dict[str, Any] = dict.fromkeys(RoundRecord.__dataclass_fields__, 0)
+    rest: dict[str, Any] = dict.fromkeys(RoundRecord.__dataclass_fields__, 0) | {"averaged_accuracy": None}
     return [RoundRecord(**rest | {"round": t, "test_accuracy": a}) for t, a in enumerate(accuracies, start=1)]
 
 

@@ -154,7 +154,7 @@ class Hold(Schedule):
     then: Number = number(doc="the schedule that follows")
 
     schedulable = True
-    examples = ("hold(part=0.8, then=cosine(start=1, end=0))", "hold(part=1/2, then=linear(start=1/32, end=1/8))")
+    examples = ("hold(part=0.8, then=cosine(start=1, end=0))", "hold(part=0.5, then=linear(start=1/32, end=1/8))")
     refused = (
         ("hold(0.8)", "then is missing"),
         ("hold(part=1, then=linear(1, 0))", r"allowed: a number in \(0, 1\)"),
