@@ -44,7 +44,7 @@ from fedcams.method import Method
 from fedcams.rounds.client import ClientUpdate
 from fedcams.rounds.cohort import Received
 from fedcams.rounds.durable import Answer, DurableClient
-from fedcams.rounds.messages import PROTOCOL, Instruction, check_protocol
+from fedcams.rounds.messages import PROTOCOL, Instruction, Refusal, check_protocol
 from fedcams.runs.files import disk_errors, locked
 
 SITE = ("site-id", "partition-id")
@@ -234,7 +234,8 @@ def _vectors(made: object, names: ArrayNames) -> tuple[Tensor, Tensor | None]:
 
 
 def _note(answer: Answer, lacking: str) -> ConfigRecord:
-    return about(note="; ".join(filter(None, ["repeated" if answer.again else "", answer.note, lacking])))
+    missed = lacking if isinstance(answer.reply, Refusal) else ""  # a reply shows that the dense model came
+    return about(note="; ".join(filter(None, ["repeated" if answer.again else "", answer.note, missed])))
 
 
 def _reply(message: Message, told: ConfigRecord) -> Message:
