@@ -24,7 +24,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LEVELS: list[set[str]] = [
     {"version", "errors", "extras", "registry", "durable"},
-    {"layout", "bits", "keys", "schedules", "buffers"},
+    {"layout", "bits", "keys", "schedules", "buffers", "recipes"},
     {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"}
     | {"parts", "transforms", "probes", "control", "aggregates", "averages"},
     {"wire", "feedback", "rows", "downlink", "aggregate", "engines"},
