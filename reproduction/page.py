@@ -12,6 +12,7 @@ from fedcams.report import summarize
 from fedcams.report.page import page as report_page
 from reproduction import pictures as draw
 from reproduction import tables, words
+from reproduction.by_bytes import by_bytes
 from reproduction.runs import Done, Results, collection
 from reproduction.scales import scales
 
@@ -30,6 +31,7 @@ def page(results: Results) -> str:
     parts += [words.GAMMA, *_gamma(results)]
     parts += [words.COMMUNICATION, *tables.communication(results)]
     parts += [words.TWO_WAY, *_two_way(results, "two-way-resnet18")]
+    parts += by_bytes(results)
     parts += [line for preset in further(results) for line in _further(results, preset)]
     parts += tables.seeds(results)
     return "\n".join(parts).rstrip() + "\n"

@@ -47,6 +47,12 @@ class Done:
         return fmean(self.scores)
 
     @property
+    def averaged(self) -> float | None:
+        """The accuracy of the averaged model after the last round, in percent; None if the method keeps none."""
+        found = [r.averaged_accuracy for r in self.run.records if r.averaged_accuracy is not None]
+        return 100 * found[-1] if found else None
+
+    @property
     def held(self) -> float | None:
         """The mean accuracy of the model that clients hold, or None if it was not measured."""
         found = [r.held_accuracy for r in self.run.records[-LAST:] if r.held_accuracy is not None]

@@ -79,6 +79,14 @@ def test_it_wins_over_the_method_that_it_changes() -> None:
     assert (str(changed.server), changed.weighting) == ("fedavg", "examples")
 
 
+def test_flower_takes_it_by_name(tmp_path: Path) -> None:
+    flower = pytest.importorskip("fedcams.flower")
+    strategy = flower.FedCAMS(recipe="light", uplink="sign", checkpoint=tmp_path)
+    assert fields(strategy.method) == {**LIGHT, "uplink": "sign"}
+    with pytest.raises(SpecError, match=r"no recipe has this name \(did you mean 'lightest'\?\)"):
+        flower.FedCAMS(recipe="lightes", checkpoint=tmp_path)
+
+
 def test_layers_keep_their_order() -> None:
     layers: list[dict[str, Any]] = [{"uplink": "sign", "rounds": 5}, {"recipe": "light"}, {"downlink": "none"}]
     light = RECIPES["light"].fields

@@ -65,7 +65,7 @@ def test_reports_in_the_repository_are_small() -> None:
 
 def add(root: Path, preset: str, label: str, top: float = 0.9, **more: Any) -> Path:
     """A run of a preset with its full number of rounds, whose accuracy rises to `top`; 10 clients a round."""
-    (experiment,) = (e for e in load_preset(preset).experiments if e.label == label)
+    experiment = next(e for e in load_preset(preset).experiments if e.label == label)
     keys = {**experiment.to_dict(), **{key: more.pop(key) for key in ("seed",) if key in more}}
     size = {"identity": 4000, "sign": 125}.get(str(experiment.uplink), 80)
     down = 4000 if str(experiment.downlink) == "none" else 600
@@ -106,6 +106,7 @@ def test_without_runs_the_page_says_so(tmp_path: Path) -> None:
     assert "## Other seeds" not in text
     assert "Finished runs" not in text
     assert "## The ε of FedAMS" not in text
+    assert "## Accuracy against all bytes" not in text
 
 
 def test_a_single_run_is_shown_and_the_rest_is_missed(tmp_path: Path) -> None:
@@ -158,6 +159,24 @@ def test_two_way_compression_is_compared(tmp_path: Path) -> None:
     assert "| `replica(blockq(bits=2))` | 89.65 | 0.45 |" in other
     assert "![Accuracy against all bytes, at the end and during training](reproduction/two-way-resnet18.png)" in other
     assert other.endswith("<!-- end -->\nafter\n")
+
+
+def test_accuracy_against_bytes_is_a_mean_over_seeds(tmp_path: Path) -> None:
+    for label, seed, top, averaged in (
+        ("FedAMS", 1, 0.9, 0.92),
+        ("FedAMS", 2, 0.7, 0.9),
+        ("FedCAMS lighter", 1, 0.6, 0.9),
+    ):
+        run = add(tmp_path / "results", "bytes-resnet18", label, top=top, seed=seed)
+        lines = [
+            {**json.loads(line), "averaged_accuracy": averaged}
+            for line in (run / "rounds.jsonl").read_text().splitlines()
+        ]
+        (run / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    text = section(made(tmp_path), "Accuracy against all bytes")
+    # 0.901 of the top, 0.8 on average; 4000 + 4000 bytes a round against 80 + 600.
+    assert "| FedAMS | 72.08 | 91.00 | 0.00 GB | 0.00 GB | 0.00 GB | 1.0x | 1.0x | 2 |" in text
+    assert "| FedCAMS lighter | 54.06 | 90.00 | 0.00 GB | 0.00 GB | 0.00 GB | 50.0x | 11.8x | 1 |" in text
 
 
 def test_what_clients_hold_is_shown_where_it_was_measured(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,15 @@ def written(folder: Path, text: str = FILE) -> Path:
 
 
 def rounds(*accuracies: float | None) -> list[RoundRecord]:
-    rest: dict[str, Any] = dict.fromkeys(RoundRecord.__dataclass_fields__, 0) | {"averaged_accuracy": None}
+    rest: dict[str, Any] = dict.fromkeys(RoundRecord.__dataclass_fields__, 0)
+    rest["averaged_accuracy"] = None
     return [RoundRecord(**rest | {"round": t, "test_accuracy": a}) for t, a in enumerate(accuracies, start=1)]
+
+
+def test_averaged_models_are_ranked_where_there_are_some() -> None:
+    tested = [dataclasses.replace(record, averaged_accuracy=0.9) for record in rounds(0.25, 0.5)]
+    assert score(tested) == 0.9
+    assert score(rounds(0.25, 0.5)) == 0.5
 
 
 def test_every_combination_is_tried_with_every_seed(tmp_path: Path) -> None:

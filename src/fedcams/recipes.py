@@ -66,7 +66,7 @@ class Recipe:
 RESNET18 = "ResNet-18 on CIFAR-10, 500 rounds, 10 of 100 clients"
 TUNED = f"{RESNET18}, server rate constant for 80 % of the rounds and then a cosine to 0, beta1=0.5"
 AVERAGE = "ema(decay=0.985)"
-BUFFERS = "blockq(bits=4)"
+BUFFERS = "blockq(block=32)"
 
 
 def _both_ways(up: str, down: str) -> Mapping[str, str]:
