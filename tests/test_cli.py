@@ -225,7 +225,7 @@ def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
         (["run", "grid.toml"], "no key 'grid' (a file with grids is for `fedcams sweep`)"),
         (
             ["list", "servers"],
-            "no kind is named 'servers' (did you mean 'server'?); known: presets, experiment, aggr",
+            "no kind is named 'servers' (did you mean 'server'?); known: presets, recipes, experiment",
         ),
     ],
 )
