@@ -82,7 +82,13 @@ def dies(experiment: Experiment, folder: Path, moment: int) -> bool:
     return has_died()
 
 
-@pytest.mark.parametrize("kind", [{}, {**EVERYTHING, "downlink": "replica(blockq)"}], ids=["FedCAMS", "everything"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param({}, id="FedCAMS", marks=pytest.mark.slow),
+        pytest.param({**EVERYTHING, "downlink": "replica(blockq)"}, id="everything"),
+    ],
+)
 def test_death_at_every_step_and_again_while_resuming(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
 ) -> None:
