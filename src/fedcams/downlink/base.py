@@ -60,7 +60,7 @@ class Broadcast(NamedTuple):
     """The server's buffers, if they travel by the downlink's rule, and the codec of their changes."""
 
     def parts(self, codec: Compressor) -> dict[str, Part]:
-        """Return what is to be sent, by name; `codec` is that of the model."""
+        """Return what to send, by name; `codec` is the codec of the model."""
         model = Part(MODEL, self.x, self.layout, codec)
         return {MODEL: model} if self.buffers is None else {MODEL: model, BUFFERS: self.buffers}
 

@@ -28,7 +28,7 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8,
     "figure.dpi": 200,  # text is placed and drawn at the same width
     "savefig.dpi": 200,
-    "figure.autolayout": False,  # by itself, beside the layout that is asked for
+    "figure.autolayout": False,  # it would change the layout that we set
     "figure.constrained_layout.use": False,
     "svg.hashsalt": "fedcams",  # otherwise ids in SVG are random
 }
