@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -122,10 +123,9 @@ def test_an_unknown_recipe_is_refused_with_the_nearest(settings: dict[str, str])
 
 
 def test_what_was_measured_says_how_well_it_is_known() -> None:
-    probe = Measured("digits", fewer_bytes=29.4, accuracy=95.2, dense_accuracy=96.31, seeds=1)
-    assert (
-        str(probe)
-        == "29.4x fewer bytes, 95.20 % averaged, where dense FedAMS has 96.31 % (digits; a probe with 1 seed)"
-    )
-    assert "mean of 3 seeds" in str(Measured("digits", 29.4, 95.2, 96.3, seeds=3, final=True))
-    assert recipe("lightest").cost == "not measured yet" or recipe("lightest").measured
+    once = Measured("digits", fewer_bytes=29.4, accuracy=95.2, dense_accuracy=96.31, seeds=1)
+    assert str(once) == "29.4x fewer bytes, 95.20 % averaged, where dense FedAMS has 96.31 % (digits; one seed)"
+    assert "mean of 3 seeds" in str(dataclasses.replace(once, seeds=3))
+    unmeasured = dataclasses.replace(recipe("light"), measured=())
+    assert unmeasured.cost == "not measured yet"
+    assert dataclasses.replace(unmeasured, measured=(once, once)).cost == f"{once}; {once}"
