@@ -21,7 +21,15 @@ from fedcams.models import model
 
 ROWS = 10
 RUNS = 30
-SPECS = ("sign", "sign(scope=tensor)", "blockq", "topk(ratio=1/64)", "topk(ratio=1/16)", "ternary(ratio=1/16)")
+SPECS = (
+    "sign",
+    "sign(scope=tensor)",
+    "blockq",
+    "topk(ratio=1/64)",
+    "topk(ratio=1/16)",
+    "ternary(ratio=1/16)",
+    "ternary(ratio=1/2)",
+)
 GOALS = {"ternary(ratio=1/16)": 6.0}
 RECORD = Path(__file__).parent / "records" / "encode-cuda.json"
 

@@ -1,8 +1,8 @@
 """Exact top-k of many rows at once in torch operations: what a GPU runs in place of the kernels of `select`.
 
-A sorted sample of each row tells a magnitude that a few more than k of it reach. All rows' coordinates that do are
-listed by one operation, and one stable sort orders these few by row, magnitude and position. A row whose sample
-misleads is sorted as a whole.
+A sorted sample of each row gives two magnitudes around the k-th largest: what lies above both is kept, what lies below
+both is not. Only the few coordinates between them are listed, and one stable sort orders these by row, magnitude and
+position. A row whose sample misleads is sorted as a whole.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SAMPLE = 1 << 16
 STRIDE = 0x9E3779B1
 """A prime near the golden section of 2^32: its multiples modulo any length spread evenly, and follow no shape."""
 SPREADS = 4  # standard deviations of a sampled rank that are allowed for
-MOST = 2
-"""At most so many times k coordinates are worth listing; beyond it, ties abound."""
+MOST = 8
+"""Up to 1/8 of a row between the two magnitudes is worth listing; beyond it, ties abound."""
 
 
 def top_positions_torch(x: Tensor, k: int) -> Tensor:
@@ -29,7 +29,7 @@ def top_positions_torch(x: Tensor, k: int) -> Tensor:
     Ties go to the lower index. Works on any device.
     """
     magnitudes = x.contiguous().view(torch.int32) & MAGNITUDE
-    if x.shape[-1] <= SHORT or MOST * k >= x.shape[-1]:
+    if x.shape[-1] <= SHORT:
         return _by_sorting(magnitudes, k)
     return _by_sampling(magnitudes, k)
 
@@ -41,23 +41,30 @@ def _by_sorting(magnitudes: Tensor, k: int) -> Tensor:
 
 def _by_sampling(magnitudes: Tensor, k: int) -> Tensor:
     rows, n = magnitudes.shape
-    hits = (magnitudes >= _reached(magnitudes, k)).flatten().nonzero().squeeze(-1)
-    starts = torch.searchsorted(hits, n * torch.arange(rows + 1, device=hits.device))
-    counts = starts.diff()
-    if not bool(((counts >= k) & (counts <= MOST * k)).all()):  # some sample misled, or ties abound
-        apart = [_by_sampling if k <= count <= MOST * k else _by_sorting for count in counts.tolist()]
+    low, high = _around(magnitudes, k)
+    kept = magnitudes > high
+    between = ((magnitudes >= low) & ~kept).flatten().nonzero().squeeze(-1)
+    starts = torch.searchsorted(between, n * torch.arange(rows + 1, device=between.device))
+    missing = k - kept.sum(dim=-1)
+    fits = (missing >= 0) & (missing <= starts.diff()) & (starts.diff() <= n // MOST)
+    if not bool(fits.all()):  # some sample misled, or ties abound
+        apart = [_by_sampling if fit else _by_sorting for fit in fits.tolist()]
         return torch.cat([find(magnitudes[i : i + 1], k) for i, find in enumerate(apart)])
-    row = hits // n
-    order = ((row << 31) | (MAGNITUDE - magnitudes.flatten()[hits])).sort(stable=True).indices
-    kept = torch.zeros_like(hits, dtype=torch.bool)
-    kept[order[starts[:-1, None] + torch.arange(k, device=hits.device)]] = True
-    return hits[kept].view(rows, k) - n * torch.arange(rows, device=hits.device)[:, None]
+    row = between // n
+    order = ((row << 31) | (MAGNITUDE - magnitudes.flatten()[between])).sort(stable=True).indices
+    place = torch.arange(len(between), device=between.device) - starts[row]  # of a row: sorting moves none to another
+    kept.view(-1)[between[order[place < missing[row]]]] = True
+    return kept.flatten().nonzero().view(rows, k) - n * torch.arange(rows, device=between.device)[:, None]
 
 
-def _reached(magnitudes: Tensor, k: int) -> Tensor:
-    """A magnitude that by a sample a few more than k of each row reach: `[C, n]` -> `[C, 1]`."""
+def _around(magnitudes: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Two magnitudes, by a sample a little below and above the k-th largest of each row: `[C, n]` -> twice `[C, 1]`."""
     n = magnitudes.shape[-1]
     places = torch.arange(SAMPLE, device=magnitudes.device) * STRIDE % n
+    ordered = magnitudes[:, places].sort(dim=-1, descending=True).values
     rank = k * SAMPLE / n
-    place = min(SAMPLE, math.ceil(rank + SPREADS * math.sqrt(rank) + 1)) - 1
-    return magnitudes[:, places].sort(dim=-1, descending=True).values[:, place, None]
+    spread = SPREADS * math.sqrt(rank * (1 - rank / SAMPLE)) + 1
+    first, last = math.floor(rank - spread) - 1, math.ceil(rank + spread) - 1
+    low = ordered[:, last, None] if last < SAMPLE else torch.zeros_like(ordered[:, :1])
+    high = ordered[:, first, None] if first >= 0 else torch.full_like(ordered[:, :1], MAGNITUDE)
+    return low, high
