@@ -56,9 +56,10 @@ def test_contraction(codec: Compressor, d: int) -> None:
 @pytest.mark.parametrize("d", [7, 64, 1000])
 def test_what_holds_in_expectation(codec: Compressor, d: int) -> None:
     """Over many keys: the contraction where it is claimed so, and unbiasedness where it is claimed."""
-    layout, keys, trials = Layout.flat(d), range(4000), 4000
-    x = vectors(d)["random"]
-    decoded = codec.decode(codec.encode(x.repeat(trials, 1), layout, list(keys)), layout).double()
+    layout, x = Layout.flat(d), vectors(d)["random"]
+    draws = codec.in_expectation or codec.unbiased
+    trials = 4000 if draws else 10
+    decoded = codec.decode(codec.encode(x.repeat(trials, 1), layout, list(range(trials))), layout).double()
     bound = codec.squared_error_bound(layout)
     if codec.in_expectation and bound is not None:
         errors = (decoded - x.double()).square().sum(-1) / x.double().square().sum()
@@ -67,8 +68,8 @@ def test_what_holds_in_expectation(codec: Compressor, d: int) -> None:
         spread = decoded.std(0) / trials**0.5
         assert bool(((decoded.mean(0) - x.double()).abs() <= 6 * spread + 1e-6).all())
         assert bound is None or bound < 1
-    if not codec.in_expectation and not codec.unbiased:
-        assert torch.equal(decoded[0], decoded[-1]), "claims nothing in expectation, so it must not draw"
+    if not draws:
+        assert bool((decoded == decoded[0]).all()), "claims nothing in expectation, so it must not draw"
 
 
 @everyone

@@ -1,4 +1,4 @@
-"""Runs `tests/graph_kernels.py` in processes of their own, since Triton's interpreter is chosen before its import."""
+"""Runs `tests/graph_kernels.py` in a process of its own, since Triton's interpreter is chosen before its import."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ import pytest
 import torch
 
 KERNELS = Path(__file__).with_name("graph_kernels.py")
-PARTS = ["convolutions", "not convolutions"]
-
-
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton")
 
 
 @needs_triton
-@pytest.mark.parametrize("part", PARTS)
-def test_kernels_compute_what_pytorch_does(part: str) -> None:
+def test_kernels_compute_what_pytorch_does() -> None:
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     environment = {**os.environ, **interpret, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(KERNELS), "-k", part]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(KERNELS)]
     done = subprocess.run(command, env=environment, cwd=KERNELS.parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
@@ -38,6 +34,7 @@ def test_no_kernel_works_on_packed_integers() -> None:
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    count, *wrong = done.stdout.split("\n")
-    assert count == "13 kernels compiled", done.stdout
+    compiled, *wrong = done.stdout.split("\n")
+    kernels = ("backward_input", "backward_weight", "forward")
+    assert compiled == " ".join(["compiled for 4 shapes:", *(f"convolution.{name} 4" for name in kernels)])
     assert not any(wrong), done.stdout
