@@ -168,19 +168,22 @@ def test_norms_are_those_of_the_decoded_rows(codec: Compressor, d: int) -> None:
         assert torch.equal(norms, torch.cat(singles))
 
 
-@everyone
+@pytest.mark.parametrize("name", registered("compressor"))
 @given(data=st.data())
-def test_properties_of_any_vector(codec: Compressor, data: st.DataObject) -> None:
+def test_properties_of_any_vector(name: str, data: st.DataObject) -> None:
+    """Drawing a vector takes as long as compressing it, so all examples of a compressor get the same ones."""
     d = data.draw(st.integers(1, 80))
     numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
     x = torch.from_numpy(data.draw(hnp.arrays("float32", d, elements=numbers)))
     layout = data.draw(st.sampled_from(layouts(d)))
-    code = codec.encode(x, layout)
-    assert unpack(pack(codec, code, layout), layout).pack() == pack(codec, code, layout)
-    bound = codec.squared_error_bound(layout)
-    if bound is not None and not codec.in_expectation:
-        allowed = bound * float(x.double().square().sum()) * (1 + 1e-6) + d * denormal_allowance(codec)
-        assert lost(codec, x, layout) <= allowed
+    for codec in (codec for codec in COMPRESSORS if codec.name == name):
+        code = codec.encode(x, layout)
+        payload = pack(codec, code, layout)
+        assert unpack(payload, layout).pack() == payload, codec
+        bound = codec.squared_error_bound(layout)
+        if bound is not None and not codec.in_expectation:
+            allowed = bound * float(x.double().square().sum()) * (1 + 1e-6) + d * denormal_allowance(codec)
+            assert lost(codec, x, layout) <= allowed, codec
 
 
 @pytest.mark.parametrize("codec", CONTRACTIVE, ids=str)
