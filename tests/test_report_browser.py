@@ -19,6 +19,7 @@ CHROMIUM = Path("/usr/bin/chromium")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed")
 
 ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
+WINDOW = {"width": 1360, "height": 900}
 HOSTILE = "<b>bold</b> & <img src='http://example.invalid/x.png'>"
 
 
@@ -60,21 +61,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def page(browser: Any, folder: Path) -> Iterator[Any]:
-    """The opened page; afterwards it must have been silent, and have fetched nothing."""
-    context = browser.new_context(viewport={"width": 1360, "height": 900})
-    page, asked, said = context.new_page(), [], []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(str(error)))
+@pytest.fixture(scope="module")
+def loaded(browser: Any, folder: Path) -> Iterator[tuple[Any, list[str]]]:
+    """The opened page, and what it must not do: complain, or fetch something."""
+    context = browser.new_context(viewport=WINDOW)
+    page, heard = context.new_page(), []
+    page.on("request", lambda request: heard.extend(fetched(request.url)))
+    page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: heard.append(str(error)))
     page.goto((folder / "out" / "index.html").as_uri())
     page.locator("#chart-network .main-svg").first.wait_for()
-    yield page
-    page.wait_for_timeout(100)
+    yield page, heard
     context.close()
-    assert [url for url in asked if urlsplit(url).scheme not in ("file", "data", "blob")] == []
-    assert said == []
+
+
+def fetched(url: str) -> list[str]:
+    return [] if urlsplit(url).scheme in ("file", "data", "blob") else [url]
+
+
+@pytest.fixture
+def page(loaded: tuple[Any, list[str]]) -> Iterator[Any]:
+    """The page as it was opened, for tests that only look at it."""
+    page, heard = loaded
+    yield page
+    page.wait_for_timeout(50)
+    assert heard == []
+
+
+@pytest.fixture
+def own_page(page: Any) -> Iterator[Any]:
+    """The same page for tests that change it: it is loaded again after them."""
+    yield page
+    page.set_viewport_size(WINDOW)
+    page.reload()
+    page.locator("#chart-network .main-svg").first.wait_for()
 
 
 def drawn(page: Any, chart: str, what: str = ".scatterlayer .trace .js-line") -> int:
@@ -113,16 +133,6 @@ def test_labels_are_shown_as_they_are(page: Any) -> None:
     assert page.locator("img").count() == 0
 
 
-def test_the_legend_hides_a_method_and_the_axis_leaves_it_hidden(page: Any) -> None:
-    page.locator("#chart-test_accuracy .legendtoggle").first.click()
-    page.wait_for_timeout(600)  # Plotly waits for the second half of a double click
-    hidden = ["legendonly"] * 3 + [True, True]  # the band goes with the mean
-    assert visible(page, "test_accuracy") == hidden
-    assert visible(page, "test_loss") == [True] * 5
-    page.locator("#axes").get_by_role("button", name="Bytes up", exact=True).click()
-    assert visible(page, "test_accuracy") == hidden
-
-
 AXES = {
     "Bytes up + down": ("log", 40.6e6),
     "Bytes up": ("log", 6e5),
@@ -131,13 +141,19 @@ AXES = {
 }
 
 
-def test_curves_move_to_the_axis_that_is_chosen(page: Any) -> None:
-    chart = "document.getElementById('chart-test_accuracy')"
+def test_curves_move_to_the_axis_that_is_chosen_and_hidden_ones_stay_hidden(own_page: Any) -> None:
+    page, chart = own_page, "document.getElementById('chart-test_accuracy')"
+    page.locator("#chart-test_accuracy .legendtoggle").first.click()
+    hidden = ["legendonly"] * 3 + [True, True]  # the band goes with the mean
+    page.wait_for_timeout(600)  # Plotly waits for the second half of a double click
+    assert visible(page, "test_accuracy") == hidden
+    assert visible(page, "test_loss") == [True] * 5
     for button, (kind, last) in AXES.items():
         page.locator("#axes").get_by_role("button", name=button, exact=True).click()
         assert page.evaluate(f"{chart}._fullLayout.xaxis.type") == kind
         assert page.evaluate(f"[...{chart}._fullData[3].x].at(-1)") == pytest.approx(last)
         assert page.locator("#axes [aria-pressed=true]").inner_text() == button
+        assert visible(page, "test_accuracy") == hidden
 
 
 def times(page: Any, row: int) -> list[float | None]:
@@ -174,7 +190,8 @@ def test_the_times_of_averaged_models_can_be_chosen(browser: Any, tmp_path: Path
     page.close()
 
 
-def test_an_edited_rate_changes_the_times(page: Any) -> None:
+def test_what_is_entered_changes_the_times_unless_it_makes_no_sense(own_page: Any) -> None:
+    page = own_page
     before, bars = times(page, 0), page.evaluate("document.getElementById('chart-network').data[0].y")
     page.get_by_label("3G: up").fill("0.5")
     after = times(page, 0)
@@ -184,25 +201,20 @@ def test_an_edited_rate_changes_the_times(page: Any) -> None:
     assert after[2] - before[2] == pytest.approx(8.5 * 16)
     assert [after[i] for i in (0, 1, 3)] == [before[i] for i in (0, 1, 3)]
     assert page.evaluate("document.getElementById('chart-network').data[0].y") == after != bars
-
-
-def test_an_entry_that_makes_no_sense_changes_nothing(page: Any) -> None:
-    before = times(page, 0)
-    page.get_by_label("3G: up").fill("-1")
-    page.get_by_label("4G: down").fill("")
-    assert times(page, 0) == before
-
-
-def test_target_and_computation_can_be_edited(page: Any) -> None:
     page.get_by_label("Target accuracy").fill("85")
     assert times(page, 0) == [None] * 4  # one of the two seeds ends at 80%
     page.get_by_label("Target accuracy").fill("8")
     computed = times(page, 1)
     page.get_by_label("Computation").fill("0")
     assert times(page, 1) == pytest.approx([t - 0.5 for t in computed if t is not None])
+    before = times(page, 1)
+    page.get_by_label("3G: up").fill("-1")
+    page.get_by_label("4G: down").fill("")
+    assert times(page, 1) == before
 
 
-def test_the_table_sorts(page: Any) -> None:
+def test_the_table_sorts_and_the_page_is_light_or_dark(own_page: Any) -> None:
+    page = own_page
     head = page.locator("#summary th button").filter(has_text="Bytes up")
     labels = page.locator("#summary tbody .method")
     head.click()
@@ -211,9 +223,6 @@ def test_the_table_sorts(page: Any) -> None:
     assert labels.all_inner_texts() == ["dense", HOSTILE, "sparse"]
     page.locator("#summary th button").filter(has_text="Bytes to").click()
     assert labels.all_inner_texts()[-1] == HOSTILE  # it never reached the target
-
-
-def test_light_and_dark(page: Any) -> None:
     ink = "getComputedStyle(document.body).color"
     text = "document.getElementById('chart-q')._fullLayout.font.color"
     light = page.evaluate(ink), page.evaluate(text)
@@ -223,11 +232,14 @@ def test_light_and_dark(page: Any) -> None:
     assert light[1] != dark[1]
 
 
-def test_nothing_sticks_out_sideways(page: Any) -> None:
+def test_charts_are_drawn_for_the_window_and_nothing_sticks_out_sideways(own_page: Any) -> None:
+    width_of_chart = "document.getElementById('chart-q')._fullLayout.width"
     for width in (1360, 900, 420):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_timeout(300)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        own_page.set_viewport_size({"width": width, "height": 900})
+        own_page.wait_for_timeout(300)
+        assert own_page.evaluate("document.documentElement.scrollWidth") <= width
+    own_page.wait_for_timeout(200)  # it waits until the window has its width
+    assert own_page.evaluate(width_of_chart) < 400
 
 
 def test_a_browser_that_cannot_inflate_says_so_and_keeps_the_table(browser: Any, folder: Path) -> None:
@@ -286,12 +298,6 @@ def test_a_print_is_light_and_whole_and_leaves_the_page_as_it_was(browser: Any, 
     page.context.close()
 
 
-def test_a_narrower_window_gets_charts_drawn_for_it(page: Any) -> None:
-    page.set_viewport_size({"width": 420, "height": 900})
-    page.wait_for_timeout(500)  # it waits until the window has its width
-    assert page.evaluate("document.getElementById('chart-q')._fullLayout.width") < 400
-
-
 def test_a_finger_scrolls_the_page_over_a_chart(browser: Any, folder: Path) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     page = opened(context, folder / "out" / "index.html")
@@ -333,14 +339,9 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report([root / "runs"], root / "out")
 
 
-def test_one_evaluation_is_a_point(browser: Any, crowd: Path) -> None:
-    page = opened(browser.new_context(), crowd)
-    assert page.locator("#chart-test_accuracy .scatterlayer .point").count() == 20
-    page.context.close()
-
-
-def test_what_many_methods_say_is_not_cut_off(browser: Any, crowd: Path) -> None:
+def test_what_many_methods_say_is_not_cut_off_and_one_evaluation_is_a_point(browser: Any, crowd: Path) -> None:
     page = opened(browser.new_context(viewport={"width": 420, "height": 900}), crowd)
+    assert page.locator("#chart-test_accuracy .scatterlayer .point").count() == 20
     for chart in ("test_accuracy", "network"):
         inside = page.evaluate(f"""(chart => {{
             const right = chart.getBoundingClientRect().right;
