@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,11 @@ from fedcams.rounds.messages import instruction_size
 
 
 def net(norm: bool = False) -> nn.Module:
+    return copy.deepcopy(_net(norm))
+
+
+@cache
+def _net(norm: bool) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         middle = nn.BatchNorm1d(12) if norm else nn.Tanh()

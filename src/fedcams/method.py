@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Self
@@ -94,7 +94,12 @@ class Method(Spec):
 
         `rounds` is the length of the run; None means that the run ends with this round.
         """
-        return self.at(round, rounds or round) if self._follows_rounds else self
+        return self._at_round(round, rounds or round) if self._follows_rounds else self
+
+    @functools.cached_property
+    def _at_round(self) -> Callable[[int, int], Self]:
+        """`at`, which remembers the current round: every client and every message of it asks."""
+        return functools.lru_cache(maxsize=1)(self.at)
 
     @functools.cached_property
     def _follows_rounds(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
@@ -195,7 +195,7 @@ def _build(kind: str, call: Call) -> Spec:
     return cls(**values)
 
 
-def _key(cls: type[Spec], declared: dict[str, tuple[Param, Any]], position: int, key: str | None) -> str:
+def _key(cls: type[Spec], declared: Mapping[str, tuple[Param, Any]], position: int, key: str | None) -> str:
     keys = list(declared)
     if key is None and position >= len(keys):
         raise SpecError(f"{cls.name} takes at most {len(keys)} values, got one more at place {position + 1}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fedcams.errors import SpecError
@@ -37,10 +39,11 @@ def register(name: str) -> Callable[[type[S]], type[S]]:
     return add
 
 
-def params(cls: type[Spec]) -> dict[str, tuple[Param, Any]]:
+@functools.cache  # every spec that is made asks for it
+def params(cls: type[Spec]) -> Mapping[str, tuple[Param, Any]]:
     """Return each declared field with its default, which is `dataclasses.MISSING` if the field is required."""
     fields = dataclasses.fields(cast(Any, cls))
-    return {field.name: (field.metadata["param"], field.default) for field in fields}
+    return MappingProxyType({field.name: (field.metadata["param"], field.default) for field in fields})
 
 
 def registered(kind: str, internal: bool = False) -> dict[str, type[Spec]]:
