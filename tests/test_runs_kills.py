@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -94,7 +95,9 @@ def test_death_at_every_step_and_again_while_resuming(
 ) -> None:
     for name in SYNCS:
         monkeypatch.setattr(os, name, lambda descriptor: None)  # it is the process that dies here, not the machine
-    experiment = small(rounds=5, clients=3, engine="loop", **kind)  # started hundreds of times, so no trial of engines
+    # Started hundreds of times, so it trains little and neither tries engines nor evaluates before its end.
+    local = {"local": "sgd(lr=warmup(2, constant(0.1)), steps=1, batch=4)"}
+    experiment = small(**{**kind, **local, "rounds": 5, "clients": 3, "engine": "loop", "evaluate_every": 5})
     run(experiment, tmp_path / "whole")
     folder, whole, moment = tmp_path / "run", lasting(tmp_path / "whole"), 0
     while dies(experiment, folder, moment):
@@ -108,46 +111,45 @@ def test_death_at_every_step_and_again_while_resuming(
 
 # -- kill -9 -----------------------------------------------------------------------------------------------------------
 
-# Runs once undisturbed, then once more for each line it reads, every time in a new process made by fork: kills cost no
-# imports. Torch is safe in a forked child only with one thread.
+# Runs each once undisturbed, then once more for each name it reads, every time in a new process made by fork: kills
+# cost no imports. Torch is safe in a forked child only with one thread.
 RUNNERS = """
 import os, sys, torch
 from pathlib import Path
 
+import fedcams
+from fedcams.experiment import Experiment
+from fedcams.runs import is_run, resume, run
+from fedcams.tasks import task
+
 torch.set_num_threads(1)
-{begin}
-go_on(Path(sys.argv[2]))
+folder = Path(sys.argv[1])
+experiment, loaded = Experiment.read(folder / "experiment.toml"), task("digits").load()
+clients = [(loaded.train_x[i::6], loaded.train_y[i::6]) for i in range(6)]
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+def command_line(out):
+    if is_run(out):
+        resume(out, checkpoint_every=2)
+    else:
+        run(experiment, out, checkpoint_every=2)
+
+def own(out):
+    fedcams.simulate(model, clients, (loaded.test_x, loaded.test_y), method=experiment.method, cohort=2, rounds=50,
+                     out=out, prepare=lambda x: x.float() / 16, checkpoint_every=2).run()
+
+kinds = {"command line": command_line, "own": own}
+for name, go_on in kinds.items():
+    go_on(folder / name / "whole")
 print("ready", flush=True)
 for line in sys.stdin:
     child = os.fork()
     if not child:
-        go_on(Path(sys.argv[3]))
+        name = line.strip()
+        kinds[name](folder / name / "run")
         os._exit(0)
     print(child, flush=True)
     print(os.waitpid(child, 0)[1], flush=True)
-"""
-COMMAND_LINE = """
-from fedcams.experiment import Experiment
-from fedcams.runs import is_run, resume, run
-experiment = Experiment.read(Path(sys.argv[1]))
-
-def go_on(folder):
-    if is_run(folder):
-        resume(folder, checkpoint_every=2)
-    else:
-        run(experiment, folder, checkpoint_every=2)
-"""
-OWN = """
-import fedcams
-from fedcams.experiment import Experiment
-from fedcams.tasks import task
-method, loaded = Experiment.read(Path(sys.argv[1])).method, task("digits").load()
-clients = [(loaded.train_x[i::6], loaded.train_y[i::6]) for i in range(6)]
-model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-
-def go_on(folder):
-    fedcams.simulate(model, clients, (loaded.test_x, loaded.test_y), method=method, cohort=2, rounds=50, out=folder,
-                     prepare=lambda x: x.float() / 16, checkpoint_every=2).run()
 """
 
 
@@ -165,9 +167,9 @@ class Runners:
         self.process = process
         assert self._answer() == "ready\n", process.stderr and process.stderr.read()
 
-    def start(self) -> int:
+    def start(self, kind: str) -> int:
         assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
+        self.process.stdin.write(f"{kind}\n")
         self.process.stdin.flush()
         return int(self._answer())
 
@@ -181,10 +183,9 @@ class Runners:
 
 
 @contextlib.contextmanager
-def runners(folder: Path, begin: str, experiment: Experiment) -> Iterator[Runners]:
+def runners(folder: Path, experiment: Experiment) -> Iterator[Runners]:
     (folder / "experiment.toml").write_text(experiment.to_toml())
-    script = RUNNERS.replace("{begin}", begin)
-    with python(script, folder / "experiment.toml", folder / "whole", folder / "run") as process:
+    with python(RUNNERS, folder) as process:
         yield Runners(process)
         assert process.stdin is not None
         process.stdin.close()
@@ -199,36 +200,42 @@ def wait_for_lines(path: Path, count: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where torch has CUDA, a forked process cannot train")
-@pytest.mark.parametrize("begin", [COMMAND_LINE, OWN], ids=["fedcams run", "simulate(out=)"])
-def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, begin: str) -> None:
-    with runners(tmp_path, begin, small(**EVERYTHING, rounds=50)) as others:
-        for lines in (0, 1, 15, 25, 35):
-            child = others.start()
-            wait_for_lines(tmp_path / "run" / "rounds.jsonl", lines)
+def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path) -> None:
+    """Runs by `fedcams run` and by `simulate(out=...)`."""
+    with runners(tmp_path, small(**EVERYTHING, rounds=50)) as others:
+        for kind, lines in itertools.product(("command line", "own"), (0, 1, 15, 25, 35)):
+            child = others.start(kind)
+            wait_for_lines(tmp_path / kind / "run" / "rounds.jsonl", lines)
             time.sleep(random.uniform(0, 0.03))
             os.kill(child, 9)
             assert others.status() == 9
-        others.start()
-        assert others.status() == 0
-    found, whole = lasting(tmp_path / "run"), lasting(tmp_path / "whole")  # rounds, the model, the optimizer's state
-    found.pop("python.json", None), whole.pop("python.json", None)  # the call names the folder
-    assert found == whole
-    assert (tmp_path / "run" / "checkpoint" / "50.safetensors").exists()
-    assert read_run(tmp_path / "run").finished
+        for kind in ("command line", "own"):
+            others.start(kind)
+            assert others.status() == 0
+    for folder in (tmp_path / "command line", tmp_path / "own"):
+        found, whole = lasting(folder / "run"), lasting(folder / "whole")  # rounds, the model, the optimizer's state
+        found.pop("python.json", None), whole.pop("python.json", None)  # the call names the folder
+        assert found == whole
+        assert (folder / "run" / "checkpoint" / "50.safetensors").exists()
+        assert read_run(folder / "run").finished
 
 
 # -- a full disk -------------------------------------------------------------------------------------------------------
 
-# A row has 10 kB, the tensors of a checkpoint 40 kB, a line 0.4 kB. All in one process, which saves imports of torch.
+# A row has 10 kB, the tensors of a checkpoint 40 kB, a line 0.4 kB. All in one process, which saves imports of torch
+# and reads the commit once, whoever commits meanwhile.
 LIMITS = {8_000: (r"rows/\d-\d.rows", 6), 30_000: (r"6\.safetensors", 6), 1_500: (r"(rounds|timings)\.jsonl", 4)}
 LIMITED = """
-import resource, signal, sys, torch
+import os, resource, signal, sys, torch
 from pathlib import Path
 from fedcams.experiment import Experiment
-from fedcams.runs import RunError, run
+from fedcams.runs import RunError, read_run, resume, run
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-torch.set_num_threads(int(sys.argv[2]))
+torch.set_num_threads(1)
+os.fsync = os.fdatasync = lambda descriptor: None
+folder = Path(sys.argv[1])
+experiment = Experiment.read(folder / "experiment.toml")
 
 def limit_at_round_4(limit):
     def watch(record, timing):
@@ -236,31 +243,26 @@ def limit_at_round_4(limit):
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
     return watch
 
-for limit in sys.argv[3:]:
+run(experiment, folder / "whole")
+for limit in sys.argv[2:]:
     try:
-        folder = Path(sys.argv[1], limit)
-        run(Experiment.read(folder.with_suffix(".toml")), folder, checkpoint_every=3, watch=limit_at_round_4(limit))
+        run(experiment, folder / limit, checkpoint_every=3, watch=limit_at_round_4(limit))
     except RunError as error:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        print(error)
+        print(len(read_run(folder / limit).records), error)
+        resume(folder / limit)  # there is space again
 """
 
 
 def test_a_write_cut_short_by_the_system_leaves_the_last_checkpoint(tmp_path: Path) -> None:
-    experiment = small(model="mlp(hidden=32)")
-    for limit in LIMITS:
-        (tmp_path / f"{limit}.toml").write_text(experiment.to_toml())
-    output, errors = python(LIMITED, tmp_path, torch.get_num_threads(), *LIMITS).communicate(timeout=300)
-    run(experiment, tmp_path / "whole")
-    for (limit, (name, lines)), message in zip(LIMITS.items(), output.splitlines(), strict=True):
-        folder = tmp_path / str(limit)
-        assert re.search(rf"cannot write .*{name}: File too large; free space or make the folder", message), errors
-        assert len(read_run(folder).records) == lines
-        resume(folder)  # there is space again
-        assert lasting(folder) == lasting(tmp_path / "whole")
+    (tmp_path / "experiment.toml").write_text(small(model="mlp(hidden=32)").to_toml())
+    output, errors = python(LIMITED, tmp_path, *LIMITS).communicate(timeout=300)
+    for (limit, (name, lines)), said in zip(LIMITS.items(), output.splitlines(), strict=True):
+        full = rf"{lines} .*cannot write .*{name}: File too large; free space or make the folder"
+        assert re.match(full, said), (said, errors)
+        assert lasting(tmp_path / str(limit)) == lasting(tmp_path / "whole")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 @pytest.mark.parametrize("name", ["6.safetensors.tmp", "state.json.tmp", "rows/store.json.tmp"])
 def test_no_space_leaves_the_last_checkpoint(tmp_path: Path, name: str) -> None:
