@@ -30,7 +30,7 @@ class Lazy(Mapping):
 
 def measure(population, cohort, rounds):
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
-    options = {"uplink": "sign", "rounds": rounds, "cohort": cohort, "local": "sgd(epochs=1)"}
+    options = {"uplink": "sign", "rounds": rounds, "cohort": cohort, "local": "sgd(steps=1)"}
     history = fedcams.simulate(model, Lazy(population), **options).run()
     seen = len(set().union(*(record.cohort for record in history.records)))
     # not ru_maxrss: Linux lets a child begin with that of its parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -187,13 +188,20 @@ def in_order(runs: Iterable[Path]) -> list[Path]:
 
 def _places(folder: str, methods: set[str]) -> dict[str, int]:
     """Return method -> its place in the preset named like the folder, or in the first preset that has all methods."""
-    for name in presets() if folder not in presets() else [folder]:
-        places: dict[str, int] = {}
-        for run in load_preset(name).folders:
-            places.setdefault(_method(run), len(places))
+    names = presets()
+    for name in names if folder not in names else [folder]:
+        places = _preset_places(name)
         if name == folder or methods <= places.keys():
             return places
     return {}
+
+
+@functools.cache  # reading all presets takes longer than reading a few runs
+def _preset_places(name: str) -> dict[str, int]:
+    places: dict[str, int] = {}
+    for run in load_preset(name).folders:
+        places.setdefault(_method(run), len(places))
+    return places
 
 
 def _method(folder: str) -> str:
