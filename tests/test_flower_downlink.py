@@ -361,7 +361,7 @@ def losing(every: int) -> Callable[[int, Message, Message | None], Message | Non
 def test_lost_replies_put_nobody_out_of_step(tmp_path: Path, downlink: str) -> None:
     what = two_way(downlink, sampler="full")
     grid, strategy, arrays = federation(tmp_path, what, losing(3), min_available=1)
-    run(grid, strategy, arrays, 10, timeout=0.3)
+    run(grid, strategy, arrays, 10, timeout=0.05)
     ledger = read_ledger(tmp_path / "checkpoint")
     assert not any(line["refused"] for line in ledger)
     assert sum(len(line["absent"]) for line in ledger) > 5
