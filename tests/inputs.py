@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,11 @@ DIMENSIONS = (1, 2, 7, 8, 9, 63, 64, 65, 1000, 4097, 100_003)
 
 def vectors(d: int, seed: int = 0) -> dict[str, Tensor]:
     """Name -> float32 `[d]`."""
+    return {name: vector.clone() for name, vector in _vectors(d, seed).items()}
+
+
+@functools.cache
+def _vectors(d: int, seed: int) -> dict[str, Tensor]:
     random = torch.randn(d, generator=torch.Generator().manual_seed(seed + d))
     spike = torch.zeros(d)
     spike[d // 2] = -3.0

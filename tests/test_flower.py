@@ -224,7 +224,7 @@ class Faults:
 def test_lost_refused_and_late_updates_leave_every_residual_right(tmp_path: Path) -> None:
     """In the end, for every site: accepted payloads + residual = the sum of its updates in accepted rounds."""
     what, rounds, log, faults = experiment(sampler="full", uplink="topk(k=2)"), 16, Log(), Faults()
-    run(*federation(tmp_path, what, faults, log, min_available=1), rounds, timeout=0.4)
+    run(*federation(tmp_path, what, faults, log, min_available=1), rounds, timeout=0.15)
     ledger = read_ledger(tmp_path / "checkpoint")
     reasons = [reason for line in ledger for reason in line["refused"].values()]
     assert any("it came too late" in reason for reason in reasons)

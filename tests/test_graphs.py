@@ -97,7 +97,7 @@ def test_a_program_trains_as_the_loop_does(name: str, spec: str) -> None:
 @pytest.mark.parametrize("spec", LOCALS)
 def test_rates_and_shifts_need_no_new_memory(spec: str) -> None:
     """Each round its own rate and shift, in turns of two, by one cohort with and one without a shift."""
-    task = problem("resnet18(width=4)", spec, (8, 6, 3))
+    task = problem("convmixer(dim=8, depth=2)", spec, (8, 6, 3))
     (x, buffers), made = start(task), Prepared(task)
     shift = torch.randn(3, task.layout.d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for round, (rate, added) in enumerate(((0.05, None), (0.02, shift), (0.01, -shift), (0.03, None)), start=1):

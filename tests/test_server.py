@@ -46,12 +46,19 @@ OURS = [spec for spec in SPECS if type(server(spec)).__module__.startswith("fedc
 
 def updates(d: int, steps: int, seed: int = 0) -> Iterator[Tensor]:
     """Random float32 updates over five orders of magnitude, with coordinates that never or seldom move."""
+    return (update.clone() for update in _updates(d, steps, seed))
+
+
+@functools.cache
+def _updates(d: int, steps: int, seed: int) -> list[Tensor]:
     g = torch.Generator().manual_seed(seed)
     scale, drift = 10 ** (4 * torch.rand(d, generator=g) - 4), torch.randn(d, generator=g)
     scale[::10] = 0
+    made = []
     for _ in range(steps):
         seldom = (torch.rand(d, generator=g) < 0.9) | (torch.arange(d) % 10 > 3)
-        yield (drift + torch.randn(d, generator=g)) * scale * seldom
+        made.append((drift + torch.randn(d, generator=g)) * scale * seldom)
+    return made
 
 
 def start(optimizer: ServerOptimizer, d: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, State]:
