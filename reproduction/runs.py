@@ -152,6 +152,7 @@ class Results:
         return [group for group in groups.values() if len(group) > 1]
 
 
+@functools.cache  # every section of the page asks for the keys of all runs
 def key(experiment: Experiment) -> tuple[object, ...]:
     """Return what an experiment computes, the seed first."""
     values = experiment.to_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -21,6 +22,28 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The first call of a kernel compiles it, so a deadline would measure that; in CI the same examples every time.
 settings.register_profile("fedcams", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fedcams")
+
+
+LONG_FIRST = (
+    "test_flower_deployment.py",
+    "test_graph_kernels.py",
+    "test_runs_kills.py",
+    "test_compiled.py",
+    "test_extension.py",
+    "test_report_browser.py",
+    "test_memory.py",
+    "test_cli.py",
+)
+"""Files with tests of many seconds: they start first, so that no process ends alone with one of them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONG_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # thousands of tests and all of torch stay to the end: no use in searching them for garbage
 
 
 @pytest.fixture

@@ -44,6 +44,11 @@ FULL: dict[str, Any] = {
 
 def net(seed: int = 0, inputs: int = 3) -> nn.Sequential:
     """A layer that trains, one that does not, and batch norm: statistics that travel and a count that does not."""
+    return copy.deepcopy(_net(seed, inputs))
+
+
+@functools.cache
+def _net(seed: int, inputs: int) -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         trained = nn.Linear(inputs, 6)
@@ -62,7 +67,8 @@ def data(clients: int = 5, size: int = 8, inputs: int = 3) -> list[tuple[Tensor,
 
 def start(out: Path | None, model: nn.Module | None = None, clients: Any = None, **changes: Any) -> History:
     *given, test = data(6)
-    values = {"rounds": 7, "cohort": 2, "uplink": "sign", "local": "sgd(lr=0.2, steps=2, batch=4)", **changes}
+    values = {"rounds": 7, "cohort": 2, "uplink": "sign", "local": "sgd(lr=0.2, steps=2, batch=4)"}
+    values |= {"engine": "stacked", **changes}  # `auto` takes it after a trial, which is tested with the engines
     test = values.pop("test", test)
     return fedcams.simulate(model or net(), clients or given, test, out=out, checkpoint_every=3, **values)
 

@@ -40,7 +40,8 @@ POPULATION, ROUNDS = 12, 25
 def simulated(**changes: Any) -> tuple[Experiment, list[Any], Any]:
     """A short run that really encodes, its records and the server at its end."""
     values = {"model": "mlp(hidden=8)", "clients": POPULATION, "sampler": "uniform(n=3)", "rounds": ROUNDS}
-    experiment = Experiment.from_dict({**values, "local": "sgd(lr=0.1, steps=1)", "evaluate_every": 99, **changes})
+    values |= {"local": "sgd(lr=0.1, steps=1, batch=2)", "evaluate_every": 99}
+    experiment = Experiment.from_dict({**values, **changes})
     built = build(experiment)
     state, records = built.state, []
     for _ in range(ROUNDS):

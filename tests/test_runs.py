@@ -63,7 +63,8 @@ KINDS: list[dict[str, Any]] = [
 
 def small(**changes: Any) -> Experiment:
     values = {"model": "mlp(hidden=8)", "clients": 6, "sampler": "uniform(n=2)", "local": "sgd(lr=0.1, steps=2)"}
-    return Experiment.from_dict({**values, "uplink": "sign", "rounds": 7, **changes})
+    # `auto` would take this engine too, after a trial at every start and resumption.
+    return Experiment.from_dict({**values, "uplink": "sign", "rounds": 7, "engine": "stacked", **changes})
 
 
 class Stop(Exception):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,16 +30,16 @@ class Digits(Task):
     refused = (("digits(classes=5)", "digits has no key 'classes'"),)
 
     def load(self, folder: Path | None = None) -> TaskData:
-        x, y = _read()
+        x, y = _read(load("sklearn.datasets", what="the task 'digits'", extra="tasks"))
         test = _a_fifth_of_each(y)
         train_x, test_x = torch.from_numpy(x[~test]), torch.from_numpy(x[test])
         train_y, test_y = torch.from_numpy(y[~test]), torch.from_numpy(y[test])
         return TaskData(train_x, train_y, test_x, test_y, classes=10, loss=cross_entropy, metric=accuracy)
 
 
-def _read() -> tuple[np.ndarray, np.ndarray]:
+@functools.cache  # parsing the file takes longer than a short round
+def _read(datasets: Any) -> tuple[np.ndarray, np.ndarray]:
     """float32 `[1797, 1, 8, 8]` and int64 `[1797]`."""
-    datasets = load("sklearn.datasets", what="the task 'digits'", extra="tasks")
     x, y = datasets.load_digits(return_X_y=True)  # pixels are whole numbers from 0 to 16
     return (x / 16).astype(np.float32).reshape(-1, 1, 8, 8), y.astype(np.int64)
 
