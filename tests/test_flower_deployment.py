@@ -79,13 +79,13 @@ def test_tls_authentication_a_killed_server_and_the_simulators_model(tmp_path: P
         for site in range(sites):
             fed.start_node(site)
         fed.start_node(7, register=False, name="stranger")
-        settings = {**config, "min_available": sites, "min_replies": sites, "deadline": 120.0}
+        settings = {**config, "min_available": sites, "min_replies": sites, "deadline": 240.0}
         run = fed.submit(**settings)
         if kill:
-            fed.wait(run, rounds=1, seconds=240)
+            fed.wait(run, rounds=1, seconds=480)
             kill_server_app(fed)
             run = fed.submit(**settings)
-        fed.wait(run, rounds=2, seconds=240)
+        fed.wait(run, rounds=2, seconds=480)
         assert refused(fed, "stranger")
     ledger = read_ledger(tmp_path / "server")
     assert [sorted(line["accepted"]) for line in ledger] == [[str(site) for site in range(sites)]] * 2

@@ -39,10 +39,14 @@ def register(name: str) -> Callable[[type[S]], type[S]]:
     return add
 
 
-@functools.cache  # every spec that is made asks for it
 def params(cls: type[Spec]) -> Mapping[str, tuple[Param, Any]]:
     """Return each declared field with its default, which is `dataclasses.MISSING` if the field is required."""
-    fields = dataclasses.fields(cast(Any, cls))
+    return _params(cast(Any, cls))
+
+
+@functools.cache  # every spec that is made asks for it
+def _params(cls: Any) -> Mapping[str, tuple[Param, Any]]:
+    fields = dataclasses.fields(cls)
     return MappingProxyType({field.name: (field.metadata["param"], field.default) for field in fields})
 
 
