@@ -105,7 +105,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe
 
 def recipe(name: str) -> Recipe:
     """Return the recipe with this name; refuses an unknown one, suggesting the nearest."""
-    if name not in RECIPES:
+    if not isinstance(name, str) or name not in RECIPES:
         known = ", ".join(RECIPES)
         raise SpecError(f"{KEY}={name!r}: no recipe has this name{nearest(str(name), RECIPES)}; known: {known}")
     return RECIPES[name]
