@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from pathlib import Path
 
+from fedcams.cli.main import load
 from fedcams.errors import FedcamsError
 from leaderboard.entry import ENTRIES, add
 from leaderboard.page import DOCS, write
@@ -24,9 +24,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         if given.command == "add":
-            sys.path.insert(0, str(Path.cwd()))
-            for module in given.modules:
-                importlib.import_module(module)
+            load(given.modules)
             for path in add(given.runs, ENTRIES, label=given.label, source=given.source):
                 sys.stdout.write(f"wrote {path}\n")
         write(ENTRIES, DOCS)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean
@@ -25,8 +26,27 @@ from fedcams.sampler import Sampler
 
 ROOT = Path(__file__).resolve().parents[1]
 ENTRIES = ROOT / "leaderboard" / "entries"
-SETTING = ("task", "model", "partition", "clients", "sampler", "local", "rounds")
+SETTING = ("task", "model", "partition", "clients", "train_fraction", "sampler", "local", "rounds")
 """What entries that are compared have in common."""
+REWRITE = "write it with `python -m leaderboard add`"
+
+
+def _is_percent(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 100
+
+
+SOUND: dict[str, Callable[[Any], bool]] = {
+    "label": lambda value: isinstance(value, str),
+    "setting": lambda value: isinstance(value, dict),
+    "method": lambda value: isinstance(value, dict),
+    "bytes_up": lambda value: isinstance(value, int) and value > 0,
+    "bytes_down": lambda value: isinstance(value, int) and value > 0,
+    "accuracy": _is_percent,
+    "averaged": lambda value: value is None or _is_percent(value),
+    "seeds": lambda value: isinstance(value, list) and bool(value),
+    "source": lambda value: isinstance(value, str),
+}
+"""Key of an entry -> whether the page can show its value."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +105,16 @@ class Entry:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the entry in a file; refuses other keys than those of an entry, and missing ones."""
+        """Return the entry in a file; refuses missing and unknown keys, and values that cannot be compared."""
         found = {"averaged": None, **read_toml(path)}
-        known = {field.name for field in fields(cls)}
-        if found.keys() != known:
-            odd = ", ".join(sorted(found.keys() ^ known))
-            raise SpecError(f"{path}: missing or unknown: {odd}; write it with `python -m leaderboard add`")
+        setting = found.get("setting")
+        odd = found.keys() ^ {field.name for field in fields(cls)}
+        odd |= {f"setting.{key}" for key in setting.keys() ^ set(SETTING)} if isinstance(setting, dict) else set()
+        if odd:
+            raise SpecError(f"{path}: missing or unknown: {', '.join(sorted(odd))}; {REWRITE}")
+        for key, sound in SOUND.items():
+            if not sound(found[key]):
+                raise SpecError(f"{path}: {key} = {found[key]!r}; {REWRITE}")
         return cls(**found)
 
     def to_toml(self) -> str:
@@ -105,27 +129,42 @@ class Entry:
         return "\n".join(lines) + "\n"
 
     @property
-    def path(self) -> Path:
-        """The name of its file: a folder for the setting, then the label."""
+    def group(self) -> str:
+        """The setting in short, as part of a file's name; settings that differ in other numbers share it."""
         shared = [self.setting["task"], self.setting["model"], str(self.setting["partition"]).partition("(")[0]]
-        return Path(slug(" ".join(map(str, shared)))) / f"{slug(self.label)}.toml"
+        return slug(" ".join(map(str, shared)))
 
 
 def add(runs: Sequence[Path], folder: Path, label: str | None = None, source: str | None = None) -> list[Path]:
     """Write an entry for each method among the runs into `folder`, over older ones of its name; return the files.
 
-    Runs that differ only in the seed are one entry. Refuses a label for several of them.
+    Runs that differ only in the seed are one entry. Each setting has a folder of its own. Refuses a label for several
+    entries, and one that makes the file name of another entry.
     """
     methods = collect(runs).methods
     if label is not None and len(methods) > 1:
         names = ", ".join(method.label for method in methods)
         raise SpecError(f"--label {label}: these runs are {len(methods)} methods ({names}); add them one by one")
     entries = [Entry.of(method, label, source) for method in methods]
-    for entry in entries:
-        path = folder / entry.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(entry.to_toml(), "utf-8")
-    return [folder / entry.path for entry in entries]
+    return [_write(entry, folder) for entry in entries]
+
+
+def _write(entry: Entry, folder: Path) -> Path:
+    path = _home(entry, folder) / f"{slug(entry.label)}.toml"
+    if not slug(entry.label):
+        raise SpecError(f"label {entry.label!r}: its file needs a name; give --label with letters a-z or digits")
+    if path.exists() and (old := Entry.read(path).label) != entry.label:
+        raise SpecError(f"label {entry.label!r}: {path.name} is the file of {old!r}; give another one with --label")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(entry.to_toml(), "utf-8")
+    return path
+
+
+def _home(entry: Entry, folder: Path) -> Path:
+    """Return the first folder of the entry's group, `group`, `group-2` and so on, without entries of other settings."""
+    names = itertools.chain([entry.group], (f"{entry.group}-{number}" for number in itertools.count(2)))
+    places = (folder / name for name in names)
+    return next(at for at in places if all(Entry.read(path).setting == entry.setting for path in at.glob("*.toml")))
 
 
 def read_entries(folder: Path) -> list[Entry]:

@@ -70,7 +70,7 @@ def groups(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     ordered = sorted(entries, key=lambda entry: str(entry.setting))
     found = [list(group) for _, group in groupby(ordered, key=lambda entry: str(entry.setting))]
     ranked = [sorted(group, key=lambda entry: (-entry.total, entry.label)) for group in found]
-    return {_name(group[0]): group for group in sorted(ranked, key=len, reverse=True)}
+    return _named(sorted(ranked, key=len, reverse=True))
 
 
 def title(entry: Entry) -> str:
@@ -79,13 +79,22 @@ def title(entry: Entry) -> str:
     return ", ".join([TASKS.get(task, task), MODELS.get(model, f"`{model}`"), f"`{partition}`"])
 
 
-def _name(entry: Entry) -> str:
-    return entry.path.parent.name
+def _named(ranked: Sequence[list[Entry]]) -> dict[str, list[Entry]]:
+    """Return the groups by name; those whose settings look alike in short are numbered."""
+    found: dict[str, list[Entry]] = {}
+    for group in ranked:
+        name = group[0].group
+        again = sum(other[0].group == name for other in found.values())
+        found[f"{name}-{again + 1}" if again else name] = group
+    return found
 
 
 def _setting(entry: Entry) -> str:
     said = entry.setting
-    return f"{said['rounds']} rounds, {said['clients']} clients, cohorts `{said['sampler']}`, `{said['local']}`.\n"
+    part = "" if said["train_fraction"] == "1" else f", each trains on {said['train_fraction']} of its data"
+    return (
+        f"{said['rounds']} rounds, {said['clients']} clients{part}, cohorts `{said['sampler']}`, `{said['local']}`.\n"
+    )
 
 
 def _table(group: Sequence[Entry]) -> Iterator[str]:
@@ -97,7 +106,15 @@ def _table(group: Sequence[Entry]) -> Iterator[str]:
         averaged = "" if entry.averaged is None else f"{entry.averaged:.2f}"
         sizes = [human_bytes(size) for size in (entry.bytes_up, entry.bytes_down, entry.total)]
         fewer = "" if dense is None else f"{dense / entry.total:.1f}x"
-        cells = [entry.label, *specs, f"{entry.accuracy:.2f}", averaged, *sizes, fewer, str(len(entry.seeds))]
+        cells = [
+            entry.label.replace("|", r"\|"),
+            *specs,
+            f"{entry.accuracy:.2f}",
+            averaged,
+            *sizes,
+            fewer,
+            str(len(entry.seeds)),
+        ]
         yield f"| {' | '.join([*cells, _source(entry.source)])} |"
     yield ""
     yield f"Made with {'; '.join(dict.fromkeys(f'{entry.device}, {entry.versions}' for entry in group))}.\n"

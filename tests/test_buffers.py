@@ -64,6 +64,15 @@ def test_no_change_makes_a_variance_negative_and_rows_change_as_they_do_alone(
     assert torch.equal(after.view(torch.int32), alone.view(torch.int32))
 
 
+@pytest.mark.parametrize("octaves", [300.0, 1e12, 3e38])
+def test_a_change_beyond_all_floats_leads_to_the_last_one(octaves: float) -> None:
+    """Whatever a processor makes of integers that are too large."""
+    before = torch.ones(6)
+    change = torch.tensor([0.0, 0.0, octaves, -octaves, 0.0, 0.0])
+    after = add_change(before, change, BUFFERS)
+    assert after.tolist() == [1.0, 1.0, torch.finfo(torch.float32).max, 0.0, 1.0, 1.0]
+
+
 def test_units_are_relative_for_statistics_alone() -> None:
     """An octave of a variance is 1, a standard deviation of a mean is 1; other buffers are as they are."""
     before, after = torch.tensor([1.0, 2.0, 4.0, 0.0, 16.0, 5.0]), torch.tensor([3.0, 1.0, 8.0, 1e-5, 4.0, 7.0])
@@ -237,6 +246,23 @@ def test_a_codec_without_a_bound_would_let_the_clients_buffers_drift() -> None:
     assert Method(downlink="stateless", **parts).buffers.unbiased
     with pytest.raises(SpecError, match=r"downlink=replica\(sign\), buffers=blockq.* has no bound on its error"):
         Method(downlink="replica(sign)", **parts)
+
+
+def test_a_change_that_overflows_is_refused_and_the_other_clients_count() -> None:
+    norm = Layout(("norm.running_mean", "norm.running_var"), ((2,), (2,)))
+    server = Server(Method(server="fedavg", buffers="blockq"), LAYOUT, norm)
+    state = server_side.start(server, torch.zeros(6), torch.tensor([0.0, 0.0, 4.0, 4.0]))
+    update = encode("identity", torch.ones(6), LAYOUT)
+    replies = [
+        Reply(1, i, {"update": update, "buffers": encode("blockq", torch.full((4,), size), norm)}, 1, 1, 0.0)
+        for i, size in enumerate([3e38, 1.0])
+    ]
+    intake = server_side.take_answers(server, state, [0, 1], replies)
+    state, concluded = server_side.conclude(server, state, intake)
+    assert concluded.accepted == [1]
+    assert "not finite: 'norm.running_mean' has 2 of 2 values" in concluded.refused[0]
+    assert state.buffers is not None
+    assert torch.allclose(state.buffers, torch.tensor([2.0, 2.0, 8.0, 8.0]), rtol=1e-4)
 
 
 def test_messages_that_do_not_belong_together_are_refused() -> None:

@@ -39,6 +39,7 @@ def test_float_buffers_apart_integers_and_scratch_stay_home() -> None:
     assert layout is not None
     assert layout.names == ("norm.running_mean", "norm.running_var")
     assert Layout.of_buffers(nn.Linear(2, 2)) is None
+    assert Layout.of_buffers(nn.BatchNorm1d(0)) is None, "nothing would travel"
 
 
 def test_read_write_round_trip_is_exact() -> None:

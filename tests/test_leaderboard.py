@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedcams import SpecError
 from fedcams.report import collect
-from leaderboard.entry import ENTRIES, ROOT, Entry, add, read_entries
+from leaderboard.entry import ENTRIES, ROOT, Entry, add, read_entries, slug
 from leaderboard.page import DOCS, FOLDER, PAGE, groups, is_current, page, write
 from test_report import rising, write_run
 
@@ -42,7 +43,9 @@ def test_entries_are_those_of_the_runs_that_they_name() -> None:
 
 def test_files_are_named_after_their_entries() -> None:
     for path in ENTRIES.rglob("*.toml"):
-        assert Entry.read(path).path == path.relative_to(ENTRIES)
+        entry = Entry.read(path)
+        assert path.stem == slug(entry.label)
+        assert path.parent.name.startswith(entry.group)
 
 
 def test_the_demo_is_shown_as_it_is_recorded() -> None:
@@ -108,3 +111,47 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     (tmp_path / "odd.toml").write_text('label = "x"\n')
     with pytest.raises(SpecError, match=r"odd.toml: missing or unknown: accuracy, bytes_down"):
         Entry.read(tmp_path / "odd.toml")
+
+
+def test_other_settings_have_folders_tables_and_pictures_of_their_own(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [{}, {"rounds": 5}, {"train_fraction": 0.5}]
+    for number, change in enumerate(changes):
+        write_run(tmp_path / "runs" / str(number), rising(0.8)[: change.get("rounds", 10)], label="FedAMS", **change)
+        add([tmp_path / "runs" / str(number)], tmp_path / "entries")
+    places = {path.parent.name: Entry.read(path).setting for path in (tmp_path / "entries").rglob("*.toml")}
+    assert [(places[f"digits-mlp-iid{end}"]["rounds"]) for end in ("", "-2", "-3")] == [10, 5, 10]
+    assert places["digits-mlp-iid-3"]["train_fraction"] == "1/2"
+    write(tmp_path / "entries", tmp_path / "docs")
+    text = (tmp_path / "docs" / PAGE).read_text("utf-8")
+    assert text.count("| FedAMS |") == text.count("rounds, 4 clients") == 3
+    assert "4 clients, each trains on 1/2 of its data" in text
+    assert len(list((tmp_path / "docs" / FOLDER).iterdir())) == 3
+
+
+def test_no_entry_takes_the_file_of_another(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "1", rising(0.8))
+    for _ in range(2):
+        add([tmp_path / "runs"], tmp_path / "entries", label="top k")
+    with pytest.raises(SpecError, match=r"label 'top/k': top-k.toml is the file of 'top k'; give another one"):
+        add([tmp_path / "runs"], tmp_path / "entries", label="top/k")
+    with pytest.raises(SpecError, match="give --label with letters a-z or digits"):
+        add([tmp_path / "runs"], tmp_path / "entries", label="日本")
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "told"),
+    [
+        ("accuracy = ", 'accuracy = "high" #', "accuracy = 'high'; write it with"),
+        ("averaged = ", "averaged = nan #", "averaged = nan"),
+        ("bytes_up = ", "bytes_up = 0 #", "bytes_up = 0"),
+        ("seeds = ", "seeds = 3 #", "seeds = 3"),
+        ("rounds = ", "roundz = ", "missing or unknown: setting.rounds, setting.roundz"),
+        ("[setting]", "setting = 3\n[method.setting]", "setting = 3"),
+    ],
+)
+def test_a_damaged_entry_is_refused(tmp_path: Path, line: str, instead: str, told: str) -> None:
+    averaged(tmp_path / "runs" / "1", 1, 0.8)
+    (path,) = add([tmp_path / "runs"], tmp_path / "entries")
+    path.write_text(path.read_text().replace(line, instead, 1))
+    with pytest.raises(SpecError, match=f"fedcams-own.toml: {told}"):
+        Entry.read(path)

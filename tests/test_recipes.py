@@ -134,13 +134,21 @@ def test_what_was_measured_is_on_the_leaderboard(name: str) -> None:
         dense["averaged"],
         len(own["seeds"]),
     )
+    assert found.server == ("" if own["method"]["server"] == dense["method"]["server"] else own["method"]["server"])
     assert of(name) == fields(Method(**{key: own["method"][key] for key in RECIPES[name].fields}))
+
+
+@pytest.mark.parametrize("name", [["light"], {"light": 1}, 3])
+def test_a_recipe_that_is_not_a_name_is_refused(name: Any) -> None:
+    with pytest.raises(SpecError, match=r"recipe=.*: no recipe has this name.*; known: one-way, light"):
+        Experiment.from_dict({"recipe": name})
 
 
 def test_what_was_measured_says_how_well_it_is_known() -> None:
     once = Measured("digits", fewer_bytes=29.4, accuracy=95.2, dense_accuracy=96.31, seeds=1)
     assert str(once) == "29.4x fewer bytes, 95.20 % averaged, where dense FedAMS has 96.31 % (digits; one seed)"
     assert "mean of 3 seeds" in str(dataclasses.replace(once, seeds=3))
+    assert str(dataclasses.replace(once, server="fedams(lr=0.4)")).endswith("one seed; server = fedams(lr=0.4))")
     unmeasured = dataclasses.replace(recipe("light"), measured=())
     assert unmeasured.cost == "not measured yet"
     assert dataclasses.replace(unmeasured, measured=(once, once)).cost == f"{once}; {once}"

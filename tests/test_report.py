@@ -479,6 +479,15 @@ def test_rounds_csv_has_every_round(runs: Path, tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_a_target_that_nobody_reaches_is_drawn_without_bars(runs: Path) -> None:
+    collection = collect([runs])
+    (chart,) = describe(collection, summarize(collection, target=0.99)).network
+    drawn = figures.figure(chart, chart.x[0])
+    drawn.draw_without_rendering()
+    shown = [text.get_text() for text in drawn.legends[0].get_texts()]
+    assert shown == ["dense (not reached)", "sparse (not reached)"]
+
+
 def test_markdown_is_two_tables(runs: Path) -> None:
     collection = collect([runs])
     text = markdown(collection, summarize(collection, 0.75))

@@ -30,6 +30,8 @@ OCTAVE = 2**23
 """Floats between a power of two and the next."""
 LARGEST = 0x7F7FFFFF
 """The bits of the largest finite float32."""
+WIDEST = 512.0
+"""More octaves than between any two variances; beyond it, integers could overflow, each processor in its own way."""
 
 
 def change_between(before: Tensor, after: Tensor, layout: Layout) -> Tensor:
@@ -47,7 +49,7 @@ def add_change(before: Tensor, change: Tensor, layout: Layout) -> Tensor:
     """Return `before [..., b]` moved by a change in its units, in new memory; variances are never below zero."""
     after = before + change
     for variance, mean in _statistics(layout):
-        old, by = before[..., variance], change[..., variance].double().mul(OCTAVE).round().long()
+        old, by = before[..., variance], _octaves(change[..., variance])
         moved = (_bits(old) + by).clamp(0, LARGEST).int().view(torch.float32) - EPS
         after[..., variance] = torch.where((by == 0) & (old >= 0), old, moved.masked_fill(moved <= 0, 0.0))
         if mean is not None:
@@ -58,6 +60,11 @@ def add_change(before: Tensor, change: Tensor, layout: Layout) -> Tensor:
 def _bits(variance: Tensor) -> Tensor:
     """Return the bits of v + EPS as an integer, which grows with v; what is below zero counts as zero."""
     return (variance.clamp(min=0) + EPS).view(torch.int32).long()
+
+
+def _octaves(change: Tensor) -> Tensor:
+    """Return a change of a variance as a number of floats."""
+    return change.clamp(-WIDEST, WIDEST).double().mul(OCTAVE).round().long()
 
 
 def _root(variance: Tensor) -> Tensor:

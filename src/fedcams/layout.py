@@ -59,12 +59,12 @@ class Layout:
 
     @classmethod
     def of_buffers(cls, model: nn.Module) -> Layout | None:
-        """Return the layout of a model's floating-point buffers, such as batch-norm statistics; None if it has none.
+        """Return the layout of a model's floating-point buffers, such as batch-norm statistics; None if all are empty.
 
         Buffers are averaged, never stepped. Those that are not part of the model's `state_dict` are left out.
         """
         buffers = _float_buffers(model)
-        return cls._of_tensors(buffers) if buffers else None
+        return cls._of_tensors(buffers) if any(buffer.numel() for buffer in buffers.values()) else None
 
     @classmethod
     def _of_tensors(cls, tensors: Mapping[str, Tensor]) -> Layout:

@@ -140,7 +140,9 @@ def _largest_first(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _layout(names: Sequence[str], values: Mapping[str, NDArray[Any]]) -> Layout | None:
-    return Layout(tuple(names), tuple(values[name].shape for name in names)) if names else None
+    """The layout of these arrays; None if all are empty."""
+    found = Layout(tuple(names), tuple(values[name].shape for name in names))
+    return found if found.d else None
 
 
 def _shapes(shapes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

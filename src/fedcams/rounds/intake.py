@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
+from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL
 from fedcams.rounds.cohort import Arrival, Outgoing, some_rows, streams_up
 from fedcams.rounds.messages import UPDATE, Refusal, Reply, expect_streams
@@ -140,7 +141,7 @@ class Intake:
         Everything is checked before anything is added, so that a client counts completely or not at all.
         """
         arrival = self._weighed(arrival)
-        arrival = arrival.only(self._sound(arrival))
+        arrival = self._with_own_buffers(arrival.only(self._sound(arrival)))
         if not len(arrival):
             return
         arrival, codec, code = self._transformed(arrival)
@@ -159,11 +160,29 @@ class Intake:
         rows = codec.decode(code, layout)
         for transform in transforms:
             transform.arrival_(rows, arrival.facts, layout)
-        ids = arrival.facts.ids
+        places = self._finite(arrival.facts.ids, rows, layout)
+        return arrival.only(places), IDENTITY, {"values": some_rows(rows, places)}
+
+    def _with_own_buffers(self, arrival: Arrival) -> Arrival:
+        """Return the arrival with the clients' own buffers in place of changes of those that each client was sent.
+
+        Clients whose change overflows are left out.
+        """
+        own = self.state.buffers
+        if BUFFERS not in self.streams or self.method.buffers == IDENTITY or own is None or not len(arrival):
+            return arrival
+        (codec, code), layout, ids = arrival.codes[BUFFERS], self.streams[BUFFERS].layout, arrival.facts.ids
+        sent = [self.method.downlink.buffers_of(self.state.downlink, client) for client in ids]
+        before = torch.stack([own if row is None else row for row in sent])
+        rows = add_change(before, codec.decode(code, layout).to(own.device), layout)
+        codes = {**arrival.codes, BUFFERS: (IDENTITY, {"values": rows})}
+        return dataclasses.replace(arrival, codes=codes).only(self._finite(ids, rows, layout))
+
+    def _finite(self, ids: Sequence[int], rows: Tensor, layout: Layout) -> list[int]:
+        """Return the places of the rows `[C, d]` that are finite; record why the others are refused."""
         bad = {} if bool(torch.isfinite(rows).all()) else not_finite(ids, rows, layout)
         self.refused |= {client: f"UpdateError: {why}" for client, why in bad.items()}
-        places = [place for place, client in enumerate(ids) if client not in bad]
-        return arrival.only(places), IDENTITY, {"values": some_rows(rows, places)}
+        return [place for place, client in enumerate(ids) if client not in bad]
 
     def _weighed(self, arrival: Arrival) -> Arrival:
         """Return the arrival with the weights that its clients have in the mean."""
@@ -202,19 +221,9 @@ class Intake:
         else:
             self._rows |= dict(zip(ids, codec.decode(code, self.server.layout), strict=True))
         if BUFFERS in self.streams:
-            self.sums[BUFFERS].add_rows(ids, *self._buffers(arrival), weights)
+            self.sums[BUFFERS].add_rows(ids, *arrival.codes[BUFFERS], weights)
         if CONTROL in self.streams:  # all clients count equally in the mean of the control variates
             self.sums[CONTROL].add_rows(ids, *arrival.codes[CONTROL], (1.0,) * len(ids))
-
-    def _buffers(self, arrival: Arrival) -> tuple[Compressor, Code]:
-        """Return the clients' own buffers; compressed, they arrive as changes of those that each client was sent."""
-        codec, code = arrival.codes[BUFFERS]
-        if self.method.buffers == IDENTITY or self.state.buffers is None:
-            return codec, code
-        layout, own = self.streams[BUFFERS].layout, self.state.buffers
-        sent = [self.method.downlink.buffers_of(self.state.downlink, client) for client in arrival.facts.ids]
-        rows = torch.stack([own if row is None else row for row in sent])
-        return IDENTITY, {"values": add_change(rows, codec.decode(code, layout).to(own.device), layout)}
 
     # -- results -----------------------------------------------------------------------------------------------------
 
