@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.checkpoint import REPLIES, FlowerCheckpoint
 from fedcams.flower.inbox import Inbox, dense_size
-from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, message_record, share
+from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, message_record, readable, share
 from fedcams.flower.roster import PAUSE, Roster
 from fedcams.method import Method
 from fedcams.rounds import server as server_side
@@ -120,6 +120,7 @@ class GridRound:
             if sent:
                 time.sleep(PAUSE)
         inbox.absent |= dict.fromkeys(sent.values(), NO_ANSWER)
+        self.roster.answered(asked.keys() - inbox.absent.keys())
         self.roster.forget(inbox.absent)
         return state, down
 
@@ -172,14 +173,14 @@ class GridRound:
     def _line(
         self, state: ServerState, concluded: Concluded, cohort: list[int], inbox: Inbox, skipped: str, down: int
     ) -> dict[str, Any]:
-        refused = {**inbox.refused, **concluded.refused}
+        refused = _sorted({**inbox.refused, **concluded.refused})
         for client, reason in refused.items():
             logger.warning("round %s: client %s refused: %s", state.round, client, reason)
         return {
             "round": state.round,
             "cohort": cohort,
             "accepted": {str(client): state.accepted[client].digest.hex() for client in concluded.accepted},
-            "refused": _sorted(refused),
+            "refused": refused,
             "absent": _sorted(inbox.absent),
             "notes": _sorted(inbox.notes),
             "skipped": skipped,
@@ -209,4 +210,4 @@ def instruction_about(
 
 
 def _sorted(reasons: Mapping[int, str]) -> dict[str, str]:
-    return {str(client): reasons[client] for client in sorted(reasons)}
+    return {str(client): readable(reasons[client]) for client in sorted(reasons)}

@@ -19,8 +19,9 @@ from fedcams.errors import SpecError
 from fedcams.flower.arrays import STATISTICS, ArrayNames
 from fedcams.flower.checkpoint import FlowerCheckpoint, identify
 from fedcams.flower.grid_round import GridRound
-from fedcams.flower.inbox import weigh
+from fedcams.flower.inbox import that_average, weigh
 from fedcams.flower.mod import safe_name
+from fedcams.flower.records import readable
 from fedcams.method import Method, method_of
 from fedcams.recipes import KEY as RECIPE
 from fedcams.registry import params
@@ -214,11 +215,12 @@ class _Evaluation:
         if self.strategy.fraction_evaluate == 0.0:
             return
         messages = self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid)
-        replies = self.grid.send_and_receive(messages, timeout=self.timeout)
+        replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
         with _tolerant("evaluation", state.round):
-            found = self.strategy.aggregate_evaluate(state.round, replies)
+            usable = that_average({i: reply.content for i, reply in enumerate(replies) if reply.has_content()})
+            found = self.strategy.aggregate_evaluate(state.round, [replies[i] for i in usable])
             if found is not None:
-                logger.info("[ROUND %s] on the clients: %s", state.round, dict(found))
+                logger.info("[ROUND %s] on the clients: %s", state.round, readable(dict(found)))
                 result.evaluate_metrics_clientapp[state.round] = found
 
 
@@ -228,7 +230,7 @@ def _tolerant(what: str, round: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        logger.warning("round %s: cannot average the clients' %s metrics: %r", round, what, error)
+        logger.warning("round %s: cannot average the clients' %s metrics: %s", round, what, readable(repr(error)))
 
 
 def _told(line: dict[str, Any]) -> str:
