@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -20,7 +19,7 @@ from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, message_reco
 from fedcams.flower.roster import PAUSE, Roster
 from fedcams.method import Method
 from fedcams.rounds import server as server_side
-from fedcams.rounds.messages import PROTOCOL, Instruction, Refusal, Reply
+from fedcams.rounds.messages import PROTOCOL, Instruction
 from fedcams.rounds.server import Concluded, Server, ServerState
 
 if TYPE_CHECKING:
@@ -63,12 +62,10 @@ class GridRound:
         down = 0
         if not skipped:
             state, down = self._exchange(grid, state, instructions, asked, inbox)
-            skipped = self._too_few("valid replies", len(inbox.came), {"min_replies": self.strategy.min_replies})
         # refusals count even in a skipped round: the next round then sends the dense model to clients out of step
-        answers: list[Iterable[Reply | Refusal]] = [inbox.refusals.values(), () if skipped else inbox.replies()]
-        intake = server_side.take_answers(self.server, state, asked, itertools.chain(*answers), in_order=True)
+        intake = server_side.take_answers(self.server, state, asked, inbox, in_order=True)
         state, concluded = server_side.conclude(self.server, state, intake)
-        line = self._line(state, concluded, sorted(cohort), inbox, skipped, down)
+        line = self._line(state, concluded, sorted(cohort), inbox, skipped or concluded.skipped, down)
         self.checkpoint.save(state, line)
         return state, line, inbox.metrics
 

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from flwr.app import Message, RecordDict
 
 from fedcams.compress.identity import IDENTITY
 from fedcams.control.base import NoControl
+from fedcams.durable import OWNER_ONLY, private_folder
 from fedcams.engines import CohortUpdate
 from fedcams.errors import UpdateError
 from fedcams.flower.arrays import ArrayNames
@@ -67,7 +69,7 @@ class Inbox:
         self.notes: dict[int, str] = {}
         self.metrics: dict[int, RecordDict] = {}
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        private_folder(folder)
 
     def take(self, client: int, plain: bool, message: Message) -> None:
         """Check a reply as far as possible without decoding it; if it is refused, record the reason in `refused`."""
@@ -86,7 +88,7 @@ class Inbox:
                 record.clear()  # messages form reference cycles, which would keep their bytes until the next collection
         if not parts:
             return
-        with (self.folder / str(client)).open("wb") as file:
+        with open(self.folder / str(client), "wb", opener=_private) as file:
             file.writelines(parts)
         self.came[client] = [len(part) for part in parts]
         try:
@@ -108,8 +110,9 @@ class Inbox:
     def _note(self, client: int, note: str) -> None:
         self.notes[client] = "; ".join(filter(None, [self.notes.get(client, ""), readable(note)]))
 
-    def replies(self) -> Iterator[Reply]:
-        """Yield the replies in ascending client id; only one is in memory at a time."""
+    def __iter__(self) -> Iterator[Reply | Refusal]:
+        """Yield refusals, and then the replies in ascending client id; only one reply is in memory at a time."""
+        yield from self.refusals.values()
         for client in sorted(self.came):
             with (self.folder / str(client)).open("rb") as file:
                 parts = [file.read(size) for size in self.came[client]]  # part by part, so that none is copied
@@ -168,6 +171,10 @@ class Inbox:
         """The client's side for apps without the mod: their updates are not compressed, so nothing is kept for them."""
         method = dataclasses.replace(self.server.method, uplink=IDENTITY, feedback=False, control=NoControl())
         return Client(method, self.names.layout, self.names.buffer_layout, rounds=self.server.rounds)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, OWNER_ONLY)
 
 
 def dense_size(layout: Layout | None) -> int:
