@@ -19,12 +19,11 @@ from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.guards import Norms
 from fedcams.method import BUFFERS, CONTROL
-from fedcams.rounds.cohort import Arrival, Outgoing, Stream, some_rows, streams_up
+from fedcams.rounds.cohort import Arrival, Outgoing, arrival_of, some_rows, streams_up
 from fedcams.rounds.measuring import measures, norms_of, refusals, scatter
-from fedcams.rounds.messages import UPDATE, Refusal, Reply, expect_streams
+from fedcams.rounds.messages import UPDATE, Refusal, Reply
 from fedcams.rounds.sending import not_finite
 from fedcams.transforms import Facts
-from fedcams.wire import Payload, unpack
 
 if TYPE_CHECKING:
     from fedcams.rounds.server import Server, ServerState
@@ -133,20 +132,9 @@ class Intake:
 
     def _arrival(self, reply: Reply) -> Arrival:
         """Return one client's message as a row; refuses streams and codecs that differ from the method's."""
-        expect_streams(reply, self.streams)
-        codes: dict[str, tuple[Compressor, Code]] = {}
-        for name, stream in self.streams.items():
-            payload = _unpacked(reply, stream)
-            if name != UPDATE and payload.compressor != stream.codec:
-                raise UpdateError(
-                    f"client {reply.client} compresses {name} with {payload.compressor}; expected {stream.codec}"
-                )
-            codes[name] = (payload.compressor, {field: tensor[None] for field, tensor in payload.code.items()})
-        facts = Facts(
-            self.round, self.server.seed, (reply.client,), (reply.examples,), (reply.steps,), (1.0,),
-            float(self.method.local.lr), self.server.population,
-        )  # fmt: skip
-        return Arrival(facts, (reply.loss,), codes)
+        known = (reply.client,), (reply.examples,), (reply.steps,), (1.0,)
+        rate, population = float(self.method.local.lr), self.server.population
+        return arrival_of(reply, self.streams, Facts(self.round, self.server.seed, *known, rate, population))
 
     # -- as rows -----------------------------------------------------------------------------------------------------
 
@@ -287,17 +275,6 @@ class Intake:
         combined = self.method.aggregate.combine(rows, facts.weights)
         self.server.layout.check_finite(combined, "mean of the updates")
         return combined
-
-
-def _unpacked(reply: Reply, stream: Stream) -> Payload:
-    """Return a client's payload; whatever reading it raises is that client's fault, and refused as such."""
-    try:
-        return unpack(reply.streams[stream.name], stream.layout)
-    except FedcamsError:
-        raise
-    except Exception as error:
-        found = f"{type(error).__name__}: {error}"
-        raise UpdateError(f"client {reply.client} sends {stream.name} that cannot be read ({found})") from None
 
 
 def _reason(error: FedcamsError) -> str:
