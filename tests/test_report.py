@@ -683,7 +683,7 @@ def test_labels_stay_labels_in_tables(tmp_path: Path, label: str) -> None:
     lines = markdown(collection, summarize(collection)).splitlines()
     rows = [line for line in lines if line.startswith("|")][:3]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    assert not any("<script" in line or "](http" in line for line in lines)
+    assert not any("<script" in line or re.search(r"(?<!\\)\]\(", line) for line in lines)
 
 
 def test_refusals_are_shown_with_a_reason(tmp_path: Path) -> None:
@@ -694,7 +694,7 @@ def test_refusals_are_shown_with_a_reason(tmp_path: Path) -> None:
     (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     collection = collect([folder])
     said = (
-        "guarded, seed 0: 2 updates of 1 clients, such as that of client 1 in round 3: UpdateError: an update of norm"
+        "guarded, seed 1: 2 updates of 1 clients, such as that of client 1 in round 3: UpdateError: an update of norm"
     )
     assert collection.methods[0].refusals[0].startswith(said)
     assert "Refused: guarded" in notes(collection)
