@@ -29,6 +29,7 @@ KINDS = {
         "Transforms",
         "Changes to an update, to the message that is compressed, to an arrival or to the mean; join several with `+`.",
     ),
+    "guard": ("Guards", "How long the rows of one client may be before the server refuses them."),
     "aggregate": ("Aggregates", "How decoded updates become one vector."),
     "average": ("Averages", "The averaged model, which is evaluated and saved in addition to the last one."),
     "probe": ("Probes", "What is measured and recorded in every round."),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedcams import Aggregator, Layout, encode
-from fedcams.errors import ChecksumMismatch, LayoutMismatch, NonFinite, UpdateError
+from fedcams.compress import Compressor
+from fedcams.errors import ChecksumMismatch, LayoutError, LayoutMismatch, NonFinite, UpdateError
+from fedcams.registry import registered
 from fedcams.wire import pack, unpack
 from memory import peak_memory
 
@@ -125,3 +128,32 @@ def test_a_mean_in_order_gives_its_sum_away() -> None:
         assert torch.equal(aggregator.mean(), torch.full((4,), value))
         with pytest.raises(UpdateError, match="no update was added"):
             aggregator.mean()
+
+
+CODECS = [str(spec) for cls in registered("compressor").values() for spec in cls.examples]
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("spec", CODECS)
+def test_a_short_payload_with_the_id_of_a_long_layout_is_refused_whole(spec: str, in_order: bool) -> None:
+    """Its id is the sender's bytes: kernels must not read or write as much as the server's layout says."""
+    codec, short, long = Compressor.parse(spec).at(1, 1), Layout.flat(8), Layout(("w",), ((1_000_000,),))
+    code = codec.encode(torch.arange(1.0, 9.0), short, 0)
+    aggregator = Aggregator(long, in_order=in_order)
+    forged = replace(unpack(encode("identity", torch.ones(8))), compressor=codec, code=code, layout_id=long.id)
+    with pytest.raises(LayoutMismatch, match=f"client 3: .* and d=8, not {long.id.hex()} and d=1000000"):
+        aggregator.add(3, forged)
+    for rows in (code, {name: tensor[None].repeat(2, 1) for name, tensor in code.items()}):
+        with pytest.raises(LayoutError, match=r"has shape .* for d=1000000 it has"):
+            aggregator.add_rows([3], codec, rows, [7.0])
+    assert len(aggregator) == 0
+    aggregator.add(4, encode("identity", torch.full((1_000_000,), 2.0), long))
+    assert float(aggregator.mean()[-1]) == 2.0, "nothing of the refused weight is left"
+
+
+def test_positions_outside_of_the_vector_are_refused() -> None:
+    codec = Compressor.parse("topk(k=2)")
+    for positions in ([3, 6], [-1, 2]):
+        code = {"position": torch.tensor([positions]), "value": torch.ones(1, 2)}
+        with pytest.raises(LayoutError, match=r"position has a position outside of \[0, 6\)"):
+            Aggregator(LAYOUT).add_rows([1], codec, code, [1.0])

@@ -12,7 +12,7 @@ import torch
 import oracle
 from fedcams.aggregate import Aggregator
 from fedcams.aggregates import Aggregate
-from fedcams.aggregates.trimmed import PIECE
+from fedcams.aggregates.base import PIECE
 from fedcams.averages import Average
 from fedcams.compress.identity import IDENTITY
 from fedcams.errors import SpecError, UpdateError
@@ -88,10 +88,50 @@ def test_wild_clients_do_not_move_a_trimmed_mean_far() -> None:
 
 def test_a_trimmed_mean_refuses_weights() -> None:
     trimmed = Aggregate.parse("trimmed")
-    with pytest.raises(UpdateError, match=r"trimmed and weights=\[1.0, 2.0\]; a trimmed mean takes equal weights"):
+    with pytest.raises(UpdateError, match=r"trimmed and weights=\[1.0, 2.0\]; it takes equal weights"):
         trimmed.combine(draw(2, 3), [1.0, 2.0])
     with pytest.raises(SpecError, match="trimmed counts every client equally, but weighting=examples does not; set"):
         trimmed.check(method("examples"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 9])
+def test_the_median_is_numpys(count: int) -> None:
+    rows = draw(count, PIECE + 9, seed=count)
+    out = Aggregate.parse("median").combine(rows, [1.0] * count)
+    np.testing.assert_allclose(out.numpy(), np.median(rows.double().numpy(), axis=0), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("count", [3, 10])
+def test_the_geometric_median_has_the_smallest_sum_of_distances(count: int) -> None:
+    """No step in any direction tried makes the sum smaller by more than the steps taken leave."""
+    rows = draw(count, 20, seed=count).double()
+    rows[0] *= 50
+    z = Aggregate.parse("geometric_median(steps=100)").combine(rows.float(), [1.0] * count).double()
+
+    def total(x: torch.Tensor) -> float:
+        return float((rows - x).norm(dim=1).sum())
+
+    for other in (*rows, rows.mean(0), *(z + 0.05 * draw(20, seed=seed).double() for seed in range(20))):
+        assert total(z) <= total(other) * (1 + 1e-6)
+
+
+def test_a_clipped_mean_scales_long_updates_to_the_median_norm() -> None:
+    rows = torch.eye(5) * torch.tensor([1.0, 2.0, 3.0, 4.0, 1e6])
+    weights = [1.0, 1.0, 1.0, 1.0, 4.0]
+    expected = torch.tensor([1.0, 2.0, 3.0, 3.0, 12.0]) / 8
+    torch.testing.assert_close(Aggregate.parse("clipped_mean").combine(rows, weights), expected)
+    doubled = torch.tensor([1.0, 2.0, 3.0, 4.0, 24.0]) / 8
+    torch.testing.assert_close(Aggregate.parse("clipped_mean(factor=2)").combine(rows, weights), doubled)
+
+
+@pytest.mark.parametrize("spec", ["trimmed(fraction=0.2)", "median", "geometric_median", "clipped_mean"])
+@pytest.mark.parametrize("size", [1e3, 1e30])
+def test_two_wild_clients_of_ten_do_not_move_a_robust_mean_far(spec: str, size: float) -> None:
+    """They agree on a direction; the mean would follow them."""
+    honest = 1 + 0.1 * draw(8, 300)
+    rows = torch.cat([honest, torch.full((2, 300), -size)])
+    out = Aggregate.parse(spec).combine(rows, [1.0] * 10)
+    assert float((out - honest.mean(0)).norm()) < 0.5 * float(honest.mean(0).norm())
 
 
 # -- averages ----------------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ class Federation:
         replies = [answer_from_bytes(reply.to_bytes()) for reply, _ in made]
         intake = server_side.take_answers(self.server, self.state, cohort, replies)
         self.state, concluded = server_side.conclude(self.server, self.state, intake)
-        assert concluded.accepted == cohort
+        assert concluded.accepted == cohort, concluded.refused
         for reply, (_, outgoing) in zip(replies, made, strict=True):
             assert isinstance(reply, Reply)
             assert outgoing is not None

@@ -27,6 +27,7 @@ from fedcams.report.numbers import human_bytes, human_seconds, score
 from fedcams.report.page import ReportError, page
 from fedcams.report.parts import parts
 from fedcams.report.profiles import compute, latency_share, time_to
+from fedcams.report.sections import notes
 from fedcams.report.series import (
     ACCURACY,
     AVERAGED,
@@ -672,3 +673,39 @@ def test_without_matplotlib_nothing_is_written(runs: Path, tmp_path: Path, monke
     with pytest.raises(ExtraMissing, match=r"a report needs matplotlib .*; pip install 'fedcams\[report\]'"):
         report([runs], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+# -- labels and reasons of others --------------------------------------------------------------------------------------
+
+EVIL = ["=1+1", "+1", "-1", "@SUM(A1)", "a | b | c", "<script>alert(1)</script>", "[x](http://y)", "line\nbreak"]
+
+
+@pytest.mark.parametrize("label", EVIL)
+def test_labels_stay_labels_in_tables(tmp_path: Path, label: str) -> None:
+    """No spreadsheet runs them as a formula, and no Markdown reader as a cell, a link or a tag."""
+    write_run(tmp_path / "run", rising(0.5, 3), label=label)
+    collection = collect([tmp_path / "run"])
+    write_rounds_csv(tmp_path / "rounds.csv", collection)
+    with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
+        cells = {row[0] for row in list(csv.reader(file))[1:]}
+    assert cells == {f"'{label}" if label[0] in "=+-@" else label}
+    lines = markdown(collection, summarize(collection)).splitlines()
+    rows = [line for line in lines if line.startswith("|")][:3]
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    assert not any("<script" in line or re.search(r"(?<!\\)\]\(", line) for line in lines)
+
+
+def test_refusals_are_shown_with_a_reason(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rising(0.5, 3), label="guarded")
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line["refused"] = {"1": "UpdateError: an update of norm 1e3 <b>"}
+    (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    collection = collect([folder])
+    said = (
+        "guarded, seed 1: 2 updates of 1 clients, such as that of client 1 in round 3: UpdateError: an update of norm"
+    )
+    assert collection.methods[0].refusals[0].startswith(said)
+    assert "Refused: guarded" in notes(collection)
+    assert "1e3 <b>" not in notes(collection)
+    assert "- Refused: guarded" in markdown(collection, summarize(collection))

@@ -23,10 +23,10 @@ PACKAGE = ROOT / "src" / "fedcams"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LEVELS: list[set[str]] = [
-    {"version", "errors", "extras", "registry", "durable"},
+    {"version", "errors", "extras", "registry", "durable", "cells"},
     {"layout", "bits", "keys", "schedules", "buffers", "recipes"},
     {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"}
-    | {"parts", "transforms", "probes", "control", "aggregates", "averages"},
+    | {"parts", "transforms", "probes", "control", "aggregates", "averages", "guards"},
     {"wire", "feedback", "rows", "downlink", "aggregate", "engines"},
     {"method"},
     {"rounds"},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import itertools
 import os
 import random
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedcams import durable
 from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, is_run, read_run, resume, run
 from fedcams.runs.checkpoint import sealed
@@ -263,22 +266,23 @@ def test_a_write_cut_short_by_the_system_leaves_the_last_checkpoint(tmp_path: Pa
         assert lasting(tmp_path / str(limit)) == lasting(tmp_path / "whole")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no /proc")
 @pytest.mark.parametrize("name", ["6.safetensors.tmp", "state.json.tmp", "rows/store.json.tmp"])
-def test_no_space_leaves_the_last_checkpoint(tmp_path: Path, name: str) -> None:
+def test_no_space_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     run(small(), tmp_path / "whole")
     folder = stopped(tmp_path / "run", 4)
-    link = folder / "checkpoint" / name
+    write = durable._write_piece
 
-    def fill(record: Any, timing: Any) -> None:
-        if record.round == 5:
-            link.symlink_to("/dev/full")
+    def full(file: io.FileIO, piece: memoryview) -> int:
+        if os.readlink(f"/proc/self/fd/{file.fileno()}").endswith(f"checkpoint/{name}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, piece)
 
-    full = f"cannot write .*/{re.escape(name.removesuffix('.tmp'))}: No space left on device; free space"
-    foreign = "store.json.tmp is a symbolic link, and a store writes and deletes nothing outside"
-    with pytest.raises(RunError, match=foreign if name.startswith("rows") else full):
-        resume(folder, checkpoint_every=3, watch=fill)
-    link.unlink(missing_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "_write_piece", full)
+        said = f"cannot write .*/{re.escape(name.removesuffix('.tmp'))}: No space left on device; free space"
+        with pytest.raises(RunError, match=said):
+            resume(folder, checkpoint_every=3)
     resume(folder)
     assert lasting(folder) == lasting(tmp_path / "whole")
 

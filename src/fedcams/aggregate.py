@@ -50,9 +50,11 @@ class Aggregator:
         """
         try:
             payload = payload if isinstance(payload, Payload) else unpack(payload, self.layout)
-            if payload.layout_id != self.layout.id:
+            # the id is the sender's bytes and may be anybody's: what was read with another d must not reach a kernel
+            if (payload.layout_id, payload.layout.d) != (self.layout.id, self.layout.d):
                 raise LayoutMismatch(
-                    f"a payload read with layout {payload.layout_id.hex()}, not {self.layout.id.hex()}"
+                    f"a payload read with layout {payload.layout_id.hex()} and d={payload.layout.d}, "
+                    f"not {self.layout.id.hex()} and d={self.layout.d}"
                 )
         except WireError as error:
             raise type(error)(f"client {client_id}: {error}") from None
@@ -65,17 +67,18 @@ class Aggregator:
     def add_rows(self, ids: Sequence[int], compressor: Compressor, code: Code, weights: Sequence[float]) -> None:
         """Add the code `[C, columns]` of several clients in ascending id, with one weight each: all of it or nothing.
 
-        Refuses a client that was added before, a weight that is not a finite number above 0 and, with `in_order`, an
-        id below the last one.
+        Refuses a client that was added before, a weight that is not a finite number above 0, a code of another layout
+        or number of rows and, with `in_order`, an id below the last one.
         """
         self._check(ids, weights)
-        self._weights |= dict(zip(ids, weights, strict=True))
+        compressor.check_lengths(code, self.layout, rows=len(ids))
         if self.in_order:
             self._total = self._zeros() if self._total is None else self._total
             compressor.add_rows_to_(self._total, self._here(code), self.layout, weights)
-            return
-        for place, client_id in enumerate(ids):
-            self._codes[client_id] = (compressor, {name: tensor[place] for name, tensor in code.items()})
+        else:
+            for place, client_id in enumerate(ids):
+                self._codes[client_id] = (compressor, {name: tensor[place] for name, tensor in code.items()})
+        self._weights |= dict(zip(ids, weights, strict=True))
 
     def _check(self, ids: Sequence[int], weights: Sequence[float]) -> None:
         last = max(self._weights, default=-1)

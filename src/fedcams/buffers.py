@@ -57,6 +57,16 @@ def add_change(before: Tensor, change: Tensor, layout: Layout) -> Tensor:
     return after
 
 
+def below_zero(rows: Tensor, layout: Layout) -> dict[int, str]:
+    """Return row -> the name of a variance in `rows [C, b]` that is below zero, for the rows that have one."""
+    found: dict[int, str] = {}
+    for name, (start, stop) in zip(layout.names, itertools.pairwise(layout.offsets), strict=True):
+        if name.rpartition(".")[2] == VARIANCE:
+            bad = (rows[:, start:stop] < 0).any(dim=-1).nonzero().flatten().tolist()
+            found = {**dict.fromkeys(bad, name), **found}
+    return found
+
+
 def _bits(variance: Tensor) -> Tensor:
     """Return the bits of v + EPS as an integer, which grows with v; what is below zero counts as zero."""
     return (variance.clamp(min=0) + EPS).view(torch.int32).long()

@@ -15,21 +15,22 @@ from fedcams.errors import FedcamsError
 REPAIR = "free space or make the folder writable; what was stored before is intact"
 
 
+OWNER_ONLY = 0o600
+"""Who may read and write files of clients' state and of checkpoints, whatever the process's umask."""
 PIECE = 2**23
 """Bytes per piece of a long file; pieces are synced while the next ones are written."""
 
 
-def write_whole(path: Path, *parts: bytes | memoryview, over: Path | None = None) -> None:
+def write_whole(path: Path, *parts: bytes | memoryview, over: Path | None = None, mode: int = OWNER_ONLY) -> None:
     """Write `parts` to a file under a temporary name, sync it and rename it to `path`.
 
     `over` is a file that is no longer needed; the new one is written over it. Freeing tens of megabytes and allocating
-    others takes a file system longer than writing them. Raises OSError if the system refuses.
+    others takes a file system longer than writing them. `mode` says who may read and write a new file, as far as the
+    umask allows. Links are never followed: what they lead to stays as it is. Raises OSError if the system refuses.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        if over is not None:
-            over.replace(temporary)
-        with open(temporary, "wb", buffering=0, opener=_as_it_is) as file:
+        with open(_open_own(temporary, over, mode), "wb", buffering=0) as file:
             _write(file, [memoryview(part).cast("B") for part in parts])
             _sync(file.fileno())
         temporary.replace(path)
@@ -38,9 +39,26 @@ def write_whole(path: Path, *parts: bytes | memoryview, over: Path | None = None
     sync_folder(path.parent)
 
 
-def _as_it_is(path: str, flags: int) -> int:
-    """Open a file without truncating it: its contents are overwritten."""
-    return os.open(path, flags & ~os.O_TRUNC, 0o666)
+def _open_own(temporary: Path, over: Path | None, mode: int) -> int:
+    """Open a file that nothing else shares: `over` under the temporary name, as it is, or a new one."""
+    if over is not None and _is_own(over):
+        over.replace(temporary)
+        return os.open(temporary, os.O_WRONLY | os.O_NOFOLLOW)
+    temporary.unlink(missing_ok=True)
+    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether a path is a file that no other name leads to; a backup may consist of hard links."""
+    found = path.lstat()
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder, and those above it, that only their owner may enter; one that exists stays as it is."""
+    for path in reversed([folder, *folder.parents]):
+        if path == folder or not path.exists():
+            path.mkdir(0o700, exist_ok=True)  # refuses what is not a folder
 
 
 def _write(file: io.FileIO, parts: list[memoryview]) -> None:

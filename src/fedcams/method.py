@@ -13,6 +13,7 @@ import fedcams.averages
 import fedcams.compress
 import fedcams.control
 import fedcams.downlink
+import fedcams.guards
 import fedcams.local
 import fedcams.optimizers
 import fedcams.schedules
@@ -25,11 +26,12 @@ from fedcams.control import Control
 from fedcams.downlink import MODEL, Downlink
 from fedcams.downlink.base import check_contractive
 from fedcams.errors import SpecError
+from fedcams.guards import Guard
 from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.optimizers import ServerOptimizer
 from fedcams.recipes import KEY, merged
-from fedcams.registry import Spec, flag, format_number, nested, params, several, text
+from fedcams.registry import Spec, flag, format_number, integer, nested, params, several, text
 from fedcams.registry.fields import nearest
 from fedcams.transforms import Transform
 
@@ -54,6 +56,8 @@ class Method(Spec):
     buffers: Compressor = nested("compressor", "identity", doc="how batch-norm statistics travel")
     control: Control = nested("control", "none", doc="control variates that correct the clients' gradients")
     transforms: tuple[Transform, ...] = several("transform", doc="what changes or refuses updates on the way")
+    guard: Guard = nested("guard", "adaptive", doc="how long the rows of one client may be before they are refused")
+    min_replies: int = integer(1, low=1, doc="a round with fewer accepted updates makes no step")
     aggregate: Aggregate = nested("aggregate", "mean", doc="how the server combines the updates of a cohort")
     weighting: str = text(
         "uniform", choices=("uniform", "examples", "sampler"), doc="how clients are weighted in the mean of the cohort"

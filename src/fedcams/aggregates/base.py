@@ -8,9 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedcams.errors import UpdateError
+from fedcams.errors import SpecError, UpdateError
 from fedcams.parts import Parts
 from fedcams.registry import Spec
+
+PIECE = 1 << 16
+"""Coordinates that are sorted at a time, which keeps the extra memory small."""
 
 
 class Aggregate(Spec, ABC):
@@ -38,4 +41,19 @@ def check_rows(rows: Tensor, weights: Sequence[float]) -> None:
     if rows.dim() != 2 or len(rows) == 0 or len(rows) != len(weights):
         raise UpdateError(
             f"rows of shape {tuple(rows.shape)} and {len(weights)} weights; give one weight per row, and at least one"
+        )
+
+
+def check_equal(aggregate: Aggregate, weights: Sequence[float]) -> None:
+    """Refuse weights that differ, for an aggregate that counts all clients equally."""
+    if len(set(weights)) > 1:
+        raise UpdateError(f"{aggregate} and weights={list(weights)}; it takes equal weights")
+
+
+def check_uniform(aggregate: Aggregate, method: Parts) -> None:
+    """Refuse a method that weights clients, for an aggregate that counts all clients equally."""
+    if method.weighting != "uniform":
+        raise SpecError(
+            f"{aggregate} counts every client equally, but weighting={method.weighting} does not; "
+            "set weighting=uniform, or aggregate=mean"
         )

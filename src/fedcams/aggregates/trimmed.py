@@ -9,13 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcams.aggregates.base import Aggregate, check_rows
-from fedcams.errors import SpecError, UpdateError
+from fedcams.aggregates.base import PIECE, Aggregate, check_equal, check_rows, check_uniform
 from fedcams.parts import Parts
 from fedcams.registry import Number, exact, number, register
-
-PIECE = 1 << 16
-"""Coordinates that are sorted at a time, which keeps the extra memory small."""
 
 
 @register("trimmed")
@@ -34,8 +30,7 @@ class Trimmed(Aggregate):
 
     def combine(self, rows: Tensor, weights: Sequence[float]) -> Tensor:
         check_rows(rows, weights)
-        if len(set(weights)) > 1:
-            raise UpdateError(f"{self} and weights={list(weights)}; a trimmed mean takes equal weights")
+        check_equal(self, weights)
         out = torch.empty_like(rows[0])
         for piece, columns in zip(out.split(PIECE), rows.split(PIECE, dim=1), strict=True):
             self._combine_(piece, columns)
@@ -50,8 +45,4 @@ class Trimmed(Aggregate):
         out.div_(len(kept))
 
     def check(self, method: Parts) -> None:
-        if method.weighting != "uniform":
-            raise SpecError(
-                f"{self} counts every client equally, but weighting={method.weighting} does not; "
-                "set weighting=uniform, or aggregate=mean"
-            )
+        check_uniform(self, method)

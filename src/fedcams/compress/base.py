@@ -120,9 +120,11 @@ class Compressor(Spec, ABC):
     def add_to_(self, out: Tensor, code: Code, layout: Layout, weight: float = 1.0) -> Tensor:
         """Add `weight * decode(code)` to `out [..., d]` in place and return it; weight -1 turns h into its residual.
 
-        Refuses an `out` that does not fit the layout, is not contiguous or requires gradients.
+        Refuses an `out` that does not fit the layout, is not contiguous or requires gradients, and a code of another
+        length.
         """
         layout.check(out)
+        self.check_lengths(code, layout)
         if not out.is_contiguous() or out.requires_grad:
             raise LayoutError("out is not contiguous, or requires gradients; give out.detach().contiguous()")
         rows = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in code.items()}
@@ -132,21 +134,40 @@ class Compressor(Spec, ABC):
     def add_rows_to_(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> Tensor:
         """Add every row of a code `[C, columns]` to `out [d]` in place, row i times `weights[i]`, and return `out`.
 
-        Rows are added in order, one after the other.
+        Rows are added in order, one after the other. Refuses an `out` or a code of another length.
         """
         layout.check(out)
+        self.check_lengths(code, layout)
         self.accumulate_rows_(out.view(1, layout.d), code, layout, weights)
         return out
 
     def add_codes_to_(self, out: Tensor, codes: Sequence[Code], layout: Layout, weights: Sequence[float]) -> Tensor:
         """Add several codes, tensors `[columns]`, to `out [d]` in place, code i times `weights[i]`, and return `out`.
 
-        Each coordinate gets them in this order, one after the other.
+        Each coordinate gets them in this order, one after the other. Refuses an `out` or a code of another length.
         """
         layout.check(out)
+        for code in codes:
+            self.check_lengths(code, layout)
         rows = [{name: tensor[None] for name, tensor in code.items()} for code in codes]
         self.accumulate_codes_(out.view(1, layout.d), rows, layout, weights)
         return out
+
+    def check_lengths(self, code: Code, layout: Layout, rows: int | None = None) -> None:
+        """Refuse a code of another layout, or with another number of `rows` if that is given.
+
+        Kernels rely on it: they read as much as the layout says, and write where positions say.
+        """
+        for name, field in self.fields(layout).items():
+            shape = tuple(code[name].shape) if name in code else ()
+            if shape[-1:] != (field.columns,) or (rows is not None and shape[:-1] != (rows,)):
+                wanted = f"[{'...' if rows is None else rows}, {field.columns}]"
+                raise LayoutError(
+                    f"{self}: {name} has shape {list(shape)}; for d={layout.d} it has {wanted}, "
+                    "decode with the layout that it was encoded with"
+                )
+            if field.kind == "index" and code[name].device.type == "cpu":  # a GPU refuses wrong positions itself
+                _check_positions(name, code[name], layout.d)
 
     @abstractmethod
     def fields(self, layout: Layout) -> dict[str, Field]:
@@ -211,6 +232,12 @@ class Compressor(Spec, ABC):
 def _all_finite(code: Code) -> bool:
     reals = (tensor for tensor in code.values() if tensor.is_floating_point())
     return all(math.isfinite(abs_sum(tensor.float().flatten())) for tensor in reals)
+
+
+def _check_positions(name: str, positions: Tensor, d: int) -> None:
+    """Refuse positions `[..., k]`, which ascend, that start below 0 or end at d or above."""
+    if positions.numel() and (int(positions[..., 0].min()) < 0 or int(positions[..., -1].max()) >= d):
+        raise LayoutError(f"{name} has a position outside of [0, {d}); give ascending positions of this layout")
 
 
 def compressor(spec: str | Compressor) -> Compressor:

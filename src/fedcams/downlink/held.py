@@ -32,7 +32,7 @@ from fedcams.downlink.message import (
     join_payloads,
     split_payloads,
 )
-from fedcams.durable import os_errors, write_whole
+from fedcams.durable import os_errors, private_folder, write_whole
 from fedcams.errors import LayoutError, ResidualError, WireError
 from fedcams.layout import Layout
 
@@ -139,7 +139,7 @@ class DiskHeld(HeldStore):
         self._joint = layout if buffer_layout is None else layout + buffer_layout
         self.folder = Path(folder)
         with _os_errors("make the folder", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
 
     def held(self, client: int) -> Held | None:
         path = self._path(client, "held")

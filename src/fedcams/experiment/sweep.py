@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from fedcams.cells import csv_cell, plain
 from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.experiment.experiment import Experiment
@@ -203,10 +204,10 @@ def _markdown(ranked: Mapping[str, Sequence[Result]]) -> str:
     )
     lines = ["# Leaderboard", "", about]
     lines += ["", "## Best setting of each run", "", "| run | setting | accuracy |", "|---|---|---|"]
-    lines += [f"| {result.label} | {result.setting} | {result.verdict} |" for result in best]
+    lines += [f"| {plain(result.label)} | {plain(result.setting)} | {result.verdict} |" for result in best]
     for label, results in ranked.items():
-        lines += ["", f"## {label}", "", "| setting | accuracy |", "|---|---|"]
-        lines += [f"| {result.setting} | {result.verdict} |" for result in results]
+        lines += ["", f"## {plain(label)}", "", "| setting | accuracy |", "|---|---|"]
+        lines += [f"| {plain(result.setting)} | {result.verdict} |" for result in results]
     return "\n".join(lines) + "\n"
 
 
@@ -216,5 +217,6 @@ def _csv(ranked: Mapping[str, Sequence[Result]]) -> str:
     rows.writerow(["label", "setting", "accuracy", "std", "seeds", "diverged"])
     for result in itertools.chain.from_iterable(ranked.values()):
         seeds = len(result.scores) + result.diverged
-        rows.writerow([result.label, result.setting, result.accuracy, result.spread, seeds, result.diverged])
+        label, setting = csv_cell(result.label), csv_cell(result.setting)
+        rows.writerow([label, setting, result.accuracy, result.spread, seeds, result.diverged])
     return out.getvalue()

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedcams.durable import OWNER_ONLY
 from fedcams.rounds import Server, ServerState
 from fedcams.rows import DirectRows
 from fedcams.runs.checkpoint import (
@@ -30,7 +31,7 @@ from fedcams.runs.checkpoint import (
     read_sealed,
     sealed,
 )
-from fedcams.runs.files import Lines, disk_errors, write_file
+from fedcams.runs.files import Lines, disk_errors, end_of, write_file
 from fedcams.runs.folder import RunError
 
 RUN, LEDGER, REPLIES = "run.json", "ledger.jsonl", "replies"
@@ -51,7 +52,7 @@ class FlowerCheckpoint:
     def load(self, start: ServerState) -> ServerState:
         """Return the state to continue from, in the memory of `start`; `start` itself if no round was finished."""
         state = self._checkpoint.load(start)
-        self._ledger = Lines(self.folder / LEDGER, keep=state.round)
+        self._ledger = Lines(self.folder / LEDGER, state.round, self._checkpoint.lines, OWNER_ONLY)
         return state
 
     def save(self, state: ServerState, line: Mapping[str, Any]) -> None:
@@ -59,7 +60,7 @@ class FlowerCheckpoint:
         assert self._ledger is not None, "load comes first"
         self._ledger.append(json.dumps(line))
         self._ledger.sync()
-        self._checkpoint.save(state)
+        self._checkpoint.save(state, self._ledger.digest)
 
     def close(self) -> None:
         """Close the ledger."""
@@ -92,7 +93,8 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     values = read_sealed(folder / STATE, RESTORE)
     if values is None:
         return []
-    return [json.loads(line) for line in (folder / LEDGER).read_bytes().split(b"\n")[: values["round"]]]
+    end = end_of(folder / LEDGER, values["round"], values.get("lines", ""))
+    return [json.loads(line) for line in (folder / LEDGER).read_bytes()[:end].splitlines()]
 
 
 def _refuse_old(path: Path) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -16,11 +15,11 @@ from flwr.serverapp import Grid
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.checkpoint import REPLIES, FlowerCheckpoint
 from fedcams.flower.inbox import Inbox, dense_size
-from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, message_record, share
+from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, message_record, readable, share
 from fedcams.flower.roster import PAUSE, Roster
 from fedcams.method import Method
 from fedcams.rounds import server as server_side
-from fedcams.rounds.messages import PROTOCOL, Instruction, Refusal, Reply
+from fedcams.rounds.messages import PROTOCOL, Instruction
 from fedcams.rounds.server import Concluded, Server, ServerState
 
 if TYPE_CHECKING:
@@ -63,12 +62,10 @@ class GridRound:
         down = 0
         if not skipped:
             state, down = self._exchange(grid, state, instructions, asked, inbox)
-            skipped = self._too_few("valid replies", len(inbox.came), {"min_replies": self.strategy.min_replies})
         # refusals count even in a skipped round: the next round then sends the dense model to clients out of step
-        answers: list[Iterable[Reply | Refusal]] = [inbox.refusals.values(), () if skipped else inbox.replies()]
-        intake = server_side.take_answers(self.server, state, asked, itertools.chain(*answers), in_order=True)
+        intake = server_side.take_answers(self.server, state, asked, inbox, in_order=True)
         state, concluded = server_side.conclude(self.server, state, intake)
-        line = self._line(state, concluded, sorted(cohort), inbox, skipped, down)
+        line = self._line(state, concluded, sorted(cohort), inbox, skipped or concluded.skipped, down)
         self.checkpoint.save(state, line)
         return state, line, inbox.metrics
 
@@ -120,6 +117,7 @@ class GridRound:
             if sent:
                 time.sleep(PAUSE)
         inbox.absent |= dict.fromkeys(sent.values(), NO_ANSWER)
+        self.roster.answered(asked.keys() - inbox.absent.keys())
         self.roster.forget(inbox.absent)
         return state, down
 
@@ -172,14 +170,14 @@ class GridRound:
     def _line(
         self, state: ServerState, concluded: Concluded, cohort: list[int], inbox: Inbox, skipped: str, down: int
     ) -> dict[str, Any]:
-        refused = {**inbox.refused, **concluded.refused}
+        refused = _sorted({**inbox.refused, **concluded.refused})
         for client, reason in refused.items():
             logger.warning("round %s: client %s refused: %s", state.round, client, reason)
         return {
             "round": state.round,
             "cohort": cohort,
             "accepted": {str(client): state.accepted[client].digest.hex() for client in concluded.accepted},
-            "refused": _sorted(refused),
+            "refused": refused,
             "absent": _sorted(inbox.absent),
             "notes": _sorted(inbox.notes),
             "skipped": skipped,
@@ -209,4 +207,4 @@ def instruction_about(
 
 
 def _sorted(reasons: Mapping[int, str]) -> dict[str, str]:
-    return {str(client): reasons[client] for client in sorted(reasons)}
+    return {str(client): readable(reasons[client]) for client in sorted(reasons)}

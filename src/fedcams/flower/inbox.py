@@ -8,19 +8,36 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
+import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Message, RecordDict
 
 from fedcams.compress.identity import IDENTITY
 from fedcams.control.base import NoControl
+from fedcams.durable import OWNER_ONLY, private_folder
 from fedcams.engines import CohortUpdate
 from fedcams.errors import UpdateError
 from fedcams.flower.arrays import ArrayNames
-from fedcams.flower.records import EXAMPLES, REPLY, about_of, message_parts, only_arrays, told_by_metrics
+from fedcams.flower.records import (
+    EXAMPLES,
+    LONGEST,
+    REPLY,
+    about_of,
+    app_metrics,
+    bounded_metrics,
+    message_parts,
+    only_arrays,
+    readable,
+    told_by_metrics,
+)
 from fedcams.flower.roster import APP_RAISED
 from fedcams.layout import Layout
 from fedcams.rounds.client import Client, reply_of, respond_
@@ -30,8 +47,6 @@ from fedcams.rounds.server import Server, ServerState
 
 SLACK = 2
 """A reply may be this many times as long as a dense one: top-k with a ratio near one is longer than the vector."""
-LONGEST = 300
-"""The number of characters of a client's reason or note that are kept; clients choose the text."""
 
 
 class Inbox:
@@ -54,29 +69,32 @@ class Inbox:
         self.notes: dict[int, str] = {}
         self.metrics: dict[int, RecordDict] = {}
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        private_folder(folder)
 
     def take(self, client: int, plain: bool, message: Message) -> None:
         """Check a reply as far as possible without decoding it; if it is refused, record the reason in `refused`."""
         if message.has_error():
             where = self.refused if message.error.code in APP_RAISED else self.absent
             reason = " ".join((message.error.reason or "").split())
-            where[client] = f"Flower, code {message.error.code}: {reason[-LONGEST:]}"
+            where[client] = f"Flower, code {message.error.code}: {readable(reason[-LONGEST:])}"
             return
         try:
             parts = self._dense(client, message.content) if plain else self._ours(client, message.content)
         except Exception as error:  # whatever one node sends, the round continues without it
-            self.refused[client] = f"{type(error).__name__}: {error}"[:LONGEST]
+            self.refused[client] = readable(f"{type(error).__name__}: {error}")
             return
         finally:
             for record in message.content.array_records.values():
                 record.clear()  # messages form reference cycles, which would keep their bytes until the next collection
         if not parts:
             return
-        with (self.folder / str(client)).open("wb") as file:
+        with open(self.folder / str(client), "wb", opener=_private) as file:
             file.writelines(parts)
         self.came[client] = [len(part) for part in parts]
-        self.metrics[client] = RecordDict(dict(message.content.metric_records))
+        try:
+            self.metrics[client] = bounded_metrics(message.content)
+        except UpdateError as error:
+            self._note(client, f"left out: {error}")
 
     def first_refusal(self, client: int) -> Refusal | None:
         """Return the client's refusal if a second instruction can help, and replace it by a note; None otherwise."""
@@ -90,10 +108,11 @@ class Inbox:
         return self.refusals.pop(client)
 
     def _note(self, client: int, note: str) -> None:
-        self.notes[client] = "; ".join(filter(None, [self.notes.get(client, ""), note[:LONGEST]]))
+        self.notes[client] = "; ".join(filter(None, [self.notes.get(client, ""), readable(note)]))
 
-    def replies(self) -> Iterator[Reply]:
-        """Yield the replies in ascending client id; only one is in memory at a time."""
+    def __iter__(self) -> Iterator[Reply | Refusal]:
+        """Yield refusals, and then the replies in ascending client id; only one reply is in memory at a time."""
+        yield from self.refusals.values()
         for client in sorted(self.came):
             with (self.folder / str(client)).open("rb") as file:
                 parts = [file.read(size) for size in self.came[client]]  # part by part, so that none is copied
@@ -115,7 +134,7 @@ class Inbox:
         if note := str(told.get("note", "")):
             self._note(client, note)
         if isinstance(answer, Refusal):
-            self.refusals[client] = dataclasses.replace(answer, reason=answer.reason[:LONGEST])
+            self.refusals[client] = dataclasses.replace(answer, reason=readable(answer.reason))
             return []
         self.other_bytes -= size
         return answer.to_parts()
@@ -154,6 +173,10 @@ class Inbox:
         return Client(method, self.names.layout, self.names.buffer_layout, rounds=self.server.rounds)
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, OWNER_ONLY)
+
+
 def dense_size(layout: Layout | None) -> int:
     """Return about how many bytes a dense vector takes."""
     return 0 if layout is None else 64 + 4 * layout.d
@@ -165,11 +188,28 @@ def _dense_reply(server: Server) -> int:
     return reply_size({name: dense_size(stream.layout) for name, stream in streams.items()}, holding=True)
 
 
-def weigh(metrics: Mapping[int, RecordDict], accepted: list[int]) -> list[RecordDict]:
-    """Return the metrics of accepted replies that include a number of examples, in ascending client id."""
-    chosen = [metrics[client] for client in sorted(accepted) if client in metrics]
-    return [
-        record
-        for record in chosen
-        if len(record.metric_records) == 1 and EXAMPLES in next(iter(record.metric_records.values()))
-    ]
+def weigh(metrics: Mapping[int, RecordDict], accepted: Iterable[int]) -> list[RecordDict]:
+    """Return the metrics of accepted replies that can be averaged, in ascending client id; see `that_average`."""
+    chosen = {client: metrics[client] for client in sorted(accepted) if client in metrics}
+    return [chosen[client] for client in that_average(chosen)]
+
+
+def that_average(metrics: Mapping[int, RecordDict]) -> list[int]:
+    """Return the keys of the metrics that have a mean.
+
+    Those without a number of examples, or with a value that is not finite, are left out; so are those that do not have
+    the same names and lengths as most, because one client must not leave the others without a mean.
+    """
+    values = {key: app_metrics(record) for key, record in metrics.items() if len(record.metric_records) == 1}
+    shapes = {key: _shape(found) for key, found in values.items() if _is_sound(found)}
+    usual = Counter(shapes.values()).most_common(1)[0][0] if shapes else ()
+    return [key for key, shape in shapes.items() if shape == usual]
+
+
+def _is_sound(values: Mapping[str, Any]) -> bool:
+    numbers = itertools.chain.from_iterable(value if isinstance(value, list) else [value] for value in values.values())
+    return EXAMPLES in values and all(map(math.isfinite, numbers))
+
+
+def _shape(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((name, len(value) if isinstance(value, list) else -1) for name, value in values.items()))

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedcams.compress import Compressor, compressor
 from fedcams.downlink import BUFFERS
+from fedcams.durable import private_folder
 from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.records import (
@@ -107,7 +108,7 @@ class Uplink:
     def _folder(self, told: ConfigRecord, site: int) -> Path:
         folder = self.state_dir / safe_name(str(told["run"])) / str(site)
         with disk_errors("make", folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
         return folder
 
     def _client(self, folder: Path, told: ConfigRecord, names: ArrayNames) -> DurableClient:

@@ -28,6 +28,10 @@ EXAMPLES, STEPS, LOSSES = "num-examples", "num-steps", ("train_loss", "train-los
 """The app's metrics that the core reads."""
 SHIFTED = "shift-applied"
 """The metric that an app sets to 1 to confirm that it added the shift to its gradients."""
+LONGEST = 300
+"""The most characters of a client's text, such as a reason or a note, that are kept; clients choose the text."""
+MOST_METRICS, LONGEST_NAME = 1000, 100
+"""The most numbers in a client's metrics, and the most characters of a metric's name."""
 
 
 def message_record(parts: Sequence[bytes], shared: dict[int, Array] | None = None) -> ArrayRecord:
@@ -134,3 +138,25 @@ def about(**values: Any) -> ConfigRecord:
 def about_of(content: RecordDict) -> Mapping[str, Any] | None:
     """Return our record of small values in a message; None if there is none."""
     return content.config_records.get(ABOUT)
+
+
+def readable(text: object) -> str:
+    """Return a client's text for logs and files: in one line, bounded, and with escapes for what is not printable."""
+    cut = str(text)[:LONGEST]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)[:LONGEST]
+
+
+def bounded_metrics(content: RecordDict) -> RecordDict:
+    """Return the metric records of a client's message; refuses more numbers or longer names than the server keeps."""
+    names = [*content.metric_records, *app_metrics(content)]
+    numbers = sum(
+        len(value) if isinstance(value, list) else 1
+        for record in content.metric_records.values()
+        for value in record.values()
+    )
+    if numbers > MOST_METRICS or len(names) > 2 * MOST_METRICS or any(len(name) > LONGEST_NAME for name in names):
+        raise UpdateError(
+            f"metrics of {numbers} numbers; at most {MOST_METRICS}, under names of at most {LONGEST_NAME} characters, "
+            "are kept"
+        )
+    return RecordDict(dict(content.metric_records))

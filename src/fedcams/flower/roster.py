@@ -2,8 +2,12 @@
 
 A node is greeted when it connects. Its mod answers with its site number, which is the client id of the simulator. A
 node whose app fails on the greeting, as an app without the mod does, takes part with the dense model under its node id.
-A node that does not answer an instruction is forgotten and greeted again. As long as it answers, no other node can take
-its site.
+Such nodes, and those that say that they cannot take part, are greeted again after a while, because what failed may work
+again by then.
+
+A node that does not answer an instruction is forgotten and greeted again: at once the first time, and after 1, 3, 7, …
+rounds if it stays mute, so that it cannot make most rounds last until their deadline. As long as a node answers, no
+other node can take its site, and no node can take the id of another as its site.
 """
 
 from __future__ import annotations
@@ -17,13 +21,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedcams.errors import UnknownVersion
-from fedcams.flower.records import ABOUT, about, about_of
+from fedcams.flower.records import ABOUT, about, about_of, readable
 from fedcams.rounds.messages import PROTOCOL, check_protocol
 
 APP_RAISED = (0, 2)
 """Flower's error codes for an app that raised, in simulations and deployments; others mean that a node is gone."""
 PAUSE = 0.5
 """Seconds between two polls of the SuperLink."""
+LONGEST_PAUSE = 31
+"""The most rounds for which a mute node is left out before it is greeted again."""
+RETRIES = 6
+"""After how many failed greetings in a row the time to the next one stops to double."""
 logger = logging.getLogger("flwr.fedcams")
 
 
@@ -45,6 +53,12 @@ class Roster:
     """Node id -> the site it claims, which another node already has; greeted again when that node is gone."""
     greeted: dict[int, tuple[str, float]] = field(default_factory=dict)
     """Node id -> the id of an unanswered greeting, and when to stop waiting for the answer."""
+    failed: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """Node without the mod, or that cannot take part -> how often it said so in a row, and when to ask again."""
+    silent: dict[int, int] = field(default_factory=dict)
+    """Node id -> how many instructions in a row it did not answer."""
+    paused: dict[int, int] = field(default_factory=dict)
+    """Mute node -> the rounds until it is greeted again."""
 
     def node_of(self, client: int) -> int | None:
         """Return the node of a client; None if it is not connected."""
@@ -58,7 +72,10 @@ class Roster:
     def wait(self, grid: Grid, least: int, seconds: float) -> None:
         """Wait until at least `least` clients are connected, for at most `seconds`."""
         end = time.monotonic() + seconds
+        self.paused = {node: left - 1 for node, left in self.paused.items() if left > 1}
         self.refresh(grid)
+        if len(self.clients) < least:
+            self.paused.clear()  # every node is needed
         while len(self.clients) < least and time.monotonic() < end:
             time.sleep(PAUSE)
             self.refresh(grid)
@@ -72,12 +89,22 @@ class Roster:
         now = time.monotonic()
         self.greeted = {node: (name, end) for node, (name, end) in self.greeted.items() if end > now}
         self.rivals = {node: site for node, site in self.rivals.items() if site in self.sites}
-        known = {*self.sites.values(), *self.plain, *self.broken, *self.rivals, *self.greeted}
-        self._greet(grid, sorted(online - known))
+        resting = {node for node, (_, when) in self.failed.items() if when > now}
+        settled = {*self.sites.values(), *((self.plain | self.broken.keys()) & resting)}
+        self._greet(grid, sorted(online - settled - {*self.rivals, *self.greeted, *self.paused}))
+
+    def answered(self, clients: Iterable[int]) -> None:
+        """Note that these clients answered an instruction."""
+        for client in clients:
+            self.silent.pop(self.node_of(client) or 0, None)
 
     def forget(self, clients: Iterable[int]) -> None:
         """Forget clients that did not answer, so that their nodes are greeted again."""
-        gone = {self.node_of(client) for client in clients}
+        gone = {node for client in clients if (node := self.node_of(client)) is not None}
+        for node in gone:
+            self.silent[node] = times = self.silent.get(node, 0) + 1
+            if times > 1:
+                self.paused[node] = min(2 ** (times - 1) - 1, LONGEST_PAUSE)
         self._keep(lambda node: node not in gone)
 
     def _keep(self, good: Callable[[int], bool]) -> None:
@@ -86,6 +113,7 @@ class Roster:
         self.broken = {node: why for node, why in self.broken.items() if good(node)}
         self.rivals = {node: site for node, site in self.rivals.items() if good(node)}
         self.greeted = {node: greeting for node, greeting in self.greeted.items() if good(node)}
+        self.failed = {node: retry for node, retry in self.failed.items() if good(node)}
 
     def _greet(self, grid: Grid, nodes: list[int]) -> None:
         content = RecordDict(
@@ -108,30 +136,47 @@ class Roster:
         del self.greeted[node]
         if message.has_error():
             if message.error.code in APP_RAISED:
-                self.plain.add(node)
+                self._take_plain(node)
             return  # any other error means that the node is gone; it is greeted again when it comes back
         told = about_of(message.content)
         if told is None:
-            self.plain.add(node)
+            self._take_plain(node)
         elif "refused" in told:
-            self._break(node, str(told["refused"]))
+            self._break(node, readable(told["refused"]))
         else:
             try:
                 check_protocol(told.get("protocol"), f"node {node}")
             except UnknownVersion as error:
-                self._break(node, str(error))
+                self._break(node, readable(error))
                 return
             self._bind(node, told.get("site"))
 
     def _bind(self, node: int, site: object) -> None:
         if isinstance(site, bool) or not isinstance(site, int) or not 0 <= site < 2**63:
-            self._break(node, f"it says it is site {site!r}")
-        elif site in self.sites:
+            self._break(node, f"it says it is site {readable(site)}")
+        elif site in self.plain - {node}:
+            self._break(node, f"it says it is site {site}, which is the id of another node")
+        elif self.sites.get(site, node) != node:
             logger.warning("node %s says it is site %s, but node %s already is", node, site, self.sites[site])
             self.rivals[node] = site
         else:
+            self._keep(lambda other: other != node)  # it may have been without the mod, or another site
             self.sites[site] = node
+
+    def _take_plain(self, node: int) -> None:
+        """Let a node without the mod take part under its own id, which no site may have."""
+        if (thief := self.sites.pop(node, None)) not in (None, node):
+            self._break(thief, f"it says it is site {node}, which is the id of another node")
+        self.broken.pop(node, None)
+        self.plain.add(node)
+        self._ask_later(node)
 
     def _break(self, node: int, reason: str) -> None:
         logger.warning("node %s cannot take part: %s", node, reason)
+        self.plain.discard(node)
         self.broken[node] = reason
+        self._ask_later(node)
+
+    def _ask_later(self, node: int) -> None:
+        times = self.failed.get(node, (0, 0.0))[0]
+        self.failed[node] = (times + 1, time.monotonic() + self.patience * 2 ** min(times, RETRIES))

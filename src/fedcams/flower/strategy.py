@@ -15,12 +15,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
+from fedcams.durable import private_folder
 from fedcams.errors import SpecError
 from fedcams.flower.arrays import STATISTICS, ArrayNames
 from fedcams.flower.checkpoint import FlowerCheckpoint, identify
 from fedcams.flower.grid_round import GridRound
-from fedcams.flower.inbox import weigh
+from fedcams.flower.inbox import that_average, weigh
 from fedcams.flower.mod import safe_name
+from fedcams.flower.records import readable
 from fedcams.method import Method, method_of
 from fedcams.recipes import KEY as RECIPE
 from fedcams.registry import params
@@ -45,7 +47,7 @@ class FedCAMS(FedAvg):
     Args:
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=1.0, eps=1e-3)"`, `uplink="topk(ratio=1/64)"` (for clients whose mod names no compressor
-            of its own), `downlink="replica(blockq(bits=2))"`, `transforms="max_norm(10)"`, `average="ema(0.97)"`, …;
+            of its own), `downlink="replica(blockq(bits=2))"`, `average="ema(0.97)"`, `min_replies=5`, …;
             `recipe="light"` stands for several of them.
         checkpoint: the folder of this run; a run in it is continued.
         run: the name of the run, under which clients keep their residuals.
@@ -53,7 +55,6 @@ class FedCAMS(FedAvg):
         clients: the number of clients, numbered from 0, as in the simulator; by default, those that are connected.
         seed: the source of cohorts and of the clients' randomness.
         min_available: how many clients must be connected before a round begins; waits for them until the deadline.
-        min_replies: a round with fewer valid replies is skipped: the model does not change, and no update is accepted.
         model: decides which arrays train and which are buffers; by default, floating-point arrays train, except those
             that match `averaged`.
         averaged: patterns for the names of buffers, which are averaged over clients.
@@ -71,7 +72,6 @@ class FedCAMS(FedAvg):
         clients: int | None = None,
         seed: int = 1,
         min_available: int = 1,
-        min_replies: int = 1,
         model: nn.Module | None = None,
         averaged: tuple[str, ...] = STATISTICS,
         **settings: Any,
@@ -82,7 +82,7 @@ class FedCAMS(FedAvg):
             if key not in OPTIONS:
                 raise SpecError(f"FedCAMS has no option {key!r}{nearest(key, known)}; known: {', '.join(known)}")
         super().__init__(**{"fraction_evaluate": 0.0, **settings})
-        for name, count in {"min_available": min_available, "min_replies": min_replies, "clients": clients}.items():
+        for name, count in {"min_available": min_available, "clients": clients}.items():
             if count is not None and count < 1:
                 raise SpecError(f"{name}={count}; allowed: 1 or more")
         self.method = method_of(method, fields)
@@ -98,7 +98,7 @@ class FedCAMS(FedAvg):
             )
         if clients is not None:
             self.sampler.expected(clients)  # refuses a cohort larger than the population
-        self.min_available, self.min_replies = min_available, min_replies
+        self.min_available = min_available
         self.model, self.averaged = model, averaged
         self.averaged_arrays: ArrayRecord | None = None
         """The averaged model after `start`, if the method has one."""
@@ -122,7 +122,7 @@ class FedCAMS(FedAvg):
         names = ArrayNames.of(initial_arrays, self.model, self.averaged)
         self.method.check_rounds(num_rounds)
         with disk_errors("make", self.checkpoint):
-            self.checkpoint.mkdir(parents=True, exist_ok=True)
+            private_folder(self.checkpoint)
         with (
             locked(self.checkpoint),
             contextlib.closing(self.open_checkpoint(names, num_rounds)) as checkpoint,
@@ -169,6 +169,7 @@ class FedCAMS(FedAvg):
         layouts = [None if layout is None else layout.id.hex() for layout in (names.layout, names.buffer_layout)]
         identity: dict[str, Any] = {**self.method.to_dict(), "sampler": str(self.sampler), "seed": self.seed}
         identity |= {"clients": self.clients, "layouts": layouts}
+        del identity["min_replies"]  # rows and moments do not depend on it: an operator may change it
         if self.method.depends_on_rounds:
             identity["rounds"] = rounds
         run = identify(self.checkpoint, self.run_name, identity)
@@ -214,11 +215,12 @@ class _Evaluation:
         if self.strategy.fraction_evaluate == 0.0:
             return
         messages = self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid)
-        replies = self.grid.send_and_receive(messages, timeout=self.timeout)
+        replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
         with _tolerant("evaluation", state.round):
-            found = self.strategy.aggregate_evaluate(state.round, replies)
+            usable = that_average({i: reply.content for i, reply in enumerate(replies) if reply.has_content()})
+            found = self.strategy.aggregate_evaluate(state.round, [replies[i] for i in usable])
             if found is not None:
-                logger.info("[ROUND %s] on the clients: %s", state.round, dict(found))
+                logger.info("[ROUND %s] on the clients: %s", state.round, readable(dict(found)))
                 result.evaluate_metrics_clientapp[state.round] = found
 
 
@@ -228,7 +230,7 @@ def _tolerant(what: str, round: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        logger.warning("round %s: cannot average the clients' %s metrics: %r", round, what, error)
+        logger.warning("round %s: cannot average the clients' %s metrics: %s", round, what, readable(repr(error)))
 
 
 def _told(line: dict[str, Any]) -> str:

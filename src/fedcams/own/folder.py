@@ -23,7 +23,7 @@ from fedcams.registry import params
 from fedcams.rounds import ServerState
 from fedcams.runs.checkpoint import differences, saved_round
 from fedcams.runs.execute import Journal, check_interval, make_folder, refuse_taken, to_json, write_about
-from fedcams.runs.files import end_of, locked, write_file
+from fedcams.runs.files import end_of, locked, write_public
 from fedcams.runs.folder import (
     CHECKPOINT,
     EXPERIMENT,
@@ -68,10 +68,15 @@ class RunFolder:
         with locked(self.path):
             self._compare(read_object(self.path / PYTHON, "restore it, or give another folder"))
             self._refuse_fewer_rounds()
-            state = self._journal.load(start)
+            journal = self._journal
+            state = journal.load(start)
             if read_experiment(self.path) != experiment:
                 self._describe(experiment)
-            return state, self._records(state.round), read_object(self.path / STOPPED).get("round") == state.round
+            return (
+                state,
+                self._records(state.round, journal.checkpoint.lines),
+                read_object(self.path / STOPPED).get("round") == state.round,
+            )
 
     def rounds(self, state: ServerState, trackers: Sequence[Tracker]) -> Generator[tuple[ServerState, RoundRecord]]:
         """Run the rounds after this state, write them to the folder and the trackers, and yield states and records.
@@ -93,7 +98,7 @@ class RunFolder:
 
     def stop(self, round: int) -> None:
         """Record that a callback stopped the run after this round, so that it counts as finished."""
-        write_file(self.path / STOPPED, to_json({"round": round, "why": "a callback stopped the run"}))
+        write_public(self.path / STOPPED, to_json({"round": round, "why": "a callback stopped the run"}))
 
     # -- what the run is ---------------------------------------------------------------------------------------------
 
@@ -111,9 +116,9 @@ class RunFolder:
     def _describe(self, experiment: Experiment) -> None:
         """Write the description of the run; one that continues may have more rounds or other probes than before."""
         about = {"call": self._call(), "names": self._names(), "identity": self._identity}
-        write_file(self.path / PYTHON, to_json(about))
+        write_public(self.path / PYTHON, to_json(about))
         if is_run(self.path):
-            write_file(self.path / EXPERIMENT, experiment.to_toml().encode())
+            write_public(self.path / EXPERIMENT, experiment.to_toml().encode())
         else:
             write_about(self.path, experiment, self.simulation.problem.device, self.simulation, [])
 
@@ -131,10 +136,10 @@ class RunFolder:
                 "give another folder"
             )
 
-    def _records(self, count: int) -> list[RoundRecord]:
-        """Return the records of the first `count` rounds; later lines are not read."""
+    def _records(self, count: int, digest: str) -> list[RoundRecord]:
+        """Return the records of the first `count` rounds, which have this digest; later lines are not read."""
         path = self.path / ROUNDS
-        lines = path.read_bytes()[: end_of(path, count)].splitlines() if count else []
+        lines = path.read_bytes()[: end_of(path, count, digest)].splitlines() if count else []
         return [RoundRecord.from_json(line.decode()) for line in lines]
 
     def _compare(self, known: Mapping[str, Any]) -> None:

@@ -24,6 +24,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 white or black, are left out; a violet that differs from the others is added."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
+REASON = 200
+"""The most characters of a reason that a report shows."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,20 @@ class Method:
             for run in self.runs
             if run.records[-1].round < due and not run.finished
         ]
+
+    @property
+    def refusals(self) -> list[str]:
+        """A note for each run in which updates were refused: how many, of how many clients, and the last reason."""
+        found = []
+        for run in self.runs:
+            refused = [(record.round, client, why) for record in run.records for client, why in record.refused.items()]
+            if refused:
+                (round, client, why), clients = refused[-1], len({client for _, client, _ in refused})
+                found.append(
+                    f"{self.label}, seed {run.experiment.seed}: {len(refused)} updates of {clients} clients, "
+                    f"such as that of client {client} in round {round}: {why[:REASON]}"
+                )
+        return found
 
 
 @dataclass(frozen=True)

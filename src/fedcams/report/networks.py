@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fedcams.cells import plain
 from fedcams.report.collection import Collection, Method
-from fedcams.report.numbers import human_seconds, plain, score
+from fedcams.report.numbers import human_seconds, score
 from fedcams.report.profiles import BOUND, PROFILES, Profile, latency_share, time_to
 from fedcams.report.series import ACCURACY, AVERAGED
 from fedcams.report.summary import Row, Summary

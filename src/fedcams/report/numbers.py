@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import re
-
 NONE = "–"
 """Stands for a number that there is not."""
 
@@ -46,8 +43,3 @@ def score(value: float | None, percent: bool) -> str:
 def _three(value: float) -> str:
     """Three significant digits, without an exponent."""
     return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"
-
-
-def plain(text: str) -> str:
-    """Return text escaped so that Markdown shows it unchanged."""
-    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))

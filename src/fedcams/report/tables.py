@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedcams.cells import csv_cell, plain
 from fedcams.registry import resolve
 from fedcams.report.collection import Collection
 from fedcams.report.networks import network_markdown
-from fedcams.report.numbers import NONE, human_bytes, human_seconds, plain, score
+from fedcams.report.numbers import NONE, human_bytes, human_seconds, score
 from fedcams.report.profiles import compute
 from fedcams.report.series import AXES, position
 from fedcams.report.summary import NO_FEEDBACK, Row, Spread, Summary
@@ -71,8 +72,8 @@ ENDINGS = {"": "mean", "_low": "low", "_high": "high"}
 def _write(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+        writer.writerow(map(csv_cell, header))
+        writer.writerows(map(csv_cell, row) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,10 @@ def markdown(collection: Collection, summary: Summary) -> str:
     lines += [[_markdown(cell) for cell in cells(row, summary)] for row in summary.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     notes = [note for method in collection.methods for note in method.unfinished]
-    listed = "\n".join(f"- Unfinished: {plain(note)}" for note in notes)
+    refused = [note for method in collection.methods for note in method.refusals]
+    listed = "\n".join(
+        [*(f"- Unfinished: {plain(note)}" for note in notes), *(f"- Refused: {plain(note)}" for note in refused)]
+    )
     times = network_markdown(collection, summary)
     return "\n\n".join(part for part in ("# Runs", table, explained(summary), listed, times) if part) + "\n"
 

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from fedcams.compress import Code, Compressor
+from fedcams.errors import FedcamsError, UpdateError
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
-from fedcams.rounds.messages import UPDATE
+from fedcams.rounds.messages import UPDATE, Reply, expect_streams
 from fedcams.transforms import Facts
+from fedcams.wire import Payload, unpack
 
 
 class Stream(NamedTuple):
@@ -67,6 +69,31 @@ class Arrival:
             return self
         codes = {name: (codec, code_rows(code, places)) for name, (codec, code) in self.codes.items()}
         return Arrival(self.facts.take(places), tuple(self.losses[i] for i in places), codes)
+
+
+def arrival_of(reply: Reply, streams: Mapping[str, Stream], facts: Facts) -> Arrival:
+    """Return one client's message as a row; refuses other streams than these, and other codecs beside the update's."""
+    expect_streams(reply, streams)
+    codes: dict[str, tuple[Compressor, Code]] = {}
+    for name, stream in streams.items():
+        payload = _unpacked(reply, stream)
+        if name != UPDATE and payload.compressor != stream.codec:
+            raise UpdateError(
+                f"client {reply.client} compresses {name} with {payload.compressor}; expected {stream.codec}"
+            )
+        codes[name] = (payload.compressor, {field: tensor[None] for field, tensor in payload.code.items()})
+    return Arrival(facts, (reply.loss,), codes)
+
+
+def _unpacked(reply: Reply, stream: Stream) -> Payload:
+    """Return a client's payload; whatever reading it raises is that client's fault, and refused as such."""
+    try:
+        return unpack(reply.streams[stream.name], stream.layout)
+    except FedcamsError:
+        raise
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+        raise UpdateError(f"client {reply.client} sends {stream.name} that cannot be read ({found})") from None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+<<<<<<< HEAD
 from collections.abc import Collection, Sequence
+=======
+from collections.abc import Collection, Mapping
+>>>>>>> trust
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -17,13 +21,17 @@ from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
+<<<<<<< HEAD
 from fedcams.layout import Layout
+=======
+from fedcams.guards import Norms
+>>>>>>> trust
 from fedcams.method import BUFFERS, CONTROL
-from fedcams.rounds.cohort import Arrival, Outgoing, some_rows, streams_up
-from fedcams.rounds.messages import UPDATE, Refusal, Reply, expect_streams
+from fedcams.rounds.cohort import Arrival, Outgoing, arrival_of, some_rows, streams_up
+from fedcams.rounds.measuring import measures, norms_of, refusals, scatter
+from fedcams.rounds.messages import UPDATE, Refusal, Reply
 from fedcams.rounds.sending import not_finite
 from fedcams.transforms import Facts
-from fedcams.wire import unpack
 
 if TYPE_CHECKING:
     from fedcams.rounds.server import Server, ServerState
@@ -57,8 +65,18 @@ class Intake:
     they must arrive in ascending client id and are added immediately, so memory does not grow with their number.
     """
 
-    def __init__(self, server: Server, state: ServerState, cohort: Collection[int], in_order: bool = False) -> None:
-        """Begin the intake of the round after `state`, for the clients of this cohort."""
+    def __init__(
+        self,
+        server: Server,
+        state: ServerState,
+        cohort: Collection[int],
+        in_order: bool = False,
+        bounds: Mapping[str, float] | None = None,
+    ) -> None:
+        """Begin the intake of the round after `state`, for the clients of this cohort.
+
+        `bounds` are the guard's, by stream; unless given, they are those that past rounds alone give.
+        """
         self.server, self.state, self.round, self.cohort = server, state, state.round + 1, cohort
         self.method = server.method.in_round(self.round, server.rounds)
         self.streams = streams_up(self.method, server.layout, server.buffer_layout)
@@ -68,8 +86,18 @@ class Intake:
         self.acks: dict[int, Held | None] = {}
         """Client -> the model that it says it holds, even if its reply was refused."""
         self.refused: dict[int, str] = {}
+        self.bounds = self.bounds_by({}) if bounds is None else bounds
+        self.norms: dict[int, dict[str, float]] = {}
+        """Client -> stream -> the norm of its decoded row, refused or not; empty if nothing needs it."""
+        self.skipped = ""
+        """Why the round makes no step although nothing went wrong; set by `means`."""
         self._accepted: dict[int, _Client] = {}
         self._rows: dict[int, Tensor] = {}
+
+    def bounds_by(self, norms: Norms) -> dict[str, float]:
+        """Return the guard's bound on the norms of each stream, given those of the cohort as far as they are known."""
+        bounds = self.method.guard.bounds(self.state.guard, norms)
+        return {name: bound * scatter(self.streams[name].codec) for name, bound in bounds.items()}
 
     # -- as messages -------------------------------------------------------------------------------------------------
 
@@ -112,20 +140,9 @@ class Intake:
 
     def _arrival(self, reply: Reply) -> Arrival:
         """Return one client's message as a row; refuses streams and codecs that differ from the method's."""
-        expect_streams(reply, self.streams)
-        codes: dict[str, tuple[Compressor, Code]] = {}
-        for name, stream in self.streams.items():
-            payload = unpack(reply.streams[name], stream.layout)
-            if name != UPDATE and payload.compressor != stream.codec:
-                raise UpdateError(
-                    f"client {reply.client} compresses {name} with {payload.compressor}; expected {stream.codec}"
-                )
-            codes[name] = (payload.compressor, {field: tensor[None] for field, tensor in payload.code.items()})
-        facts = Facts(
-            self.round, self.server.seed, (reply.client,), (reply.examples,), (reply.steps,), (1.0,),
-            float(self.method.local.lr), self.server.population,
-        )  # fmt: skip
-        return Arrival(facts, (reply.loss,), codes)
+        known = (reply.client,), (reply.examples,), (reply.steps,), (1.0,)
+        rate, population = float(self.method.local.lr), self.server.population
+        return arrival_of(reply, self.streams, Facts(self.round, self.server.seed, *known, rate, population))
 
     # -- as rows -----------------------------------------------------------------------------------------------------
 
@@ -133,15 +150,29 @@ class Intake:
         """Take what the clients of a cohort send, including their refusals."""
         self.refused |= {client: f"UpdateError: {why}" for client, why in outgoing.refused.items()}
         if len(outgoing.arrival):
-            self.take(outgoing.arrival)
+            self._take(outgoing.arrival, whole_cohort=True)
 
     def take(self, arrival: Arrival) -> None:
         """Take the rows of some clients; those refused are left out, with the reason in `refused`.
 
         Everything is checked before anything is added, so that a client counts completely or not at all.
         """
+<<<<<<< HEAD
         arrival = self._weighed(arrival)
         arrival = self._with_own_buffers(arrival.only(self._sound(arrival)))
+=======
+        if len(arrival):
+            self._take(arrival)
+
+    def _take(self, arrival: Arrival, whole_cohort: bool = False) -> None:
+        self._refuse_twice(arrival)
+        if measures(self.method):
+            self.norms |= norms_of(arrival, self.streams, self.state.buffers)
+        arrival = self._weighed(self._with_own_buffers(arrival))
+        if whole_cohort:
+            self.bounds = self.bounds_by(self.norms)
+        arrival = arrival.only(self._sound(arrival))
+>>>>>>> trust
         if not len(arrival):
             return
         arrival, codec, code = self._transformed(arrival)
@@ -193,26 +224,16 @@ class Intake:
             weights = tuple(self.server.sampler.weight(client, self.round) for client in arrival.facts.ids)
         return dataclasses.replace(arrival, facts=dataclasses.replace(arrival.facts, weights=weights))
 
-    def _sound(self, arrival: Arrival) -> list[int]:
-        """Return the places of the rows that no guard refuses; record why the others are refused."""
-        guards = [transform for transform in self.method.transforms if "guard" in transform.points]
-        codec, code = arrival.codes[UPDATE] if len(arrival) else (IDENTITY, {})
-        measured = any(guard.reads_norm for guard in guards)
-        norms = codec.norms(code, self.server.layout).tolist() if measured else [math.nan] * len(arrival)
-        good = []
-        for place, (client, weight) in enumerate(zip(arrival.facts.ids, arrival.facts.weights, strict=True)):
+    def _refuse_twice(self, arrival: Arrival) -> None:
+        for client in arrival.facts.ids:
             if client in self._accepted:
                 raise UpdateError(f"client {client} is in this round already; one update per client and round")
-            one = arrival.facts.take([place]) if guards else arrival.facts
-            reason = next((found for guard in guards if (found := guard.refuses(norms[place], one))), "")
-            if not (math.isfinite(weight) and weight > 0):
-                source = f"weighting={self.method.weighting}, examples={arrival.facts.examples[place]}"
-                reason = f"client {client}: weight={weight} by {source}; allowed: a finite number above 0"
-            if reason:
-                self.refused[client] = f"UpdateError: {reason}"
-            else:
-                good.append(place)
-        return good
+
+    def _sound(self, arrival: Arrival) -> list[int]:
+        """Return the places of the rows that nothing refuses; record why the others are refused."""
+        reasons = refusals(self.method, arrival, self.norms, self.bounds, self.server.buffer_layout)
+        self.refused |= {client: f"UpdateError: {reason}" for client, reason in reasons.items()}
+        return [place for place, client in enumerate(arrival.facts.ids) if client not in reasons]
 
     def _add(self, arrival: Arrival, codec: Compressor, code: Code) -> None:
         ids, weights = arrival.facts.ids, arrival.facts.weights
@@ -225,6 +246,19 @@ class Intake:
         if CONTROL in self.streams:  # all clients count equally in the mean of the control variates
             self.sums[CONTROL].add_rows(ids, *arrival.codes[CONTROL], (1.0,) * len(ids))
 
+<<<<<<< HEAD
+=======
+    def _with_own_buffers(self, arrival: Arrival) -> Arrival:
+        """Return the arrival with the clients' buffers; compressed ones arrive as changes of what each was sent."""
+        if BUFFERS not in self.streams or self.method.buffers == IDENTITY or self.state.buffers is None:
+            return arrival
+        (codec, code), layout, own = arrival.codes[BUFFERS], self.streams[BUFFERS].layout, self.state.buffers
+        sent = [self.method.downlink.buffers_of(self.state.downlink, client) for client in arrival.facts.ids]
+        rows = torch.stack([own if row is None else row for row in sent])
+        after = add_change(rows, codec.decode(code, layout).to(own.device), layout)
+        return dataclasses.replace(arrival, codes={**arrival.codes, BUFFERS: (IDENTITY, {"values": after})})
+
+>>>>>>> trust
     # -- results -----------------------------------------------------------------------------------------------------
 
     def facts(self) -> Facts:
@@ -241,14 +275,15 @@ class Intake:
         return float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean()) if losses else None
 
     def means(self) -> Means | None:
-        """Return the means of the accepted arrivals; None if there are none.
+        """Return the means of the accepted arrivals; None if there are none, or fewer than the method's `min_replies`.
 
         Updates that are finite one by one may overflow in a sum, or when an optimizer squares them. It is then
         unknown which of them is at fault, so all of them are refused.
         """
-        if not self._accepted:
-            return None
         try:
+            if len(self._accepted) < self.method.min_replies:
+                self.skipped = f"{len(self._accepted)} valid replies, min_replies={self.method.min_replies}"
+                raise UpdateError(self.skipped)
             return self._means()
         except UpdateError as error:
             self.refused |= dict.fromkeys(self._accepted, _reason(error))

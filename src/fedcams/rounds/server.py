@@ -6,8 +6,10 @@ A simulation delivers models and takes arrivals as rows instead; everything else
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import ROWS, Broadcast, Part
 from fedcams.errors import LayoutError, SpecError, UpdateError
+from fedcams.guards import Norms, Past
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
 from fedcams.rounds.intake import Intake, Means
@@ -91,6 +94,7 @@ class ServerState(NamedTuple):
     accepted: Mapping[int, Accepted]
     control: Tensor | None = None
     average: Averaged | None = None
+    guard: Past = MappingProxyType({})
 
 
 class Concluded(NamedTuple):
@@ -107,6 +111,8 @@ class Concluded(NamedTuple):
     """The facts of the accepted clients."""
     train_loss: float | None
     """The mean of the accepted clients' losses; None if no client was accepted."""
+    skipped: str = ""
+    """Why there was no step although nothing went wrong: fewer updates were accepted than `min_replies`."""
 
 
 def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerState:
@@ -175,11 +181,25 @@ def take_answers(
     """Return the intake of a round with these answers; invalid ones are refused with a reason, the others count.
 
     With `in_order`, replies must come in ascending client id, and only one of them is held in memory at a time.
+    `answers` are read a second time if some row may be too long, once the norms of the whole cohort are known.
     """
-    intake = Intake(server, state, cohort, in_order)
+    answers = list(answers) if isinstance(answers, Iterator) else answers
+    intake = _offered(Intake(server, state, cohort, in_order), answers)
+    bounds = intake.bounds_by(intake.norms)
+    if bounds != intake.bounds and any(_exceed(intake.norms, some) for some in (bounds, intake.bounds)):
+        intake = _offered(Intake(server, state, cohort, in_order, bounds), answers)
+    return intake
+
+
+def _offered(intake: Intake, answers: Iterable[Reply | Refusal]) -> Intake:
     for answer in answers:
         intake.offer(answer)
     return intake
+
+
+def _exceed(norms: Norms, bounds: Mapping[str, float]) -> bool:
+    """Return whether any row is longer than these bounds allow."""
+    return any(not norm <= bounds.get(name, inf) for known in norms.values() for name, norm in known.items())
 
 
 def conclude(
@@ -193,10 +213,11 @@ def conclude(
     means = means or intake.means()
     accepted = {**state.accepted, **{client: Accepted(round, name) for client, name in intake.digests.items()}}
     told = method.downlink.acknowledge(state.downlink, broadcast(server, state), intake.acks)
-    state = state._replace(round=round, accepted=accepted, downlink=told)
+    seen = method.guard.observe(state.guard, round, intake.norms)
+    state = state._replace(round=round, accepted=accepted, downlink=told, guard=seen)
     facts, loss = intake.facts(), intake.mean_loss()
     if means is None:
-        return state, Concluded(round, [], intake.refused, 0.0, None, facts, None)
+        return state, Concluded(round, [], intake.refused, 0.0, None, facts, None, intake.skipped)
     x, optimizer = method.server.step(state.optimizer, state.x, means.update)
     if state.control is not None and means.control is not None:
         method.control.step_(state.control, means.control, len(facts.ids), server.population)

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedcams.bits.checksum import sums, whole
 from fedcams.bits.parallel import map_ranges
 from fedcams.bits.vectors import add_
-from fedcams.durable import os_errors, sync_folder, write_whole
+from fedcams.durable import os_errors, private_folder, sync_folder, write_whole
 from fedcams.errors import ResidualError
 from fedcams.layout import Layout
 from fedcams.rows.base import RowStore, Versions
@@ -64,7 +64,7 @@ class DiskRows(RowStore):
     def _list(self) -> list[str]:
         """Return the names in the folder, which is created if missing; refuses symbolic links and files of 0.1."""
         with _os_errors("open the folder", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
             with os.scandir(self.folder) as entries:
                 links = {entry.name: entry.is_symlink() for entry in entries}
         link = next((name for name, is_link in links.items() if is_link), None)

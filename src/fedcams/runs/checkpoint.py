@@ -1,7 +1,7 @@
 """Checkpoints: a run continues from its last one after a kill at any moment. The simulator and Flower share the format.
 
 <folder>/state.json           the round, the run's identity, small state, the round and digest of each client's rows,
-                              the checksum of the next file, and a digest of all this
+                              the checksum of the next file, the digest of the rounds' lines, and one of all this
 <folder>/<round>.safetensors  the model, the averaged model, the optimizer's vectors
 <folder>/spare.safetensors    the tensors of the previous round, no longer needed; the next ones are written over them
 <folder>/rows/                a RowStore on disk: what clients keep (in a simulation)
@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 import safetensors
 
+from fedcams.durable import private_folder
 from fedcams.errors import ResidualError
 from fedcams.rounds import Server, ServerState
 from fedcams.rows import Versions
@@ -76,25 +77,30 @@ class Checkpoint:
         """
         self.folder, self.server, self.identity, self.rows = folder, server, dict(identity), dict(rows)
         self.keep_spare = keep_spare
+        self.lines = ""
+        """The digest of the lines of the loaded checkpoint's rounds; empty before `load`."""
         layouts = (server.layout, server.buffer_layout)
         self._layouts = [None if layout is None else layout.id.hex() for layout in layouts]
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
-    def save(self, state: ServerState, last: bool = False) -> None:
-        """Make this state the checkpoint. A run never continues from its `last` state, so that one has no rows."""
+    def save(self, state: ServerState, lines: str = "", last: bool = False) -> None:
+        """Make this state the checkpoint; `lines` is a digest of the lines that its rounds left.
+
+        A run never continues from its `last` state, so that one has no rows.
+        """
         kept = {} if last else self.rows
         with disk_errors("write", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._write(state, {name: rows.save() for name, rows in kept.items()})
+            private_folder(self.folder)
+            self._write(state, lines, {name: rows.save() for name, rows in kept.items()})
             for rows in kept.values():
                 rows.mark(state.round)
             self._tidy(f"{state.round}.safetensors", last, *kept)
 
-    def _write(self, state: ServerState, versions: dict[str, Versions]) -> None:
+    def _write(self, state: ServerState, lines: str, versions: dict[str, Versions]) -> None:
         small, tensors = pack(state, self.server)
         spare = self.folder / SPARE
-        over = spare if spare.exists() and not spare.is_symlink() else None
+        over = spare if spare.exists() else None
         path = self.folder / f"{state.round}.safetensors"
         with disk_errors("write", path):
             checksum = write_tensors(path, tensors, over)
@@ -105,6 +111,7 @@ class Checkpoint:
             "layouts": self._layouts,
             "tensors": checksum,
             "rows": versions,
+            "lines": lines,
             "state": small,
         }
         write_file(self.folder / STATE, sealed(values))
@@ -136,12 +143,13 @@ class Checkpoint:
             raise RunError(f"{self.folder / STATE}: a checkpoint of another model: {found}; {_start_over(self.folder)}")
         state = self._load_state(values, start)
         self._load_rows(values)
+        self.lines = values.get("lines", "")
         return state
 
     def _clear(self) -> None:
         """Remove what a kill before the first checkpoint left behind."""
         with disk_errors("clear", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
             for path in [*self.folder.glob("*.safetensors"), *self.folder.glob("*.tmp")]:
                 path.unlink()
             for rows in self.rows.values():

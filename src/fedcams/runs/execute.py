@@ -18,9 +18,9 @@ from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Built, Experiment, build
 from fedcams.rounds import ServerState
 from fedcams.rows import SavedRows
-from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint, clear_after_last, saved_round
+from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint, clear_after_last, read_state
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
-from fedcams.runs.files import Lines, disk_errors, end_of, locked, write_file
+from fedcams.runs.files import Lines, disk_errors, end_of, locked, write_public
 from fedcams.runs.folder import (
     CHECKPOINT,
     ENVIRONMENT,
@@ -151,14 +151,14 @@ class Journal:
         saved = state.round
         _note_environment(self.folder / ENVIRONMENT, saved, environment(self.device, self.simulation.engine))
         with (
-            contextlib.closing(Lines(self.folder / ROUNDS, keep=saved)) as lines,
+            contextlib.closing(Lines(self.folder / ROUNDS, saved, self.checkpoint.lines)) as lines,
             contextlib.closing(Lines(self.folder / TIMINGS, keep=saved)) as timings,
         ):
 
             def save() -> int:
                 lines.sync()  # first: a checkpoint on disk must never be without its lines
                 timings.sync()
-                self.checkpoint.save(state, last=state.round == self.last and not self.may_grow)
+                self.checkpoint.save(state, lines.digest, last=state.round == self.last and not self.may_grow)
                 return state.round
 
             while state.round < self.last:
@@ -208,9 +208,9 @@ def write_about(
     histogram: list[list[int]],
 ) -> None:
     """Write the description of a new run; the experiment comes last, because a folder with it counts as a run."""
-    write_file(folder / ENVIRONMENT, to_json(environment(device, simulation.engine)))
-    write_file(folder / PARTITION, to_json({"histogram": histogram}))
-    write_file(folder / EXPERIMENT, experiment.to_toml().encode())
+    write_public(folder / ENVIRONMENT, to_json(environment(device, simulation.engine)))
+    write_public(folder / PARTITION, to_json({"histogram": histogram}))
+    write_public(folder / EXPERIMENT, experiment.to_toml().encode())
 
 
 def refuse_taken(folder: Path) -> None:
@@ -224,9 +224,10 @@ def _is_finished(folder: Path, experiment: Experiment) -> bool:
     """Return whether the last round was saved; a finished run's checkpoint may have been deleted to save space."""
     if not (folder / CHECKPOINT).exists():
         return read_run(folder).finished
-    if saved_round(folder / CHECKPOINT, experiment.to_dict()) != experiment.rounds:
+    saved = read_state(folder / CHECKPOINT, experiment.to_dict())
+    if saved is None or saved["round"] != experiment.rounds:
         return False
-    end_of(folder / ROUNDS, experiment.rounds)  # refuses a file that has lost lines since
+    end_of(folder / ROUNDS, experiment.rounds, saved.get("lines", ""))  # refuses lines that were lost or changed since
     clear_after_last(folder / CHECKPOINT, experiment.rounds)
     return True
 
@@ -238,7 +239,7 @@ def _note_environment(path: Path, round: int, now: dict[str, Any]) -> None:
     sittings: list[dict[str, Any]] = known.get("resumed", [])
     last = {key: value for key, value in (sittings[-1] if sittings else first).items() if key != "round"}
     if last != now:
-        write_file(path, to_json({**first, "resumed": [*sittings, {"round": round, **now}]}))
+        write_public(path, to_json({**first, "resumed": [*sittings, {"round": round, **now}]}))
 
 
 def _line(record: RoundRecord) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -13,6 +14,11 @@ from fedcams.durable import REPAIR, os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
 from fedcams.runs.folder import RunError
 
+EVERYONE = 0o666
+"""The mode of files that describe a run, as far as the umask allows."""
+FOLDERS = ("checkpoint", "rows", "replicas", "replies", "held")
+SUFFIXES = (".json", ".jsonl", ".toml", ".safetensors", ".reply", ".rows", ".spare", ".held", ".staged", ".tmp")
+"""The names of folders, and the ends of names of files, that runs and clients write."""
 RESTORE = "restore the file, or delete the folder and start the run again"
 
 
@@ -27,14 +33,26 @@ def disk_errors(what: str, path: Path, fix: str = REPAIR) -> Iterator[None]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a whole file durably: a kill at any moment leaves either the old file or the new one."""
+    """Write a whole file durably: a kill at any moment leaves either the old file or the new one.
+
+    Only its owner may read it.
+    """
     with disk_errors("write", path):
         write_whole(path, data)
 
 
+def write_public(path: Path, data: bytes) -> None:
+    """Write a file that describes a run in the same way; who may read it is up to the umask."""
+    with disk_errors("write", path):
+        write_whole(path, data, mode=EVERYONE)
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder for this process, or refuse; the system releases the lock however the process ends."""
+    """Lock the folder for this process, or refuse; the system releases the lock however the process ends.
+
+    Refuses symbolic links in place of what runs and clients write there: they would lead outside of the folder.
+    """
     with disk_errors("open", folder):
         descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -44,23 +62,41 @@ def locked(folder: Path) -> Iterator[None]:
             raise RunError(f"{folder}: another process is using this run; let it finish, or end it first") from None
         except OSError:
             pass  # some network file systems cannot lock folders; running without a lock beats not running
+        _refuse_links(folder)
         yield
     finally:
         os.close(descriptor)
 
 
+def _refuse_links(folder: Path) -> None:
+    """Refuse a symbolic link in the folder, or in one of ours in it, that has the name of something we write."""
+    with disk_errors("read", folder), os.scandir(folder) as entries:
+        ours = [entry for entry in entries if entry.name in FOLDERS or Path(entry.name).suffix in SUFFIXES]
+    for entry in ours:
+        if entry.is_symlink():
+            raise RunError(
+                f"{entry.path} is a symbolic link, and nothing outside of {folder} is written or deleted; remove it"
+            )
+        if entry.name in FOLDERS and entry.is_dir():
+            _refuse_links(Path(entry.path))
+
+
 class Lines:
     """A file with one JSON object per line, line i for round i; it grows by whole lines."""
 
-    def __init__(self, path: Path, keep: int) -> None:
-        """Open or create the file, and cut it back to the lines of the first `keep` rounds."""
+    def __init__(self, path: Path, keep: int, digest: str = "", mode: int = EVERYONE) -> None:
+        """Open or create the file, and cut it back to the lines of the first `keep` rounds.
+
+        Refuses other lines than those that had this `digest`, if it is given.
+        """
         self.path = path
         with disk_errors("open", path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, mode)
         try:
             with disk_errors("cut back", path):
-                os.ftruncate(self._descriptor, end_of(path, keep))
+                os.ftruncate(self._descriptor, end_of(path, keep, digest))
                 sync_folder(path.parent)
+                self._hash = hash_of(path.read_bytes())
         except BaseException:
             self.close()
             raise
@@ -68,9 +104,15 @@ class Lines:
     def append(self, line: str) -> None:
         """Add a line. It survives a kill of the process and, after `sync`, a crash of the machine."""
         rest = memoryview(f"{line}\n".encode())
+        self._hash.update(rest)
         with disk_errors("write", self.path):
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
+
+    @property
+    def digest(self) -> str:
+        """A digest of all lines."""
+        return self._hash.hexdigest()
 
     def sync(self) -> None:
         """Make all lines durable."""
@@ -82,10 +124,14 @@ class Lines:
         os.close(self._descriptor)
 
 
-def end_of(path: Path, count: int) -> int:
-    """Return the offset after line `count`; refuses a file whose first lines are not those of rounds 1 to `count`."""
+def end_of(path: Path, count: int, digest: str = "") -> int:
+    """Return the offset after line `count`.
+
+    Refuses a file whose first lines are not those of rounds 1 to `count`, or no longer have this `digest`, if given.
+    """
     with disk_errors("read", path, RESTORE):
-        *lines, _ = path.read_bytes().split(b"\n", count)  # what follows the last of these lines may be anything
+        data = path.read_bytes()
+    *lines, _ = data.split(b"\n", count)  # what follows the last of these lines may be anything
     rounds = [_round(line) for line in lines]
     if rounds != list(range(1, count + 1)):
         wrong = next((i for i, found in enumerate(rounds, start=1) if found != i), len(rounds) + 1)
@@ -93,7 +139,15 @@ def end_of(path: Path, count: int) -> int:
             f"{path}: damaged, line {wrong} is not that of round {wrong}, but the checkpoint is of round {count}; "
             f"{RESTORE}"
         )
-    return sum(len(line) + 1 for line in lines)
+    end = sum(len(line) + 1 for line in lines)
+    if digest and hash_of(data[:end]).hexdigest() != digest:
+        raise RunError(f"{path}: changed, its first {count} lines are not those of the checkpoint; {RESTORE}")
+    return end
+
+
+def hash_of(data: bytes) -> hashlib.blake2b:
+    """Return the hash of some lines, to which further ones can be added."""
+    return hashlib.blake2b(data, digest_size=16)
 
 
 def _round(line: bytes) -> object:

@@ -1,0 +1,148 @@
+"""What the default guard refuses, on digits: nothing of honest clients, and what hostile ones send.
+
+The first table says how long rows of honest clients are, as a multiple of what the guard takes as usual; it refuses
+those above its factor. The second compares runs with one hostile client of 20 to the run without it, and the third
+runs with 4 of 20 that send flipped updates of honest length. Nothing here depends on time, so any machine will do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from recording import environment, save
+from rich.console import Console
+from rich.table import Table
+
+from fedcams.bench.hostile import ATTACKS, Attack, attacked, turned_
+from fedcams.experiment import Experiment, build
+from fedcams.guards import Adaptive, Norms, Past
+from fedcams.simulation import RoundRecord, Simulation
+
+RECORD = Path(__file__).parent / "records" / "guard.json"
+BASE: dict[str, Any] = {"task": "digits", "model": "mlp", "partition": "dirichlet(alpha=0.1)", "seed": 1}
+FEW = {"clients": 20, "sampler": "full", "local": "sgd(lr=0.1, epochs=1, batch=16)"}
+MANY = {"clients": 40, "sampler": "uniform(n=10)", "local": "sgd(lr=0.1, epochs=3, batch=16)"}
+BATCH_NORM = {"model": "convmixer(dim=8, depth=1)", "local": "sgd(lr=0.05, epochs=1, batch=16, drop_last=true)"}
+HONEST: dict[str, dict[str, Any]] = {
+    "dense, 20 of 20": FEW,
+    "dense, 10 of 40": MANY,
+    "sign": {**MANY, "uplink": "sign"},
+    "top-k 1/64": {**MANY, "uplink": "topk(ratio=1/64)"},
+    "top-k 1/256": {**MANY, "uplink": "topk(ratio=1/256)"},
+    "ternary 1/16": {**MANY, "uplink": "ternary(ratio=1/16)"},
+    "scaffold": {**MANY, "control": "scaffold"},
+    "batch norm": {**FEW, **BATCH_NORM},
+    "batch norm, blockq": {**FEW, **BATCH_NORM, "buffers": "blockq", "uplink": "sign"},
+    "warm-up": {**MANY, "local": "sgd(lr=warmup(10, then=0.1), epochs=3, batch=16)"},
+}
+SERVERS = {"FedAMS": "fedams(lr=0.1, eps=1e-3)", "FedAdam": "fedadam(lr=0.03, eps=1e-3)", "FedAvg": "fedavg"}
+
+
+@dataclass(frozen=True)
+class Watching(Adaptive):
+    """The default guard, which also keeps the largest multiple of the usual norm of each stream."""
+
+    name = "watching"
+    largest: ClassVar[dict[str, float]] = {}
+
+    def observe(self, past: Past, round: int, norms: Norms) -> Past:
+        """Compare the norms of the round with the bounds that they were held to."""
+        for name, bound in self.bounds(past, norms).items():
+            ratio = max(known[name] for known in norms.values() if name in known) * float(self.factor) / bound
+            self.largest[name] = max(self.largest.get(name, 0.0), ratio)
+        return super().observe(past, round, norms)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rounds", type=int, default=100)
+    options.add_argument("--save", action="store_true", help=f"write {RECORD.name}")
+    chosen = options.parse_args()
+    console = Console()
+    found = {
+        "honest": {what: honest(keys, chosen.rounds) for what, keys in HONEST.items()},
+        "one of 20": dict(one_hostile(chosen.rounds)),
+        "4 of 20": dict(four_flipped(chosen.rounds)),
+    }
+    for title, rows in found.items():
+        console.print(table(title, rows))
+    if chosen.save:
+        save(RECORD, {"rounds": chosen.rounds, "environment": environment(), **found})
+
+
+def honest(keys: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """Return the largest multiple of the usual norm of each stream, and how many clients were refused."""
+    simulation = simulation_of(keys, rounds)
+    method = dataclasses.replace(simulation.server.method, guard=Watching())
+    Watching.largest.clear()
+    server = dataclasses.replace(simulation.server, method=method)
+    records = list(run(dataclasses.replace(simulation, server=server), rounds))
+    return {**Watching.largest, "refused": sum(len(record.refused) for record in records)}
+
+
+def one_hostile(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield server -> final accuracy of the clean run, and with each attack, guarded and not."""
+    for label, server in SERVERS.items():
+        guards = ["adaptive", "none"] if label == "FedAMS" else ["adaptive"]
+        for partition in ("iid", "dirichlet(alpha=0.1)"):
+            keys = {**FEW, "server": server, "partition": partition}
+            yield f"{label}, {partition}", dict(scores(keys, rounds, [0], ATTACKS, guards))
+        keys = {**FEW, **BATCH_NORM, "server": server, "partition": "iid"}
+        yield f"{label}, batch norm", dict(scores(keys, rounds, [0], ATTACKS, ["adaptive"]))
+
+
+def four_flipped(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield aggregate -> final accuracy of FedAMS without attack and with four clients that send flipped updates."""
+    for aggregate in ("mean", "trimmed(fraction=0.2)", "median", "geometric_median", "clipped_mean"):
+        keys = {**FEW, "server": SERVERS["FedAMS"], "aggregate": aggregate, "partition": "iid"}
+        yield aggregate, dict(scores(keys, rounds, [0, 5, 10, 15], {"flipped": turned_}, ["adaptive"]))
+
+
+def scores(
+    keys: dict[str, Any], rounds: int, clients: Sequence[int], attacks: dict[str, Attack], guards: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield what was done -> the accuracy after the last rounds, or what ended the run."""
+    yield "clean", final(simulation_of(keys, rounds), rounds)
+    for guard in guards:
+        for what, attack in attacks.items():
+            if what.startswith("buffers") and "convmixer" not in keys.get("model", ""):
+                continue
+            hostile = attacked(simulation_of({**keys, "guard": guard}, rounds), attack, clients)
+            yield what if guard != "none" else f"{what}, no guard", final(hostile, rounds)
+
+
+def simulation_of(keys: dict[str, Any], rounds: int) -> Simulation:
+    return build(Experiment.from_dict({**BASE, "rounds": rounds, "evaluate_every": 5, **keys})).simulation
+
+
+def run(simulation: Simulation, rounds: int) -> Iterator[RoundRecord]:
+    state = simulation.start()
+    for _ in range(rounds):
+        state, record = simulation.advance(state)
+        yield record
+
+
+def final(simulation: Simulation, rounds: int) -> float:
+    """Return the mean accuracy of the evaluations in the last fifth of the rounds, in percent."""
+    found = [record.test_accuracy for record in run(simulation, rounds) if record.round > 0.8 * rounds]
+    known = [score for score in found if score is not None]
+    return round(100 * sum(known) / len(known), 2)
+
+
+def table(title: str, rows: dict[str, dict[str, Any]]) -> Table:
+    shown = Table(title=title)
+    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    for column in ("", *columns):
+        shown.add_column(column, justify="right" if column else "left")
+    for what, row in rows.items():
+        shown.add_row(what, *(f"{row[key]:.4g}" if key in row else "" for key in columns))
+    return shown
+
+
+if __name__ == "__main__":
+    main()

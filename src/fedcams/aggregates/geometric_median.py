@@ -1,0 +1,53 @@
+"""The geometric median: the vector with the smallest sum of distances to the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcams.aggregates.base import Aggregate, check_rows
+from fedcams.aggregates.median import middle
+from fedcams.bits.vectors import row_norms
+from fedcams.registry import integer, register
+
+NEAR = 1e-6
+"""Distances below this part of the largest norm count as this, so that an update is never divided by zero."""
+
+
+@register("geometric_median")
+@dataclass(frozen=True)
+class GeometricMedian(Aggregate):
+    """The geometric median by a few steps of Weiszfeld from the coordinate-wise median: z = Σ w_i x_i / Σ w_i.
+
+    w_i is the client's weight divided by its distance from z, so a far update counts little, whatever its direction.
+    All decoded updates of a round are in memory at once.
+    """
+
+    steps: int = integer(8, low=1, high=100, doc="how often z is moved")
+
+    reference = "Pillutla, Kakade, Harchaoui: Robust Aggregation for Federated Learning, IEEE TSP 2022"
+    examples = ("geometric_median", "geometric_median(steps=3)")
+    refused = (("geometric_median(steps=0)", r"allowed: an integer in \[1, 100\]"),)
+
+    def combine(self, rows: Tensor, weights: Sequence[float]) -> Tensor:
+        check_rows(rows, weights)
+        z = middle(rows)
+        least = NEAR * float(row_norms(z[None]))
+        for _ in range(self.steps if len(rows) > 1 else 0):
+            distances = [max(float(row_norms((row - z)[None])), least) for row in rows]
+            if min(distances) == 0:
+                return z  # it lies on an update, and all that matters is zero
+            z = _mean(rows, [weight / distance for weight, distance in zip(weights, distances, strict=True)])
+        return z
+
+
+def _mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
+    """Return the mean of rows with these weights, added one after the other."""
+    total = sum(weights)
+    out = torch.zeros_like(rows[0])
+    for row, weight in zip(rows, weights, strict=True):
+        out.add_(row, alpha=weight / total)
+    return out

@@ -1,0 +1,19 @@
+"""Text in the cells of tables: shown as it is, and never taken for a formula or for markup."""
+
+from __future__ import annotations
+
+import html
+import re
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What spreadsheets take for the beginning of a formula."""
+
+
+def plain(text: str) -> str:
+    """Return text escaped so that Markdown shows it unchanged."""
+    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+
+
+def csv_cell(value: object) -> object:
+    """Return a value for a CSV file: text that a spreadsheet would run as a formula gets an apostrophe in front."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

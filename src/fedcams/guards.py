@@ -1,0 +1,117 @@
+"""Guards: how long a client's rows may be, learned from the clients' own norms, so that one of them cannot do harm.
+
+FedAMS needs this most: its v̂ is a running maximum, which a single huge update would raise for ever.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedcams.registry import Number, Spec, number, register
+
+Norms = Mapping[int, Mapping[str, float]]
+"""Client -> stream -> the norm of its decoded row in this round."""
+Past = Mapping[str, Mapping[int, float]]
+"""Stream -> round -> the usual norm of that round: the state of a guard."""
+ROUNDS = 10
+"""How many past rounds count: those with the largest norms. Half of them must go wrong before the bound does."""
+ENOUGH = 3
+"""With so many clients, one of them cannot set what is usual for their cohort."""
+
+
+class Guard(Spec, ABC):
+    """The base class of all guards. State is data: `observe` returns the next state, and `bounds` reads it."""
+
+    kind = "guard"
+    reference: ClassVar[str] = ""
+    """The publication that describes it."""
+    active: ClassVar[bool] = True
+    """Whether rows are measured, and buffers checked for what they mean."""
+
+    @abstractmethod
+    def bounds(self, past: Past, norms: Norms) -> dict[str, float]:
+        """Return stream -> the largest norm to accept, from past rounds and the `norms` of this round's cohort.
+
+        A stream without a bound is not limited. While a round's rows arrive one by one, `norms` is still empty.
+        """
+
+    @abstractmethod
+    def observe(self, past: Past, round: int, norms: Norms) -> Past:
+        """Return the state after a round in which rows of these norms arrived, accepted or not."""
+
+
+@register("none")
+@dataclass(frozen=True)
+class NoGuard(Guard):
+    """No guard: rows of any norm are accepted."""
+
+    active = False
+    examples = ("none",)
+    refused = (("none(1)", "at most 0 values"),)
+
+    def bounds(self, past: Past, norms: Norms) -> dict[str, float]:
+        """Return nothing: no stream is limited."""
+        return {}
+
+    def observe(self, past: Past, round: int, norms: Norms) -> Past:
+        """Return nothing: there is no state."""
+        return {}
+
+
+@register("adaptive")
+@dataclass(frozen=True)
+class Adaptive(Guard):
+    """Refuses rows longer than `factor` times the usual norm of their stream: update, buffers or control variates.
+
+    What is usual in a cohort is the norm that a quarter of its clients exceeds. Usual for a round is the median of this
+    over the 10 rounds in which it was largest, or that of the present cohort if it is larger and has 3 clients or more;
+    the first round has only its own. The largest rather than the last, because late in training most clients have
+    little left to learn, and the others are no attackers. What is above the bound counts as the bound, so that it
+    follows if the norms of most clients grow. A refused client keeps its residual.
+    """
+
+    factor: Number = number(5, low=1, doc="how many times the usual norm a row may have")
+
+    examples = ("adaptive", "adaptive(factor=10)")
+    refused = (("adaptive(factor=0.5)", r"allowed: a number in \[1, inf\)"),)
+
+    def bounds(self, past: Past, norms: Norms) -> dict[str, float]:
+        """Return `factor` times the usual norm of each stream that has one."""
+        streams = _by_stream(norms)
+        usual = {name: _usual(past.get(name, {}).values(), streams.get(name, [])) for name in {**past, **streams}}
+        return {name: float(self.factor) * norm for name, norm in usual.items() if norm > 0}
+
+    def observe(self, past: Past, round: int, norms: Norms) -> Past:
+        """Return the past with what was usual in this round, if it is among the largest."""
+        bounds = self.bounds(past, norms)
+        usual = {name: _upper(found) for name, found in _by_stream(norms).items()}
+        now = {name: {round: min(norm, bounds[name])} for name, norm in usual.items() if norm > 0}
+        known = {name: {**past.get(name, {}), **now.get(name, {})} for name in {**past, **now}}
+        return {name: dict(sorted(found.items(), key=lambda item: item[1])[-ROUNDS:]) for name, found in known.items()}
+
+
+def _usual(past: Iterable[float], cohort: list[float]) -> float:
+    """Return the usual norm, given those of past rounds and the norms of this cohort; 0 if nothing is known."""
+    before, now = statistics.median_low(known) if (known := list(past)) else 0.0, _upper(cohort)
+    return max(before, now) if len(cohort) >= ENOUGH or not before else before
+
+
+def _by_stream(norms: Norms) -> dict[str, list[float]]:
+    """Return stream -> the norms of all clients."""
+    names = dict.fromkeys(name for known in norms.values() for name in known)
+    return {name: [known[name] for known in norms.values() if name in known] for name in names}
+
+
+def _upper(norms: Iterable[float]) -> float:
+    """Return the norm that a quarter of these exceeds, and at least one if there are several; 0 if there are none.
+
+    Zeros say nothing, and what is not finite is no norm.
+    """
+    sound = sorted(norm for norm in norms if norm > 0 and math.isfinite(norm))
+    above = math.ceil(len(sound) / 4) if len(sound) > 1 else 0
+    return sound[-1 - above] if sound else 0.0
