@@ -59,7 +59,7 @@ def _drawn(preset: str) -> tuple[draw.Draw, ...]:
     if preset.startswith("two-way"):
         return draw.tradeoff, draw.accuracy_by_bytes
     if preset == "epsilon":
-        return (draw.against_paper(words.EPSILON),)
+        return (draw.against_paper(words.EPSILON, words.EPSILON_RULES),)
     return draw.accuracy_by_rounds, draw.loss_by_rounds
 
 
@@ -134,6 +134,8 @@ def _further(results: Results, preset: str) -> Iterator[str]:
         return
     runs = results.of(preset)
     yield f"`fedcams run {preset} --data DIR --device cuda`\n"
+    if preset in words.NOTES:
+        yield words.NOTES[preset]
     yield from tables.accuracies(preset, runs)
     yield from _picture(preset, PANELS.get(preset, PANELS["fig1"]))
     yield tables.where(runs)

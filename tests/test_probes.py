@@ -91,9 +91,16 @@ def test_q_is_the_mean_error() -> None:
     delta, residual = vectors()
     h = (delta + residual).double().numpy()
     errors = [np.linalg.norm(oracle.scaled_sign(row) - row) / np.linalg.norm(row) for row in h]
-    assert Probe.parse("q").measure(round_of(compressor("sign"), delta, residual))["q"] == pytest.approx(
-        np.mean(errors), rel=1e-6
-    )
+    numbers = Probe.parse("q").measure(round_of(compressor("sign"), delta, residual))
+    assert numbers["q"] == pytest.approx(np.mean(errors), rel=1e-6)
+    assert numbers["q_max"] == pytest.approx(np.max(errors), rel=1e-6)
+
+
+@pytest.mark.parametrize("codec", ["sign", "topk(ratio=0.1)", "ternary(ratio=1/16)", "blockq"])
+def test_the_largest_error_is_below_the_root_of_the_proven_bound(codec: str) -> None:
+    bound = compressor(codec).squared_error_bound(LAYOUT)
+    assert bound is not None
+    assert Probe.parse("q").measure(round_of(compressor(codec), *vectors()))["q_max"] <= bound**0.5
 
 
 @pytest.mark.parametrize("with_residual", [False, True])

@@ -129,7 +129,11 @@ def test_a_run_of_another_preset_serves_where_it_is_the_same(tmp_path: Path) -> 
     text = section(made(tmp_path, drawn=True), "The ε of FedAMS, ResNet-18")
     assert "| eps=0.1 | 85.59 | 95.00 | 95.00 | 90.45 |" in text
     assert "| eps=1e-3 | 81.09 | 90.00 | 90.00 | 90.94 |" in text
-    assert "Not run yet: eps=0.01; eps=1e-4; eps=1e-6; eps=1e-8." in text
+    assert "Not run yet: eps=0.01; eps=1e-4; eps=1e-6; eps=1e-8; eps=0.1, scaled lr;" in text
+    add(tmp_path / "results", "epsilon", "eps=1e-8, scaled lr", top=0.8)
+    text = section(made(tmp_path, drawn=True), "The ε of FedAMS, ResNet-18")
+    assert "| eps=1e-8, scaled lr | 72.08 | 80.00 | 80.00 |" in text
+    assert "both rules are run: lr = 1, and" in text
 
 
 def test_main_results_are_accuracy_bytes_and_seconds(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -141,6 +142,18 @@ def test_equals_torch_optim_on_the_negative_update(spec: str, twin: Any) -> None
         reference.step()
     x, _ = run(optimizer, x, state, updates(300, 100))
     assert distance(x.numpy(), parameter.detach().numpy()) < 1e-13
+
+
+def test_yogis_bias_correction_is_the_published_one() -> None:
+    """`lr √(1-β2^t)/(1-β1^t) m/(√v + ε)`, ε as it is: with a constant Δ and large ε, lr √(1-β2^t) Δ/ε."""
+    x, state = start(server("fedyogi"), 1, torch.float64)
+    delta, lr, eps = torch.tensor([1e-6], dtype=torch.float64), 0.5, 0.1
+    optimizer = server(f"fedyogi(lr={lr}, eps={eps}, bias_correction=true)")
+    for t in range(1, 101):
+        before = float(x)
+        x, state = optimizer.step(state, x, delta)
+        expected = lr * math.sqrt(1 - 0.99**t) * 1e-6 / eps
+        assert float(x) - before == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "vhat" in server(spec).state_type._fields])

@@ -78,7 +78,8 @@ class Simulation:
         replicas = RowStore.in_memory(held, device) if held else None
         population = len(problem.clients)
         sampler.expected(population)  # refuses a cohort larger than the population
-        server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler)
+        drawn_by = dict(zip(problem.clients, sampling_weights, strict=True)) if sampling_weights else None
+        server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler, drawn_by)
         client = Client(method, layout, buffer_layout, rows, None, rounds)
         chosen = choose(engine, problem, rounds, sampler.size_varies)
         return cls(problem, server, client, sampler, chosen, test, metric, sampling_weights, evaluate_every, probes)
