@@ -13,6 +13,7 @@ from fedcams.report.page import page as report_page
 from reproduction import pictures as draw
 from reproduction import tables, words
 from reproduction.by_bytes import by_bytes
+from reproduction.claims import claims
 from reproduction.runs import Done, Results, collection
 from reproduction.scales import scales
 
@@ -24,7 +25,14 @@ FOLDER = "reproduction"
 
 def page(results: Results) -> str:
     """Return the whole page."""
-    parts = [words.INTRO, *tables.headline(results), words.SETTING, *tables.repeatability(results), *_reports(results)]
+    parts = [
+        words.INTRO,
+        *tables.headline(results),
+        *claims(results),
+        words.SETTING,
+        *tables.repeatability(results),
+        *_reports(results),
+    ]
     parts += [words.OPTIMIZERS, *(line for model in words.MODELS for line in _figure(results, "fig1", model))]
     parts += scales(results)
     parts += [words.COMPRESSORS, *(line for model in words.MODELS for line in _figure(results, "compression", model))]

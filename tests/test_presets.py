@@ -127,6 +127,11 @@ RATES = {
 def test_the_papers_table_of_hyperparameters(model: str, suffix: str) -> None:
     servers = {experiment.label: experiment.server for experiment in load_preset(f"fig1-{model}{suffix}").experiments}
     assert str(servers.pop("FedAMS without bias correction")) == "fedams"
+    twins = {label: servers.pop(label) for label in list(servers) if "twin of" in label}
+    assert len(twins) == (0 if suffix else 3)
+    for label, twin in twins.items():
+        assert twin == servers[label.rpartition(" ")[2]].twin(digits=7), "it is what the method is on its floor"
+    assert servers["FedAdam"].twin() == servers["FedAMSGrad"].twin()
     assert servers.keys() == RATES[model].keys()
     for label, lr in RATES[model].items():
         eps = {"FedAvg": "", "FedAMS": ", eps=1e-3, bias_correction=true"}.get(label, ", eps=0.1, bias_correction=true")
