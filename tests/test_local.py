@@ -25,7 +25,7 @@ def test_the_number_of_steps_is_as_announced(spec: str, examples: int) -> None:
     plan = batches(local(spec), examples, seed=0, round=1, client=2)
     assert len(plan) == step_count(local(spec), examples) >= 1
     assert all(0 < len(batch) <= local(spec).batch for batch in plan)
-    assert all(len(set(batch.tolist())) == len(batch) for batch in plan)
+    assert local(spec).replace or all(len(set(batch.tolist())) == len(batch) for batch in plan)
 
 
 @given(st.integers(1, 70), st.integers(1, 4), st.integers(1, 25))
