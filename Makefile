@@ -13,7 +13,7 @@ PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --disable-pip-version-che
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo flower-demo test test-slow lint format bench golden docs reproduction leaderboard constraints clean distclean
+.PHONY: help demo flower-demo test test-slow lint format bench golden docs reproduction leaderboard theory constraints clean distclean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,9 @@ reproduction: $(READY) ## Regenerate docs/reproduction.md, its pictures and repo
 
 leaderboard: $(READY) ## Regenerate docs/leaderboard.md and its pictures from leaderboard/entries
 	$(PY) -m leaderboard $(ARGS)
+
+theory: $(READY) ## Run the experiments of docs/theory.md again, and renew its numbers and pictures (minutes)
+	$(PY) -m theory_page $(ARGS)
 
 docs: $(READY) ## Regenerate docs/reference.md
 	$(PY) docs/make_reference.py $(ARGS)

@@ -13,6 +13,7 @@ from fedcams.report.page import page as report_page
 from reproduction import pictures as draw
 from reproduction import tables, words
 from reproduction.by_bytes import by_bytes
+from reproduction.claims import claims
 from reproduction.runs import Done, Results, collection
 from reproduction.scales import scales
 
@@ -24,7 +25,14 @@ FOLDER = "reproduction"
 
 def page(results: Results) -> str:
     """Return the whole page."""
-    parts = [words.INTRO, *tables.headline(results), words.SETTING, *tables.repeatability(results), *_reports(results)]
+    parts = [
+        words.INTRO,
+        *tables.headline(results),
+        *claims(results),
+        words.SETTING,
+        *tables.repeatability(results),
+        *_reports(results),
+    ]
     parts += [words.OPTIMIZERS, *(line for model in words.MODELS for line in _figure(results, "fig1", model))]
     parts += scales(results)
     parts += [words.COMPRESSORS, *(line for model in words.MODELS for line in _figure(results, "compression", model))]
@@ -59,7 +67,7 @@ def _drawn(preset: str) -> tuple[draw.Draw, ...]:
     if preset.startswith("two-way"):
         return draw.tradeoff, draw.accuracy_by_bytes
     if preset == "epsilon":
-        return (draw.against_paper(words.EPSILON),)
+        return (draw.against_paper(words.EPSILON, words.EPSILON_RULES),)
     return draw.accuracy_by_rounds, draw.loss_by_rounds
 
 
@@ -134,6 +142,8 @@ def _further(results: Results, preset: str) -> Iterator[str]:
         return
     runs = results.of(preset)
     yield f"`fedcams run {preset} --data DIR --device cuda`\n"
+    if preset in words.NOTES:
+        yield words.NOTES[preset]
     yield from tables.accuracies(preset, runs)
     yield from _picture(preset, PANELS.get(preset, PANELS["fig1"]))
     yield tables.where(runs)

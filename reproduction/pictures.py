@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 from PIL import Image
 
+from fedcams.report.collection import COLOURS
 from fedcams.report.figures import LINES, MARKERS, STYLE
 from fedcams.report.series import (
     ACCURACY,
@@ -153,18 +154,23 @@ def tradeoff(axes: Any, runs: list[Done]) -> None:
     axes.set(xlabel=BYTES.title, ylabel=f"Test accuracy, last {LAST} rounds")
 
 
-def against_paper(published: dict[str, str]) -> Draw:
-    """Return a function that draws our accuracies next to the paper's, by label."""
+def against_paper(published: dict[str, str], rules: dict[str, str]) -> Draw:
+    """Return a function that draws our accuracies next to the paper's, by label.
+
+    `rules` has one line of ours for each ending of a label, with its name; a label without that ending stands for all.
+    """
 
     def draw(axes: Any, runs: list[Done]) -> None:
-        places = range(len(runs))
-        ours, look = [done.accuracy / 100 for done in runs], looks(runs)[0]
-        theirs = [float(published[done.label]) / 100 for done in runs]
-        axes.plot(places, ours, "o-", color=look.colour, label=f"fedcams, mean of the last {LAST} rounds")
-        axes.plot(places, theirs, "s--", color="#777777", label="paper, final")
-        axes.set_xticks(places, [done.label for done in runs])
+        ours = {done.label: done.accuracy / 100 for done in runs}
+        shown = [label for label in published if any(label + ending in ours for ending in rules)]
+        axes.plot(shown, [float(published[label]) / 100 for label in shown], "s--", color="#777777", label="paper")
+        for place, (ending, name) in enumerate(rules.items()):
+            line = {label: ours.get(label + ending, ours.get(label)) for label in shown}
+            if any(label + ending in ours for label in shown):
+                known = {label: value for label, value in line.items() if value is not None}
+                axes.plot(list(known), list(known.values()), "o-", color=COLOURS[place], label=f"fedcams, {name}")
         _percent(axes, decimals=1)
-        axes.set(ylabel="Test accuracy")
+        axes.set(ylabel=f"Test accuracy, last {LAST} rounds")
 
     return draw
 

@@ -20,6 +20,7 @@ APART = ("label", "probes", "engine")
 """Keys that do not change what is computed."""
 LOOKS = {
     "FedAvg": 0, "FedAdam": 1, "FedYogi": 2, "FedAMSGrad": 10, "FedAMS": 4, "FedAMS without bias correction": 11,
+    "FedAvgM, twin of FedAMS": 18, "FedAvgM, twin of FedAdam": 15, "FedAvgM, twin of FedYogi": 16,
     "FedCAMS sign": 5, "FedCAMS top-k 1/64": 6, "FedCAMS top-k 1/128": 7, "FedCAMS top-k 1/256": 9,
     "FedCAMS sign, replica 4 bits": 0, "FedCAMS sign, replica 2 bits": 1, "FedCAMS sign, shared 4 bits": 2,
     "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 13,

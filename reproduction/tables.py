@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import fmean
+from typing import Any
 
 from fedcams.plan.paper import ROUNDS
 from reproduction import words
@@ -231,9 +232,14 @@ def repeatability(results: Results) -> Iterator[str]:
     yield ""
 
 
+def _same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Return whether two records agree in all that both measured."""
+    return all(one[key] == two[key] for key in one.keys() & two.keys() if None not in (one[key], two[key]))
+
+
 def _compared(one: Done, two: Done) -> str:
     pairs = zip(one.run.records, two.run.records, strict=True)
-    differing = [a.round for a, b in pairs if a.to_dict() | {"gamma": None} != b.to_dict() | {"gamma": None}]
+    differing = [a.round for a, b in pairs if not _same(a.to_dict(), b.to_dict())]
     model = words.MODELS[str(one.run.experiment.model)]
     name = f"{one.label} of {model}, seed {one.run.experiment.seed}, was run twice at full length: "
     if not differing:

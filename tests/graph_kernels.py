@@ -335,6 +335,7 @@ SERVERS = [
     "fedadagrad",
     "fedadam",
     "fedyogi",
+    "fedyogi(bias_correction=true)",
     "fedamsgrad",
     "fedams",
     "fedams(bias_correction=true)",

@@ -66,7 +66,7 @@ def fedyogi(s, x, delta, lr=1.0, beta1=0.9, beta2=0.99, eps=0.1, bias_correction
     s.m = beta1 * s.m + (1 - beta1) * delta
     s.v = s.v - (1 - beta2) * np.sign(s.v - delta**2) * delta**2
     c1, c2 = _corrections(s.t, beta1, beta2, bias_correction)
-    return x + lr * (s.m / c1) / (np.sqrt(s.v) / c2 + eps)
+    return x + lr * c2 / c1 * s.m / (np.sqrt(s.v) + eps)
 
 
 def fedamsgrad(s, x, delta, lr=0.1, beta1=0.9, beta2=0.99, eps=0.1, bias_correction=False):

@@ -132,6 +132,9 @@ def test_a_preset_runs_and_tells_how_it_goes(folder: Path) -> None:
     found = sorted((folder / "runs" / "mini").iterdir())
     assert [path.name for path in found] == ["fedavg-s1", "fedcams-sign-s1"]
     assert all(read_run(path).finished for path in found)
+    said = [line for line in output.splitlines() if "stayed on its floor" in line]
+    assert len(said) == 1, "FedAvg has no floor"
+    assert said[0].startswith("FedCAMS sign, seed 1: v̂ stayed on its floor in 100 % of coordinates: this run is fedavg")
 
 
 def test_settings_labels_and_folder_can_be_chosen(folder: Path) -> None:

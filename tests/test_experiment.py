@@ -155,4 +155,4 @@ def resolved(key: str, value: object) -> object:
 
 
 def test_there_are_results() -> None:
-    assert len(RUNS) > 20
+    assert len(RUNS) >= 20

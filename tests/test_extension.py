@@ -95,7 +95,7 @@ def test_the_transforms_noise_is_its_own() -> None:
 def test_the_probes_numbers_are_recorded() -> None:
     history = simulated("own_probe")
     for record in history.records:
-        assert record.probes.keys() == {"q", "smallest", "largest"}
+        assert record.probes.keys() == {"q", "q_max", "smallest", "largest"}
         assert 0 < (record.probes["smallest"] or 0) < (record.probes["largest"] or 0)
     assert "largest" in history.to_frame()
 

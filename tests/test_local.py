@@ -25,7 +25,7 @@ def test_the_number_of_steps_is_as_announced(spec: str, examples: int) -> None:
     plan = batches(local(spec), examples, seed=0, round=1, client=2)
     assert len(plan) == step_count(local(spec), examples) >= 1
     assert all(0 < len(batch) <= local(spec).batch for batch in plan)
-    assert all(len(set(batch.tolist())) == len(batch) for batch in plan)
+    assert local(spec).replace or all(len(set(batch.tolist())) == len(batch) for batch in plan)
 
 
 @given(st.integers(1, 70), st.integers(1, 4), st.integers(1, 25))
@@ -223,3 +223,15 @@ def test_a_rule_in_sections_clips_as_torch_does_to_the_bit() -> None:
     assert rule.sections == ()
     assert rule.in_sections(sizes) == rule
     assert float(rule.norms(gradient)) == pytest.approx(float(rule.in_sections(sizes).norms(gradient)), rel=1e-6)
+
+
+def test_examples_may_be_drawn_anew_in_every_step() -> None:
+    """With `replace` batches have the sizes of epochs, but every example of every batch is drawn from all."""
+    drawn = [batches(local("sgd(epochs=2, batch=4, replace=true)"), 10, 1, t, 0) for t in range(500)]
+    assert [len(batch) for batch in drawn[0]] == [4, 4, 2, 4, 4, 2]
+    counts = np.bincount(np.concatenate([batch for round in drawn for batch in round]), minlength=10)
+    assert abs(counts - 1000).max() <= 5 * 1000**0.5
+    twice = np.mean([len(set(batch.tolist())) < 4 for round in drawn for batch in round if len(batch) == 4])
+    assert twice == pytest.approx(1 - 0.9 * 0.8 * 0.7, abs=0.06)
+    again = batches(local("sgd(epochs=2, batch=4, replace=true)"), 10, 1, 0, 0)
+    assert all((a == b).all() for a, b in zip(again, drawn[0], strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import math
 import pickle
 import tomllib
 from fractions import Fraction
@@ -79,7 +80,8 @@ def test_its_experiments_run_in_miniature(name: str, data: Path) -> None:
         records = run_once(dataclasses.replace(experiment, label=""), data)
         assert [record.round for record in records] == [1, 2]
         assert len(records[0].cohort) == getattr(experiment.sampler, "n", experiment.clients)
-        assert records[0].probes.keys() == {probe.name for probe in experiment.probes}
+        assert records[0].probes.keys() >= {"q", "q_max"}
+        assert ("gamma" in records[0].probes) == any(probe.name == "gamma" for probe in experiment.probes)
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -126,6 +128,11 @@ RATES = {
 def test_the_papers_table_of_hyperparameters(model: str, suffix: str) -> None:
     servers = {experiment.label: experiment.server for experiment in load_preset(f"fig1-{model}{suffix}").experiments}
     assert str(servers.pop("FedAMS without bias correction")) == "fedams"
+    twins = {label: servers.pop(label) for label in list(servers) if "twin of" in label}
+    assert len(twins) == (0 if suffix else 3)
+    for label, twin in twins.items():
+        assert twin == servers[label.rpartition(" ")[2]].twin(digits=7), "it is what the method is on its floor"
+    assert servers["FedAdam"].twin() == servers["FedAMSGrad"].twin()
     assert servers.keys() == RATES[model].keys()
     for label, lr in RATES[model].items():
         eps = {"FedAvg": "", "FedAMS": ", eps=1e-3, bias_correction=true"}.get(label, ", eps=0.1, bias_correction=true")
@@ -135,7 +142,7 @@ def test_the_papers_table_of_hyperparameters(model: str, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "values"),
     [
-        ("epsilon", "server.eps", [0.1, 0.01, 1e-3, 1e-4, 1e-6, 1e-8]),
+        ("epsilon", "server.eps", [0.1, 0.01, 1e-3, 1e-4, 1e-6, 1e-8, 0.1, 0.01, 1e-4, 1e-6, 1e-8]),
         ("cohort-resnet18", "sampler.n", [5, 10, 20] * 2),
         ("cohort-convmixer", "sampler.n", [5, 10, 20] * 2),
         ("epochs-resnet18", "local.epochs", [3, 10, 30, 100] * 2),
@@ -147,6 +154,14 @@ def test_what_the_papers_studies_vary(name: str, key: str, values: list[object])
     piece, _, field = key.partition(".")
     found = [getattr(getattr(experiment, piece), field) for experiment in load_preset(name).experiments]
     assert found == [exact(value) if isinstance(value, float) else value for value in values]
+
+
+def test_epsilon_has_both_rules_for_the_rate() -> None:
+    """lr = 1, and lr/√ε as at ε = 1e-3."""
+    for experiment in load_preset("epsilon").experiments:
+        scaled = experiment.label.endswith("scaled lr")
+        lr = math.sqrt(float(experiment.server.eps) / 1e-3) if scaled else 1.0  # type: ignore[attr-defined]
+        assert float(experiment.server.lr) == pytest.approx(lr, rel=1e-6)  # type: ignore[attr-defined]
 
 
 # -- files of one's own ----------------------------------------------------------------------------------------------

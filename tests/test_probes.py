@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,7 +18,9 @@ import oracle
 from fedcams import Aggregator, SpecError
 from fedcams.compress import Compressor, compressor
 from fedcams.keys import derive
-from fedcams.probes import Leftovers, Probe, mean_before
+from fedcams.local import local
+from fedcams.optimizers import ServerOptimizer, server
+from fedcams.probes import Leftovers, Probe, inner_products, mean_before
 from fedcams.registry import registered
 from fedcams.transforms import Facts
 from halves import run
@@ -32,6 +36,7 @@ class Parts(SimpleNamespace):
     """A method, as probes see it."""
 
     local: Any
+    server: ServerOptimizer
     uplink: Compressor
     weighting: str
 
@@ -44,13 +49,20 @@ def round_of(codec: Compressor, delta: Tensor, residual: Tensor | None) -> Lefto
     code = codec.encode(h, LAYOUT, [facts.key("uplink", i) for i in ids])
     decoded = codec.decode(code, LAYOUT)
     mean_h, norm = mean_before(delta, residual, WEIGHTS)
-    sums = Aggregator(LAYOUT)
+    sums, again = Aggregator(LAYOUT), Aggregator(LAYOUT)
     sums.add_rows(ids, codec, code, WEIGHTS)
+    again.add_rows(ids, codec, code, WEIGHTS)
+    optimizer, x = server("fedams(eps=1e-4)"), torch.zeros(LAYOUT.d)
+    x, state = optimizer.step(optimizer.init(x), x, sums.mean())
     return Leftovers(
-        Parts(uplink=codec),
+        Parts(uplink=codec, server=optimizer, local=local("sgd")),
         LAYOUT,
         facts,
-        mean=sums.mean(),
+        mean=again.mean(),
+        gram=inner_products(delta),
+        residual=h - decoded,
+        state=state,
+        step_norm=float(x.norm()),
         decoded=lambda: decoded,
         seed=9,
         round=5,
@@ -70,7 +82,7 @@ def vectors() -> tuple[Tensor, Tensor]:
 def test_what_every_probe_keeps(probe: Probe, codec: str) -> None:
     """Finite named numbers, the same again, and everything only read."""
     left = round_of(compressor(codec), *vectors())
-    tensors = [left.mean, left.error, left.mean_h, left.decoded()]
+    tensors = [left.mean, left.error, left.mean_h, left.gram, left.residual, left.decoded()]
     before = [tensor.clone() for tensor in tensors if tensor is not None]
     numbers = probe.measure(left)
     assert numbers
@@ -78,7 +90,7 @@ def test_what_every_probe_keeps(probe: Probe, codec: str) -> None:
     assert all(type(value) is float for value in numbers.values())
     assert probe.measure(left) == numbers
     assert all(torch.equal(a, b) for a, b in zip(before, [t for t in tensors if t is not None], strict=True))
-    assert probe.needs <= {"error", "mean_h", "rows"}
+    assert probe.needs <= {"error", "mean_h", "rows", "gram", "step"}
 
 
 def test_names_are_given_once() -> None:
@@ -91,9 +103,16 @@ def test_q_is_the_mean_error() -> None:
     delta, residual = vectors()
     h = (delta + residual).double().numpy()
     errors = [np.linalg.norm(oracle.scaled_sign(row) - row) / np.linalg.norm(row) for row in h]
-    assert Probe.parse("q").measure(round_of(compressor("sign"), delta, residual))["q"] == pytest.approx(
-        np.mean(errors), rel=1e-6
-    )
+    numbers = Probe.parse("q").measure(round_of(compressor("sign"), delta, residual))
+    assert numbers["q"] == pytest.approx(np.mean(errors), rel=1e-6)
+    assert numbers["q_max"] == pytest.approx(np.max(errors), rel=1e-6)
+
+
+@pytest.mark.parametrize("codec", ["sign", "topk(ratio=0.1)", "ternary(ratio=1/16)", "blockq"])
+def test_the_largest_error_is_below_the_root_of_the_proven_bound(codec: str) -> None:
+    bound = compressor(codec).squared_error_bound(LAYOUT)
+    assert bound is not None
+    assert Probe.parse("q").measure(round_of(compressor(codec), *vectors()))["q_max"] <= bound**0.5
 
 
 @pytest.mark.parametrize("with_residual", [False, True])
@@ -141,7 +160,72 @@ def test_cosines_of_equal_and_of_zero_updates() -> None:
 def test_what_was_not_kept_is_not_measured() -> None:
     known = round_of(compressor("sign"), *vectors())
     bare = Leftovers(known.method, LAYOUT, known.facts, known.mean, known.decoded, 9, 5)
-    assert Probe.parse("q").measure(bare) == Probe.parse("gamma").measure(bare) == {}
+    assert [Probe.parse(name).measure(bare) for name in ("q", "gamma", "floor", "norms")] == [{}] * 4
+
+
+# -- the server's floor ------------------------------------------------------------------------------------------------
+
+
+def test_off_floor_counts_coordinates_and_rate_is_their_step() -> None:
+    """FedAMS after one step: v̂ = max(0.01 Δ², ε), m = 0.1 Δ, step = lr m/√v̂."""
+    left = round_of(compressor("identity"), *vectors())
+    delta = left.mean.double().numpy()
+    vhat = np.maximum(0.01 * delta**2, 1e-4)
+    numbers = Probe.parse("floor").measure(left)
+    assert numbers["off_floor"] == np.mean(vhat > 1e-4)
+    assert 0.1 < numbers["off_floor"] < 0.9
+    step = 0.1 * delta / np.sqrt(vhat)
+    assert numbers["rate"] == pytest.approx(np.linalg.norm(step) / np.linalg.norm(0.1 * delta), rel=1e-5)
+
+
+def test_a_server_without_second_moments_has_no_floor() -> None:
+    records = run(probes="floor", rounds=2, server="fedavg(lr=0.5)").run().records
+    assert records[1].probes.keys() == {"rate"}
+    assert records[1].probes["rate"] == pytest.approx(0.5, rel=1e-4)
+
+
+# -- norms -------------------------------------------------------------------------------------------------------------
+
+
+def test_norms_are_those_of_the_rows() -> None:
+    delta, residual = vectors()
+    left = round_of(compressor("sign"), delta, residual)
+    rows, kept = delta.double().numpy(), left.residual
+    assert kept is not None
+    p = np.array(WEIGHTS) / sum(WEIGHTS)
+    numbers = Probe.parse("norms").measure(left)
+    assert numbers["update_norm"] == pytest.approx(np.sqrt(np.mean(np.sum(rows**2, 1))), rel=1e-6)
+    assert numbers["mean_update_norm"] == pytest.approx(np.linalg.norm(p @ rows), rel=1e-6)
+    assert numbers["residual_norm"] == pytest.approx(float(kept.double().square().sum(1).mean().sqrt()), rel=1e-6)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 5, 6])
+def test_the_estimate_of_the_gradient_is_unbiased(clients: int) -> None:
+    """Exactly: its mean over all cohorts of a population with fixed gradients is the norm of their mean."""
+    gradients = 0.1 + torch.randn(6, LAYOUT.d, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    steps = torch.tensor([1.0, 3, 2, 4, 1, 5])[:, None]
+    known = round_of(compressor("identity"), *vectors())
+    found = []
+    for cohort in itertools.combinations(range(6), clients):
+        rows = -0.1 * (steps * gradients)[list(cohort)]
+        taken = tuple(int(steps[i]) for i in cohort)
+        facts = Facts(1, 0, cohort, (1,) * clients, taken, (1.0,) * clients, 0.1, population=6)
+        left = dataclasses.replace(known, facts=facts, gram=rows @ rows.T)
+        found.append(Probe.parse("norms").measure(left)["gradient_sq"])
+    assert np.mean(found) == pytest.approx(float(gradients.mean(0).square().sum()), rel=1e-12)
+    assert clients == 6 or np.std(found) > 0
+
+
+def test_no_gradient_is_estimated_from_momentum_or_from_one_of_many() -> None:
+    known = round_of(compressor("identity"), *vectors())
+    moving = dataclasses.replace(known, method=Parts(local=local("sgd(momentum=0.9)")))
+    assert "gradient_sq" not in Probe.parse("norms").measure(moving)
+    one = dataclasses.replace(known, facts=known.facts.take([0]), gram=torch.ones(1, 1, dtype=torch.float64))
+    assert "gradient_sq" not in Probe.parse("norms").measure(one)
+
+
+def test_rows_too_long_to_multiply_are_not_measured() -> None:
+    assert Probe.parse("norms").measure(round_of(compressor("identity"), torch.full((4, LAYOUT.d), 1e20), None)) == {}
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ def write_run(
     q: float | None = None,
     gamma: float | None = None,
     parts: tuple[int, int, int] | None = None,
+    probed: dict[str, float] | None = None,
     **keys: Any,
 ) -> Path:
     """A run of as many rounds as there are accuracies; two clients a round, the bytes given being those of both."""
@@ -80,7 +81,7 @@ def write_run(
             320,
             1.0,
             *(parts or ()),
-            probes={"q": q, "gamma": gamma},
+            probes={"q": q, "gamma": gamma, **(probed or {})},
         )
         for t, a in enumerate(accuracy, 1)
     ]
@@ -112,6 +113,26 @@ def runs(tmp_path: Path) -> Path:
 
 def methods(root: Path) -> list[Method]:
     return collect([root]).methods
+
+
+# -- servers that never adapt ------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_never_adapts_is_named_by_its_twin(tmp_path: Path) -> None:
+    write_run(tmp_path / "on", rising(0.8), label="on", probed={"off_floor": 1e-5, "rate": 31.6, "gradient_sq": 0.5})
+    write_run(tmp_path / "off", rising(0.7), label="off", probed={"off_floor": 0.3, "rate": 20.0})
+    write_run(tmp_path / "old", rising(0.6), label="old")
+    write_run(tmp_path / "avg", rising(0.5), label="avg", server="fedavg", probed={"rate": 1.0})
+    said = "on: v̂ stayed on its floor in 99.999 % of coordinates: this run is fedavgm(lr=3.16)"
+    collection = collect([tmp_path])
+    assert [method.on_floor for method in collection.methods if method.on_floor] == [said]
+    summary = summarize(collection)
+    assert page(collection, summary).count("stayed on its floor") == 1
+    assert f"- {said}\n" in markdown(collection, summary)
+    charts = {chart.key: chart for chart in describe(collection, summary).adaptivity}
+    assert {key: sorted(each.name for each in chart.series) for key, chart in charts.items()} == {
+        "off_floor": ["off", "on"], "rate": ["avg", "off", "on"], "gradient_sq": ["on"],
+    }  # fmt: skip
 
 
 # -- collecting --------------------------------------------------------------------------------------------------------

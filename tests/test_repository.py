@@ -33,7 +33,7 @@ LEVELS: list[set[str]] = [
     {"simulation"},
     {"experiment"},
     {"runs"},
-    {"report", "trackers", "bench", "plan", "flower"},
+    {"report", "trackers", "bench", "plan", "flower", "theory"},
     {"own", "cli"},
     {"__main__"},
 ]

@@ -6,10 +6,12 @@ from itertools import chain, permutations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fedcams import simulate
 from fedcams.errors import SpecError
 from fedcams.registry import registered
 from fedcams.sampler import Sampler, sampler
@@ -121,7 +123,10 @@ def test_uniform_makes_all_pairs_equally_likely() -> None:
     assert np.abs(counts - ROUNDS / 6).max() <= 5 * spread(1 / 6)
 
 
-@pytest.mark.parametrize("name", ["uniform", "weighted"])
+WEIGHING = [name for name, cls in registered("sampler").items() if cls.needs_weights]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["uniform", *WEIGHING])
 def test_more_than_there_are_is_refused(name: str) -> None:
     method = sampler(f"{name}(n=11)")
     with pytest.raises(SpecError, match=f"{name}: n=11 of only 10 clients; give n=10 or less"):
@@ -148,24 +153,100 @@ def test_weighted_draws_the_next_in_proportion_among_those_left() -> None:
     assert (np.abs(inclusion(sampler("weighted(2)"), 4, weights) - ROUNDS * p) <= 5 * spread(p)).all()
 
 
-def test_only_the_ratio_of_weights_matters() -> None:
+def test_weighted_does_not_include_in_proportion_as_its_page_says() -> None:
+    """The numbers in its docstring, by enumeration: not the 0.2, 0.8 and 1 that the weights ask for."""
+    weights = [0.2, 0.8, 1.0]
+    p = np.zeros(3)
+    for first, second in permutations(range(3), 2):
+        p[[first, second]] += weights[first] / 2 * weights[second] / (2 - weights[first])
+    np.testing.assert_allclose(p, [0.27, 0.84, 0.89], atol=0.005)
+    assert (np.abs(inclusion(sampler("weighted(2)"), 3, weights) - ROUNDS * p) <= 5 * spread(p)).all()
+
+
+@pytest.mark.parametrize("name", WEIGHING)
+def test_only_the_ratio_of_weights_matters(name: str) -> None:
     """Also at the ends of float64, where sums of weights would overflow or vanish."""
     cohorts = [
-        sampler("weighted(5)").sample(CLIENTS, 1, 1, [w * scale for w in WEIGHTS])
+        sampler(f"{name}(5)").sample(CLIENTS, 1, 1, [w * scale for w in WEIGHTS])
         for scale in (1, 2.0**-1040, 2.0**1020)
     ]
     assert cohorts[0] == cohorts[1] == cohorts[2]
 
 
+@pytest.mark.parametrize("name", WEIGHING)
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
-def test_bad_weights_are_refused(bad: float) -> None:
-    with pytest.raises(SpecError, match=f"weights has {bad}; give positive finite numbers"):
-        sampler("weighted(1)").sample(range(3), 0, 0, [1.0, bad, 1.0])
+def test_bad_weights_are_refused(name: str, bad: float) -> None:
+    with pytest.raises(SpecError, match=f"{name}: weights has {bad}; give positive finite numbers"):
+        sampler(f"{name}(1)").sample(range(3), 0, 0, [1.0, bad, 1.0])
 
 
-def test_weights_are_required() -> None:
-    with pytest.raises(SpecError, match="weights=None; give one for each client, such as its number of examples"):
-        sampler("weighted(1)").sample(range(3), 0, 0)
+@pytest.mark.parametrize("name", WEIGHING)
+def test_weights_are_required(name: str) -> None:
+    with pytest.raises(SpecError, match=f"{name}: weights=None; give one for each client, such as its number of"):
+        sampler(f"{name}(1)").sample(range(3), 0, 0)
+
+
+# --- systematic
+
+
+@pytest.mark.parametrize(
+    ("n", "weights", "p"),
+    [
+        (2, [0.2, 0.8, 1.0], [0.2, 0.8, 1]),
+        (2, [1.0, 2, 3, 4], [0.2, 0.4, 0.6, 0.8]),
+        (3, [1.0, 2, 3, 4, 90], [0.2, 0.4, 0.6, 0.8, 1]),
+        (3, [1.0, 1, 50, 100], [0.5, 0.5, 1, 1]),
+        (3, [1.0, 7, 2], [1, 1, 1]),
+    ],
+)
+def test_systematic_includes_in_proportion_to_the_weights(n: int, weights: list[float], p: list[float]) -> None:
+    counts = inclusion(sampler(f"systematic({n})"), len(weights), weights)
+    assert counts.sum() == n * ROUNDS
+    assert (np.abs(counts - ROUNDS * np.array(p)) <= 5 * spread(np.array(p))).all()
+
+
+@pytest.mark.parametrize("weights", [[1.0, 2, 3, 4], [1.0, 2, 3, 4, 90], [5.0, 5, 1, 100, 60]])
+def test_systematic_means_are_unbiased(weights: list[float]) -> None:
+    """The mean of a cohort, with its weights, estimates the mean over all clients weighted by examples."""
+    method, values = sampler("systematic(3)"), np.arange(len(weights)) ** 2.0
+    known = dict(enumerate(weights))
+    means = []
+    for t in range(ROUNDS):
+        cohort = method.sample(range(len(weights)), t, seed=4, weights=weights)
+        found = method.mean_weights(cohort, t, known)
+        assert sum(found) == pytest.approx(sum(weights))
+        means.append(np.average(values[cohort], weights=found))
+    truth = np.average(values, weights=weights)
+    assert abs(np.mean(means) - truth) <= 5 * np.std(means) / ROUNDS**0.5
+
+
+def test_the_samplers_weights_reach_the_mean() -> None:
+    """Clients that all take part count by their examples, as with `weighting=examples`."""
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(size, 3, generator=draw), torch.randint(2, (size,), generator=draw)) for size in (2, 9, 40)]
+
+    def trained(weighting: str) -> list[torch.Tensor]:
+        model = torch.nn.Linear(3, 2)
+        torch.nn.init.zeros_(model.weight)
+        history = simulate(
+            model, clients, rounds=3, cohort="systematic(n=3)", local="sgd(epochs=1)", weighting=weighting
+        )
+        return [parameter.detach() for parameter in history.run().model.parameters()]
+
+    torch.manual_seed(0)
+    by_sampler = trained("sampler")
+    torch.manual_seed(0)
+    by_examples = trained("examples")
+    torch.manual_seed(0)
+    uniform = trained("uniform")
+    for mine, theirs in zip(by_sampler, by_examples, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert not torch.allclose(by_sampler[0], uniform[0])
+
+
+def test_systematic_draws_any_pair_of_clients_together() -> None:
+    pairs = {tuple(sampler("systematic(2)").sample(range(5), t, 1, [1.0] * 5)) for t in range(200)}
+    assert len(pairs) == 10
 
 
 # --- bernoulli

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -148,6 +149,52 @@ def test_equals_torch_optim_on_the_negative_update(spec: str, twin: Any) -> None
         reference.step()
     x, _ = run(optimizer, x, state, updates(300, 100))
     assert distance(x.numpy(), parameter.detach().numpy()) < 1e-13
+
+
+@pytest.mark.parametrize("spec", [spec for spec in OURS if server(spec).twin() is not None])
+def test_on_its_floor_an_adaptive_server_is_its_twin(spec: str) -> None:
+    """With updates that leave no coordinate off the floor; float64, so that only the twin's nine digits count."""
+    optimizer, twin = server(spec), server(spec).twin()
+    assert twin is not None
+    x, state = start(optimizer, 200, torch.float64)
+    y, other = x.clone(), twin.at(1, 60).init(x)
+    for t, delta in enumerate(updates(200, 60), start=1):
+        small = 1e-9 * float(getattr(optimizer, "eps", 1)) * delta.double()
+        x, state = optimizer.step(state, x, small)
+        y, other = twin.at(t, 60).step(other, y, small)
+        off = optimizer.off_floor(state)
+        assert off is not None
+        assert not off.any()
+    start_x, _ = start(optimizer, 200, torch.float64)
+    assert distance((x - start_x).numpy(), (y - start_x).numpy()) < 1e-6
+
+
+@pytest.mark.parametrize("spec", [spec for spec in OURS if server(spec).twin() is not None])
+def test_large_updates_leave_the_floor(spec: str) -> None:
+    optimizer = server(spec)
+    x, state = start(optimizer, 4)
+    x, state = optimizer.step(state, x, torch.tensor([1e3, 0, 1e-20, 1e4]))
+    off = optimizer.off_floor(state)
+    assert off is not None
+    assert off.tolist() == [True, False, False, True]
+
+
+def test_only_servers_with_a_floor_and_without_schedules_have_a_twin() -> None:
+    assert server("fedavg").twin() is server("fedavgm").twin() is server("fedams(lr=cosine(1, 0))").twin() is None
+    assert str(server("fedams").twin(digits=3)) == "fedavgm(lr=3.16)"
+    assert str(server("fedyogi(bias_correction=true)").twin()) == "fedavgm(lr=bias_correction(level=1))"
+
+
+def test_yogis_bias_correction_is_the_published_one() -> None:
+    """`lr √(1-β2^t)/(1-β1^t) m/(√v + ε)`, ε as it is: with a constant Δ and large ε, lr √(1-β2^t) Δ/ε."""
+    x, state = start(server("fedyogi"), 1, torch.float64)
+    delta, lr, eps = torch.tensor([1e-6], dtype=torch.float64), 0.5, 0.1
+    optimizer = server(f"fedyogi(lr={lr}, eps={eps}, bias_correction=true)")
+    for t in range(1, 101):
+        before = float(x)
+        x, state = optimizer.step(state, x, delta)
+        expected = lr * math.sqrt(1 - 0.99**t) * 1e-6 / eps
+        assert float(x) - before == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "vhat" in server(spec).state_type._fields])

@@ -12,6 +12,7 @@ import pytest
 
 from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.experiment import Experiment
+from fedcams.experiment.preset import load_preset
 from fedcams.experiment.sweep import load_sweep, score, sweep, write_leaderboard
 from fedcams.simulation import RoundRecord
 
@@ -147,3 +148,14 @@ def test_other_errors_end_the_sweep_and_keep_the_leaderboard(tmp_path: Path) -> 
     with pytest.raises(SpecError, match="no data"):
         sweep(written(tmp_path), tmp_path, runner)
     assert "| avg | lr=0.1 | 0.5000 ± 0.0000 |" in (tmp_path / "leaderboard.md").read_text("utf-8")
+
+
+def test_the_papers_search_has_its_grids() -> None:
+    """The settings that the paper chose are among them, and no seed is one that a figure shows."""
+    trials = load_sweep(Path(__file__).resolve().parents[1] / "sweeps" / "cifar10" / "sweep.toml")
+    assert len(trials) == 5 * 4 + 4 * 5 * 4 * 6
+    assert {(e.rounds, str(e.model), e.seed) for trial in trials for e in trial.experiments} == {(60, "resnet18", 11)}
+    tried = {(str(e.server), str(e.local.lr)) for trial in trials for e in trial.experiments}
+    for experiment in load_preset("fig1-resnet18").experiments:
+        if experiment.label in {trial.label for trial in trials}:
+            assert (str(experiment.server), str(experiment.local.lr)) in tried

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from fedcams.compress import Compressor
+from fedcams.optimizers import ServerOptimizer
 
 
 class LocalRule(Protocol):
@@ -24,6 +25,10 @@ class Parts(Protocol):
     @property
     def local(self) -> LocalRule:
         """What clients do with the model."""
+
+    @property
+    def server(self) -> ServerOptimizer:
+        """What the server does with the mean update."""
 
     @property
     def uplink(self) -> Compressor:

@@ -17,6 +17,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from fedcams.cli.runs import report, resume, run, sweep
+from fedcams.cli.theory import theory
 from fedcams.cli.tools import bench, list_, plan
 from fedcams.errors import FedcamsError, SpecError
 from fedcams.version import __version__
@@ -82,6 +83,7 @@ app.command()(report)
 app.command()(sweep)
 app.command()(plan)
 app.command("list")(list_)
+app.add_typer(theory, name="theory")
 app.add_typer(bench, name="bench")
 
 

@@ -193,7 +193,10 @@ NUMBERS = ("seeds", "rounds", "accuracy", "up", "down")
 
 
 def _summarize(session: Session, done: Sequence[Run]) -> None:
-    """Print one row per label, averaged over seeds: the final accuracy and the bytes sent."""
+    """Print one row per label, averaged over seeds, with final accuracy and bytes sent; then who never adapted."""
+    from fedcams.cli.session import title
+    from fedcams.runs.floor import floor_note
+
     if session.quiet:
         return
     table = Table("run", *(Column(name, justify="right") for name in NUMBERS), box=SIMPLE_HEAD)
@@ -203,6 +206,9 @@ def _summarize(session: Session, done: Sequence[Run]) -> None:
         rounds = ", ".join(sorted({str(len(run.records)) for run in same}))
         table.add_row(label, str(len(same)), rounds, _accuracy(same), up, down)
     session.console.print(table)
+    for run in done:
+        if note := floor_note(run):
+            session.say(f"{title(run.experiment)}: {note}")
     session.say("accuracy: mean over the last fifth of the rounds and over seeds; bytes: all clients, all rounds")
 
 

@@ -20,7 +20,7 @@ from fedcams.errors import SpecError
 from fedcams.method import Method
 from fedcams.models import Model
 from fedcams.partition import Partition
-from fedcams.probes import Probe
+from fedcams.probes import DEFAULT, Probe
 from fedcams.registry import Number, integer, nested, number, params, resolve, several, text
 from fedcams.sampler import Sampler
 from fedcams.tasks import Task
@@ -50,7 +50,7 @@ class Experiment(Method):
     seed: int = integer(1, low=0, high=2**63 - 1, doc="the source of all randomness")
     engine: str = text("auto", doc="how local training is computed: auto, or an engine's spec")
     evaluate_every: int = integer(1, low=1, doc="the number of rounds between evaluations")
-    probes: tuple[Probe, ...] = several("probe", "q", doc="what to measure in every round")
+    probes: tuple[Probe, ...] = several("probe", DEFAULT, doc="what to measure in every round")
 
     kind = "experiment"
     name = "experiment"
@@ -74,11 +74,13 @@ class Experiment(Method):
         Refuses an unknown key, suggesting the nearest one.
         """
         values = dict(values)
-        gamma = values.pop("measure_gamma", False)  # a probe since 0.2
+        retired = "measure_gamma" in values  # a probe since 0.2; files of 0.1 say it, and measured q
+        gamma = values.pop("measure_gamma", False)
         if not isinstance(gamma, bool):
             raise SpecError(f"{cls.name}: measure_gamma={gamma!r}; allowed: true or false, or probes = 'q + gamma'")
-        if gamma:
-            values["probes"] = " + ".join(dict.fromkeys([*str(values.get("probes", "q")).split(" + "), "gamma"]))
+        if retired:
+            before = str(values.get("probes", "q")).split(" + ")
+            values["probes"] = " + ".join(dict.fromkeys([*before, "gamma"] if gamma else before))
         return super().from_dict(values)
 
     @classmethod

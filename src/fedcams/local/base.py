@@ -36,6 +36,8 @@ class Local(Spec, ABC):
     sections: tuple[int, ...] = ()
     """The sizes of the tensors that a row consists of; see `in_sections`. Empty if an engine does not give them."""
 
+    replace: bool = False
+    """Whether every example is drawn anew, with replacement; a rule may declare it as a field (`replace_field`)."""
     lr: Number
     epochs: int | None
     steps: int | None
@@ -144,3 +146,8 @@ def batch_field() -> Any:
 def drop_last_field() -> Any:
     """Declare the field `drop_last`: whether an epoch's last batch is left out if it is not full."""
     return flag(False, doc="leave out an epoch's last batch if it is not full")
+
+
+def replace_field() -> Any:
+    """Declare the field `replace`: whether every example is drawn anew, instead of an epoch's random order."""
+    return flag(False, doc="draw every example anew, with replacement, as convergence theorems assume")

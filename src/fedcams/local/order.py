@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcams.keys import permutations
+from fedcams.keys import generator, permutations
 from fedcams.local.base import Local
 
 Batch = NDArray[np.int64]
@@ -32,6 +32,8 @@ def batch_order(local: Local, examples: int, seed: int, round: int, client: int)
     steps = local.steps or (local.epochs or 1) * len(each)
     epochs = -(-steps // len(each))
     used, sizes = sum(each), (each * epochs)[:steps]
+    if local.replace:
+        return BatchOrder(generator(seed, "draw", round, client).integers(examples, size=sum(sizes)), sizes)
     shuffled = permutations(epochs, examples, seed, "shuffle", round, client)
     order = np.concatenate(shuffled if used == examples else [epoch[:used] for epoch in shuffled])
     return BatchOrder(order[: sum(sizes)], sizes)

@@ -16,6 +16,7 @@ from fedcams.local.base import (
     drop_last_field,
     epochs_field,
     only_active,
+    replace_field,
     steps_field,
 )
 from fedcams.registry import Number, number, register
@@ -24,7 +25,7 @@ from fedcams.registry import Number, number, register
 @register("sgd")
 @dataclass(frozen=True)
 class SGD(Local):
-    """SGD on the client's examples, in a new random order every epoch.
+    """SGD on the client's examples, in a new random order every epoch, or drawn anew with `replace`.
 
     A step is `g = ∇f(w) + prox (w - w₀)`, scaled down to norm `clip`, then `g += weight_decay w`,
     `u = momentum u + g`, `w -= lr u`; w₀ is the model received and u starts at zero in every round.
@@ -39,6 +40,7 @@ class SGD(Local):
     steps: int | None = steps_field()
     batch: int = batch_field()
     drop_last: bool = drop_last_field()
+    replace: bool = replace_field()
 
     reference = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017; prox: Li et al., 2020"
     examples = (
@@ -46,6 +48,7 @@ class SGD(Local):
         "sgd(lr=0.05, epochs=3)",
         "sgd(momentum=0.9, weight_decay=1e-4, steps=5, batch=8)",
         "sgd(clip=1, prox=0.1, drop_last=true)",
+        "sgd(steps=3, batch=4, replace=true)",
     )
     refused = (
         ("sgd(epochs=1, steps=1)", "give epochs or steps, not both"),

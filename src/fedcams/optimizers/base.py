@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedcams.errors import LayoutError
 from fedcams.registry import Number, Spec, flag, number
+from fedcams.registry.fields import show
 from fedcams.schedules import Constant  # noqa: F401  (registers what numbers may follow)
 
 PIECE = {"cpu": 2**18, "cuda": 2**22}
@@ -95,6 +96,26 @@ class ServerOptimizer(Spec, ABC):
         time: with two, glibc returns the memory to the system, and page faults make every piece take twice as long.
         """
 
+    def off_floor(self, state: State) -> Tensor | None:
+        """Return which coordinates `[d]` the second moment scales, because it is above its floor `eps`.
+
+        Where none is, the server never adapts: see `twin`. None if the optimizer has no second moment.
+        """
+        return None
+
+    def twin(self, digits: int = 9) -> ServerOptimizer | None:
+        """Return the `fedavgm` that takes the same steps while all second moments are at their floor.
+
+        Its rate is rounded to some digits. None for optimizers without a floor, and for those with a schedule.
+        """
+        return None
+
+
+def momentum_twin(rate: float | str, beta1: Number, digits: int) -> ServerOptimizer:
+    """Return the `fedavgm` of a step `rate·m` with `m = β1 m + (1-β1) Δ`; a rate in words is a schedule's spec."""
+    shown = rate if isinstance(rate, str) else f"{rate * (1 - float(beta1)):.{digits}g}"
+    return ServerOptimizer.parse(f"fedavgm(lr={shown}, momentum={show(beta1)})")
+
 
 def _step_fused_(optimizer: ServerOptimizer, t: int, x: Tensor, delta: Tensor, state: dict[str, Tensor]) -> bool:
     """Take the step with the fused kernel if it supports this optimizer and these vectors; return whether it did."""
@@ -149,3 +170,23 @@ class Adaptive(ServerOptimizer):
             return lr, eps
         c1, c2 = 1 - float(self.beta1) ** t, math.sqrt(1 - float(self.beta2) ** t)
         return lr * c2 / c1, eps * c2
+
+    def floor(self, t: int) -> float:
+        """Return the second moment at which its root and `eps` are equal in step t."""
+        return self.rates(t)[1] ** 2
+
+    def off_floor(self, state: State) -> Tensor | None:
+        vectors = state._asdict()
+        second: Tensor = vectors.get("vhat", vectors["v"])
+        return second > self.floor(state.t)
+
+    def twin(self, digits: int = 9) -> ServerOptimizer | None:
+        if self.schedules():
+            return None
+        rate = float(self.lr) / math.sqrt(self.floor(10**9))
+        if not self.bias_correction:
+            return momentum_twin(rate, self.beta1, digits)
+        level = f"{rate * (1 - float(self.beta1)):.{digits}g}"
+        beta2 = self.beta2 if self.floor(1) == self.floor(2) else 0  # √(1-β2^t) cancels where ε is corrected too
+        warm = f"bias_correction({level}, beta1={show(self.beta1)}, beta2={show(beta2)})"
+        return momentum_twin(warm, self.beta1, digits)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedcams.optimizers.base import Moments, ServerOptimizer
+from fedcams.optimizers.base import Moments, ServerOptimizer, State, momentum_twin
 from fedcams.registry import Number, number, register
 
 
@@ -27,3 +27,10 @@ class FedAdagrad(ServerOptimizer):
         m.lerp_(delta, float(1 - self.beta1))
         v.addcmul_(delta, delta)
         x.addcdiv_(m, v.sqrt().add_(float(self.eps)), value=float(self.lr))
+
+    def off_floor(self, state: State) -> Tensor | None:
+        v: Tensor = state._asdict()["v"]
+        return v > float(self.eps) ** 2
+
+    def twin(self, digits: int = 9) -> ServerOptimizer | None:
+        return None if self.schedules() else momentum_twin(float(self.lr) / float(self.eps), self.beta1, digits)

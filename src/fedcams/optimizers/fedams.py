@@ -27,6 +27,10 @@ class FedAMS(Adaptive):
     lr: Number = number(1, low=0, open="low", doc="server learning rate")
     eps: Number = number(1e-3, low=1e-30, doc="limits the step of coordinates with small updates")
 
+    def floor(self, t: int) -> float:
+        """Return `eps`, which bounds v̂ itself."""
+        return float(self.eps)
+
     def update_(self, t: int, x: Tensor, delta: Tensor, m: Tensor, v: Tensor, vhat: Tensor) -> None:
         lr, _ = self.rates(t)  # ε bounds v̂ itself, uncorrected
         m.lerp_(delta, float(1 - self.beta1))

@@ -19,7 +19,7 @@ from fedcams.local import Local
 from fedcams.method import Method, method_of
 from fedcams.own.folder import RunFolder
 from fedcams.own.history import Callback, History
-from fedcams.probes import Probe
+from fedcams.probes import DEFAULT, Probe
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.simulation import Simulation
@@ -45,7 +45,7 @@ def simulate(
     prepare: Callable[[Tensor], Tensor] = lambda x: x,
     augment: Augmentation | None = None,
     evaluate_every: int = 1,
-    probes: str | Sequence[str | Probe] = "q",
+    probes: str | Sequence[str | Probe] = DEFAULT,
     rows: RowStore | None = None,
     out: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 25,
@@ -73,7 +73,7 @@ def simulate(
         prepare: turns raw inputs into the model's inputs.
         augment: random changes of the training inputs.
         evaluate_every: the number of rounds between evaluations.
-        probes: what to measure in every round, such as `q + gamma`.
+        probes: what to measure in every round; add to the default as in `q + floor + norms + gamma`.
         rows: where clients keep their residuals; in memory unless given.
         out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues an
             unfinished run, and returns a finished one. A run with another method, model, data or seed is refused.

@@ -1,8 +1,12 @@
 """Probes, one file each: every module in this folder is imported, which registers what it defines."""
 
 from fedcams.probes.base import Leftovers, Probe, mean_before
+from fedcams.probes.norms import inner_products
 from fedcams.registry import import_folder
 
 import_folder(__name__, __path__)
 
-__all__ = ["Leftovers", "Probe", "mean_before"]
+DEFAULT = "q + floor + norms"
+"""What every run measures unless it says otherwise; all of it together takes a few passes over what is there anyway."""
+
+__all__ = ["DEFAULT", "Leftovers", "Probe", "inner_products", "mean_before"]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcams.layout import Layout
+from fedcams.optimizers import State
 from fedcams.parts import Parts
 from fedcams.registry import Spec
 from fedcams.transforms.base import Facts
@@ -37,6 +38,14 @@ class Leftovers:
     """`[d]`, the mean of what the accepted clients compressed, h = Δ + e."""
     mean_delta_norm: float = 0.0
     """The norm of the mean of their updates Δ."""
+    gram: Tensor | None = None
+    """`[C, C]`, float64, the inner products of the accepted clients' updates Δ as they were trained."""
+    residual: Tensor | None = None
+    """`[C, d]`, what accepted clients keep for later, e; None without error feedback."""
+    state: State | None = None
+    """The state of the server's optimizer after the step."""
+    step_norm: float | None = None
+    """The length ‖x' - x‖ of the server's step."""
 
 
 class Probe(Spec, ABC):
@@ -46,7 +55,8 @@ class Probe(Spec, ABC):
     reference: ClassVar[str] = ""
     """The publication that describes it."""
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What a round must keep for the probe: a subset of `error`, `mean_h` (with the mean update's norm) and `rows`."""
+    """What a round must keep for the probe: a subset of `error`, `mean_h` (with the mean update's norm), `rows`, `gram`
+    and `step` (its length)."""
 
     @abstractmethod
     def measure(self, left: Leftovers) -> dict[str, float]:

@@ -12,13 +12,18 @@ from fedcams.registry import register
 @register("q")
 @dataclass(frozen=True)
 class CompressionError(Probe):
-    """Records `q`, the mean over the accepted clients of the relative compression error ‖C(h)-h‖/‖h‖, not squared."""
+    """Records the relative compression error ‖C(h)-h‖/‖h‖ of the accepted clients: `q`, its mean, and `q_max`.
+
+    Neither is squared. Convergence theorems need the largest; a compressor's `squared_error_bound` bounds its square.
+    """
 
     needs = frozenset({"error"})
     examples = ("q",)
 
     def measure(self, left: Leftovers) -> dict[str, float]:
-        return {} if left.error is None else {"q": float(left.error.double().mean())}
+        if left.error is None:
+            return {}
+        return {"q": float(left.error.double().mean()), "q_max": float(left.error.max())}
 
 
 @register("gamma")

@@ -17,6 +17,7 @@ from fedcams.report.parts import PARTS, Parts, parts
 from fedcams.report.profiles import PROFILES, time_to
 from fedcams.report.series import (
     ACCURACY,
+    ADAPTIVITY,
     AVERAGED,
     AXES,
     BYTES,
@@ -83,6 +84,8 @@ class Charts(NamedTuple):
     """What accuracy costs, and where the bytes go; empty unless some method compresses the downlink."""
     compression: list[Chart]
     """What compression loses, for the methods that lose something."""
+    adaptivity: list[Chart]
+    """What the server does with updates, and how long they are."""
     partitions: list[Chart]
     network: list[Chart]
     """Time to the target; empty if nothing was evaluated."""
@@ -91,12 +94,13 @@ class Charts(NamedTuple):
 def describe(collection: Collection, summary: Summary) -> Charts:
     """Return the charts of a report on these runs; a chart without data is left out."""
     curves = [_lines(collection, metric, summary.percent and metric in (ACCURACY, AVERAGED)) for metric in CURVES]
-    losses = [_lines(collection, metric) for metric in COMPRESSION]
+    losses, steps = ([_lines(collection, metric) for metric in metrics] for metrics in (COMPRESSION, ADAPTIVITY))
     found = parts(collection) if summary.target is not None else []
     return Charts(
         [chart for chart in curves if chart.series],
         [_tradeoff(collection, summary), _stacks(found)] if found else [],
         [chart for chart in losses if chart.series],
+        [chart for chart in steps if chart.series],
         [_map(histogram, number) for number, histogram in enumerate(histograms(collection), 1)],
         [] if summary.target is None else _times(collection, summary, summary.target),
     )
@@ -106,7 +110,7 @@ def _lines(collection: Collection, metric: Metric, percent: bool = False) -> Cha
     """Return the chart of one metric for all methods: mean over seeds, and a band from the lowest to the highest."""
     pairs = zip(collection.methods, collection.looks, strict=True)
     found = [(method.label, look, curve(method, metric)) for method, look in pairs]
-    shown = [each for each in found if each[2] and (metric in CURVES or each[2].high.any())]
+    shown = [each for each in found if each[2] and (metric not in COMPRESSION or each[2].high.any())]
     series = tuple(
         Series(name, look, c.x, c.mean, *((c.low, c.high) if c.seeds > 1 else ())) for name, look, c in shown
     )

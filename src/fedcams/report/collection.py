@@ -17,6 +17,7 @@ from fedcams.errors import FedcamsError, UnknownName
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset, presets
 from fedcams.runs import Run, RunError, is_run, read_run
+from fedcams.runs.floor import floor_note
 from fedcams.runs.folder import EXPERIMENT
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df")
@@ -85,6 +86,12 @@ class Method:
                     f"such as that of client {client} in round {round}: {why[:REASON]}"
                 )
         return found
+
+    @property
+    def on_floor(self) -> str | None:
+        """The note that an adaptive server never adapted, of the first seed that says so; None if all adapted."""
+        notes = (floor_note(run) for run in self.runs)
+        return next((f"{self.label}: {note}" for note in notes if note), None)
 
 
 @dataclass(frozen=True)

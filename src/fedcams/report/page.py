@@ -76,6 +76,7 @@ def page(collection: Collection, summary: Summary, charts: Charts | None = None,
         axes=segments(),
         curves=_cards(charts.curves, wide=len(charts.curves) % 2),
         compression=_section("Compression", charts.compression, COMPRESSION_NOTE),
+        adaptivity=_section("Adaptivity", charts.adaptivity, ADAPTIVITY_NOTE),
         communication=_section("Communication", charts.communication, COMMUNICATION_NOTE),
         network=network(collection, summary),
         partitions=_section("Partitions", charts.partitions, PARTITION_NOTE),
@@ -90,8 +91,14 @@ def page(collection: Collection, summary: Summary, charts: Charts | None = None,
 
 
 COMPRESSION_NOTE = (
-    "q is the relative error ‖C(h) − h‖/‖h‖, averaged over the cohort; γ is ‖C(mean h) − mean C(h)‖/‖mean Δ‖, if "
-    "measured. Methods that lose nothing are left out."
+    "q is the relative error ‖C(h) − h‖/‖h‖, averaged over the cohort, next to the largest; γ is "
+    "‖C(mean h) − mean C(h)‖/‖mean Δ‖, if measured; residuals are what clients keep, root mean square. Methods "
+    "that lose nothing are left out."
+)
+ADAPTIVITY_NOTE = (
+    "Off the floor are the coordinates whose second moment exceeds ε; while there are none, an adaptive server is "
+    "FedAvg with momentum. The rate is ‖step‖/‖m‖. Updates are those of clients as trained, root mean square over the "
+    "cohort. The estimate of ‖∇f‖² comes from them; it is noisy, and too low where clients travel far."
 )
 COMMUNICATION_NOTE = (
     "All clients and rounds, mean over seeds. Updates go up, everything else down: compressed deltas or models, what "

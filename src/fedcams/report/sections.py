@@ -54,7 +54,7 @@ def versions(collection: Collection) -> str:
 
 
 def notes(collection: Collection) -> str:
-    """Return warnings about the numbers: unfinished, empty and untimed runs, and refused updates."""
+    """Return warnings about the numbers: unfinished, empty and untimed runs, refused updates, servers that never adapted."""
     said = [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
     said += [f"Refused: {note}" for method in collection.methods for note in method.refusals]
     said += [f"Left out, no round recorded yet: {path}" for path in collection.empty]
@@ -63,6 +63,7 @@ def notes(collection: Collection) -> str:
         for method in collection.methods
         if any(np.isnan(compute(run)).all() for run in method.runs)
     ]
+    said += [note for method in collection.methods if (note := method.on_floor)]
     listed = "".join(f"<li>{escape(line)}</li>" for line in said)
     return f'<ul class="notes">{listed}</ul>' if said else ""
 

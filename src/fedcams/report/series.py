@@ -51,11 +51,19 @@ HELD = Metric("held_accuracy", "Test accuracy of what clients hold")
 TEST_LOSS = Metric("test_loss", "Test loss")
 TRAIN_LOSS = Metric("train_loss", "Training loss")
 Q = Metric("q", "Compression error q")
+Q_MAX = Metric("q_max", "Largest compression error of the cohort")
 GAMMA = Metric("gamma", "Dissimilarity γ")
+OFF_FLOOR = Metric("off_floor", "Share of coordinates off the floor")
+RATE = Metric("rate", "Rate of the server’s steps")
+GRADIENT = Metric("gradient_sq", "Estimate of ‖∇f‖²")
+UPDATES = Metric("update_norm", "Norm of updates")
+RESIDUALS = Metric("residual_norm", "Norm of residuals")
 
 CURVES = (ACCURACY, AVERAGED, TEST_LOSS, TRAIN_LOSS)
 """Drawn against every axis."""
-COMPRESSION = (Q, GAMMA)
+COMPRESSION = (Q, Q_MAX, GAMMA, RESIDUALS)
+"""Drawn against rounds, for the methods that lose something."""
+ADAPTIVITY = (OFF_FLOOR, RATE, UPDATES, GRADIENT)
 """Drawn against rounds."""
 
 ROUNDS = Axis("rounds", "Round", "Rounds")

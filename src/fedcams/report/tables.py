@@ -195,11 +195,10 @@ def markdown(collection: Collection, summary: Summary) -> str:
     lines = [heads, ["---"] * words + ["---:"] * (len(heads) - words)]
     lines += [[_markdown(cell) for cell in cells(row, summary)] for row in summary.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = [note for method in collection.methods for note in method.unfinished]
-    refused = [note for method in collection.methods for note in method.refusals]
-    listed = "\n".join(
-        [*(f"- Unfinished: {plain(note)}" for note in notes), *(f"- Refused: {plain(note)}" for note in refused)]
-    )
+    notes = [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
+    notes += [f"Refused: {note}" for method in collection.methods for note in method.refusals]
+    notes += [note for method in collection.methods if (note := method.on_floor)]
+    listed = "\n".join(f"- {plain(note)}" for note in notes)
     times = network_markdown(collection, summary)
     return "\n\n".join(part for part in ("# Runs", table, explained(summary), listed, times) if part) + "\n"
 

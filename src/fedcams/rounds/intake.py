@@ -220,8 +220,8 @@ class Intake:
         if self.method.weighting == "uniform":
             return arrival
         weights = tuple(self.server.weight(examples) for examples in arrival.facts.examples)
-        if self.method.weighting == "sampler" and self.server.sampler is not None:
-            weights = tuple(self.server.sampler.weight(client, self.round) for client in arrival.facts.ids)
+        if self.method.weighting == "sampler" and (sampler := self.server.sampler) is not None:
+            weights = tuple(sampler.mean_weights(arrival.facts.ids, self.round, self.server.sampling_weights))
         return dataclasses.replace(arrival, facts=dataclasses.replace(arrival.facts, weights=weights))
 
     def _refuse_twice(self, arrival: Arrival) -> None:

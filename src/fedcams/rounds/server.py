@@ -44,6 +44,8 @@ class Server:
     """The models that clients hold, for downlinks that keep them at the server; in memory unless given."""
     sampler: Sampler | None = None
     """What chooses the cohorts; needed if the method's weights come from it."""
+    sampling_weights: Mapping[int, float] | None = None
+    """The weights of all clients that the sampler draws by, if it needs them."""
 
     def __post_init__(self) -> None:
         needed = replica_layouts(self.method, self.layout, self.buffer_layout)

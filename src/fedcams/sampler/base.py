@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -69,6 +69,16 @@ class Sampler(Spec, ABC):
         """
         return 1.0
 
+    def mean_weights(
+        self, cohort: Sequence[int], round: int, weights: Mapping[int, float] | None = None
+    ) -> list[float]:
+        """Return the weights of clients of the round's cohort in the mean, for methods with `weighting=sampler`.
+
+        They are those of `weight` unless a sampler overrides this; `weights`, by client and for the whole population,
+        are those that it draws by, given only if it needs them.
+        """
+        return [self.weight(client, round) for client in cohort]
+
     def _check(self, clients: Sequence[int], weights: Sequence[float] | None) -> None:
         if len(clients) == 0:
             raise SpecError(f"{self.name}: clients is empty; give at least one client")
@@ -82,6 +92,16 @@ class Sampler(Spec, ABC):
 def sampler(spec: str | Sampler) -> Sampler:
     """Return the sampler for a spec such as `uniform(n=20)`; refuse an unknown name."""
     return Sampler.parse(spec)
+
+
+def check_weights(name: str, weights: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """Return the weights; refuse missing ones, and any that is not positive and finite."""
+    if weights is None:
+        raise SpecError(f"{name}: weights=None; give one for each client, such as its number of examples")
+    bad = weights[~(np.isfinite(weights) & (weights > 0))]
+    if bad.size:
+        raise SpecError(f"{name}: weights has {bad[0]}; give positive finite numbers, and leave such clients out")
+    return weights
 
 
 def check_size(name: str, n: int, population: int) -> None:

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcams.errors import SpecError
 from fedcams.registry import integer, register
-from fedcams.sampler.base import Sampler, check_size
+from fedcams.sampler.base import Sampler, check_size, check_weights
 
 
 @register("weighted")
@@ -19,6 +18,8 @@ class Weighted(Sampler):
     """Draws n clients without replacement, one by one, each in proportion to the weights of those left.
 
     With numbers of examples as weights, large clients are drawn more often, so do not weight the mean by examples too.
+    Unless n = 1, a client is not included in proportion to its weight: with n = 2, clients of weights 0.2, 0.8 and 1
+    take part with probabilities 0.27, 0.84 and 0.89. `systematic` includes them with 0.2, 0.8 and 1.
     """
 
     n: int = integer(10, low=1, doc="clients in a cohort, at most the population")
@@ -34,11 +35,7 @@ class Weighted(Sampler):
 
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
         check_size(self.name, self.n, population)
-        if weights is None:
-            raise SpecError("weighted: weights=None; give one for each client, such as its number of examples")
-        bad = weights[~(np.isfinite(weights) & (weights > 0))]
-        if bad.size:
-            raise SpecError(f"weighted: weights has {bad[0]}; give positive finite numbers, and leave such clients out")
+        weights = check_weights(self.name, weights)
         # the n largest values of log w + Gumbel noise have this distribution, and need no normalised probabilities
         return np.argsort(np.log(weights) + rng.gumbel(size=population))[-self.n :]
 

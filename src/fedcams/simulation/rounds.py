@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcams.bits.vectors import row_norms
 from fedcams.downlink import BUFFERS, MODEL
 from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose
 from fedcams.errors import SpecError
 from fedcams.method import RESIDUAL, Method
-from fedcams.probes import Leftovers, Probe, mean_before
+from fedcams.probes import Leftovers, Probe, inner_products, mean_before
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
 from fedcams.rounds.client import Client
@@ -78,7 +79,8 @@ class Simulation:
         replicas = RowStore.in_memory(held, device) if held else None
         population = len(problem.clients)
         sampler.expected(population)  # refuses a cohort larger than the population
-        server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler)
+        drawn_by = dict(zip(problem.clients, sampling_weights, strict=True)) if sampling_weights else None
+        server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler, drawn_by)
         client = Client(method, layout, buffer_layout, rows, None, rounds)
         chosen = choose(engine, problem, rounds, sampler.size_varies)
         return cls(problem, server, client, sampler, chosen, test, metric, sampling_weights, evaluate_every, probes)
@@ -118,6 +120,8 @@ class Simulation:
         with phases("train"):
             trained = self._train(method, received, cohort, round)
         delta = trained.delta.clone() if self._needs("mean_h") else None
+        before = state.x.clone() if self._needs("step") else None
+        gram = inner_products(trained.delta) if self._needs("gram") else None
         with phases("encode"):
             measure, population = self._needs("error"), len(self._population)
             outgoing = client_side.respond_(
@@ -129,7 +133,8 @@ class Simulation:
             means = intake.means()
         with phases("step"):
             state, concluded = server_side.conclude(self.server, intake.state, intake, means)
-            measured = self._measure(method, cohort, outgoing, delta, concluded)
+            seen = {"gram": gram, "state": state.optimizer, "step_norm": _distance(state.x, before)}
+            measured = self._measure(method, cohort, outgoing, delta, concluded, seen)
             client_side.commit(self.client, outgoing, concluded.accepted)
         with phases("record"):
             counts = count_bytes(self.server, method, outgoing, delivery)
@@ -153,21 +158,30 @@ class Simulation:
         return any(what in probe.needs for probe in self.probes)
 
     def _measure(
-        self, method: Method, cohort: Sequence[int], outgoing: Outgoing, delta: Tensor | None, concluded: Concluded
-    ) -> Mapping[str, float | None]:
-        """Return what the probes measure, before rows are committed; nothing if no update was accepted."""
+        self, method: Method, cohort: Sequence[int], outgoing: Outgoing, delta: Tensor | None, concluded: Concluded,
+        seen: dict[str, Any],
+    ) -> Mapping[str, float | None]:  # fmt: skip
+        """Return what the probes measure, before rows are committed; nothing if no update was accepted.
+
+        `seen` has the inner products of the whole cohort's updates, and what the server's step left.
+        """
         if concluded.mean is None or not self.probes:
             return {}
         ids, facts, layout = outgoing.arrival.facts.ids, concluded.facts, self.server.layout
         places = [ids.index(client) for client in facts.ids]
         codec, code = outgoing.arrival.codes[UPDATE]
-        mean_h, norm = None, 0.0
+        mean_h, norm, trained = None, 0.0, [cohort.index(client) for client in facts.ids]
         if delta is not None:
-            mean_h, norm = self._uncompressed_(method, some_rows(delta, [cohort.index(i) for i in facts.ids]), facts)
+            mean_h, norm = self._uncompressed_(method, some_rows(delta, trained), facts)
+        if seen["gram"] is not None:
+            seen["gram"] = seen["gram"][trained][:, trained]
+        if RESIDUAL in outgoing.rows:
+            seen["residual"] = some_rows(outgoing.rows[RESIDUAL], places)
         left = Leftovers(
             method=method, layout=layout, facts=facts, mean=concluded.mean, mean_h=mean_h, mean_delta_norm=norm,
             error=None if outgoing.errors is None else some_rows(outgoing.errors, places),
             decoded=lambda: codec.decode(code_rows(code, places), layout), round=facts.round, seed=facts.seed,
+            **seen,
         )  # fmt: skip
         return {name: value for probe in self.probes for name, value in _numbers(probe, left).items()}
 
@@ -206,6 +220,11 @@ class Simulation:
                 scores = evaluate(self.problem, x, buffers, self.test, self.metric, self.engine)
                 found |= {f"{name}_loss": scores[0], f"{name}_accuracy": scores[1]}
         return found
+
+
+def _distance(x: Tensor, before: Tensor | None) -> float | None:
+    """Return ‖x - before‖; None if nothing was kept from before."""
+    return None if before is None else float(row_norms((x - before)[None]))
 
 
 def _numbers(probe: Probe, left: Leftovers) -> dict[str, float]:

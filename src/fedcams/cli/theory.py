@@ -1,0 +1,208 @@
+"""`fedcams theory`: what convergence theorems say about a run, the steps they recommend, and the measured rates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from fedcams.cli.runs import Data
+
+if TYPE_CHECKING:
+    from fedcams.experiment import Experiment
+    from fedcams.simulation import RoundRecord
+    from fedcams.theory.check import Checked
+    from fedcams.theory.setting import Constants
+    from fedcams.theory.steps import Steps
+
+theory = typer.Typer(
+    no_args_is_help=True, help="Convergence theory: bounds, conditions, step sizes and measured rates."
+)
+
+
+# -- check ---------------------------------------------------------------------------------------------------------
+
+
+@theory.command()
+def check(
+    source: Annotated[str, typer.Argument(metavar="PRESET|RUN|TOML", help="A preset, the folder of a run, or a file.")],
+    only: Annotated[list[str] | None, typer.Option(metavar="LABEL", help="Check only this label; repeatable.")] = None,
+    data: Data = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Check experiments or a run against the theorems: constants, both bounds with every term, and conditions.
+
+    Constants are exact for the tasks quadratic and logistic, and measured at the start for others. Settings that the
+    theorems do not cover are checked as far as possible; the assumptions that fail are listed.
+    """
+    from fedcams.theory.check import check as checked
+
+    found = [checked(experiment, records, data) for experiment, records in _experiments(source, only or [])]
+    console = Console(highlight=False)
+    if as_json:
+        console.print_json(json.dumps([each.to_dict() for each in found], ensure_ascii=False))
+        return
+    for each in found:
+        for part in _pages(each):
+            console.print(part, soft_wrap=isinstance(part, str), markup=not isinstance(part, str))
+
+
+def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, list[RoundRecord]]]:
+    from fedcams.cli.runs import _only
+    from fedcams.experiment.preset import load_preset
+    from fedcams.runs import is_run, read_run
+
+    if is_run(Path(source)):
+        run = read_run(Path(source))
+        yield run.experiment, list(run.records)
+        return
+    experiments = _only(load_preset(source), labels).experiments
+    yield from ((each, []) for each in {each.label: each for each in reversed(experiments)}.values())  # one seed each
+
+
+def _pages(each: Checked) -> Iterator[Any]:
+    run = each.run
+    yield f"\n{each.label}: theorem {each.theorem}, n/m = {run.n}/{run.m}, K = {run.K}, T = {run.T}"
+    yield f"step of a round α = {run.alpha:.4g}, u = {run.adaptivity(each.constants):.4g}: {each.regime}" + (
+        f" ({each.twin})" if each.twin else ""
+    )
+    yield _constants(each.constants)
+    yield _terms(each)
+    yield _conditions(each)
+    if each.may_leave is not None:
+        yield f"by the norms of its updates, v̂ left its floor in at most {100 * each.may_leave:.3g} % of coordinates"
+    for fail in each.fails:
+        yield f"does not hold, {fail}"
+
+
+def _table(*heads: str, title: str = "") -> Table:
+    first, *rest = heads
+    return Table(first, *(Column(name, justify="right") for name in rest), box=SIMPLE_HEAD, title=title)
+
+
+def _constants(known: Constants) -> Table:
+    table = Table("constant", Column("value", justify="right"), "known as", box=SIMPLE_HEAD)
+    for name in ("L", "G", "s_l", "s_g", "F", "d"):
+        table.add_row(name, f"{getattr(known, name):.6g}", escape(known.how.get(name, "exact")))
+    return table
+
+
+def _terms(each: Checked) -> Table:
+    table = _table("term of the bound on mean ‖∇f‖²", *(head for b in each.bounds for head in (b.version, "share")))
+    for name in each.bounds[0].terms:
+        cells = [(bound.terms[name], bound.terms[name] / bound.value) for bound in each.bounds]
+        table.add_row(name, *(text for term, part in cells for text in (f"{term:.4g}", f"{100 * part:.1f} %")))
+    table.add_row("in all", *(text for bound in each.bounds for text in (f"{bound.value:.4g}", "")), style="bold")
+    table.add_row("trivial bound G²", f"{each.constants.G**2:.4g}", "", f"{each.constants.G**2:.4g}", "")
+    if "gradient_sq" in each.seen:
+        measured = f"{each.seen['gradient_sq']:.4g}"
+        table.add_row("measured (estimate from updates)", measured, "", measured, "")
+    return table
+
+
+def _conditions(each: Checked) -> Table:
+    table = _table("condition", "allowed", "used", "used/allowed", "holds")
+    for bound in each.bounds:
+        for condition in bound.conditions:
+            ratio = condition.used / condition.allowed if condition.allowed else float("inf")
+            shown = (
+                f"{condition.allowed:.4g}",
+                f"{condition.used:.4g}",
+                f"{ratio:.3g}",
+                "yes" if condition.holds else "no",
+            )
+            table.add_row(f"{bound.version}: {condition.name}", *shown)
+    return table
+
+
+# -- steps ---------------------------------------------------------------------------------------------------------
+
+
+@theory.command()
+def steps(
+    task: Annotated[str, typer.Option(help="The task whose constants count.")] = "logistic",
+    partition: Annotated[str, typer.Option(help="How the data is split over clients.")] = "iid",
+    rounds: Annotated[int, typer.Option("--rounds", "-T", min=1, help="Rounds T.")] = 1000,
+    local_steps: Annotated[int, typer.Option("--steps", "-K", min=1, help="Local steps K.")] = 5,
+    cohort: Annotated[int, typer.Option("--cohort", "-n", min=1, help="Clients per round n.")] = 10,
+    clients: Annotated[int, typer.Option("--clients", "-m", min=1, help="All clients m.")] = 100,
+    batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Examples per local step.")] = 20,
+    server: Annotated[str, typer.Option(help="The server; its lr does not matter.")] = "fedams",
+    uplink: Annotated[str, typer.Option(help="Compressor of the updates.")] = "identity",
+    data: Data = None,
+) -> None:
+    """Recommend both learning rates by the proved bound, and show the corollaries' choice beside them."""
+    from fedcams.experiment import Experiment
+    from fedcams.theory.check import check as checked
+    from fedcams.theory.steps import corollary, recommended
+
+    experiment = Experiment.from_dict({
+        "task": task, "model": _model(task), "partition": partition, "clients": clients,
+        "sampler": f"uniform(n={cohort})",
+        "local": f"sgd(steps={local_steps}, batch={batch}, replace=true)", "server": server, "uplink": uplink,
+        "rounds": rounds,
+    })  # fmt: skip
+    each, console = checked(experiment, data=data), Console(highlight=False)
+    console.print(_constants(each.constants))
+    chosen = {"recommended": recommended(each.constants, each.run), "corollary": corollary(each.constants, each.run)}
+    console.print(_steps(chosen))
+    if limit := chosen["recommended"].limited_by:
+        console.print(f"the best step of the leading terms is cut by {limit}")
+    for fail in each.fails:
+        console.print(f"does not hold, {fail}", soft_wrap=True, markup=False)
+
+
+def _model(task: str) -> str:
+    from fedcams.registry import resolve
+
+    return str(getattr(resolve("task", task), "model", "mlp"))
+
+
+def _steps(chosen: dict[str, Steps]) -> Table:
+    table = _table("", *chosen)
+    rows = {
+        "server rate η": lambda each: f"{each.run.eta:.4g}",
+        "local rate η_l": lambda each: f"{each.run.eta_l:.4g}",
+        "step of a round α": lambda each: f"{each.run.alpha:.4g}",
+        "bound on mean ‖∇f‖²": lambda each: f"{each.bound.value:.4g}",
+        "conditions": lambda each: "hold" if each.bound.admissible else "do not hold",
+    }
+    for name, shown in rows.items():
+        table.add_row(name, *map(shown, chosen.values()))
+    return table
+
+
+# -- rates ---------------------------------------------------------------------------------------------------------
+
+
+@theory.command()
+def rates(
+    quick: Annotated[bool, typer.Option("--quick", help="A small grid, about 15 seconds.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of every point.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every point as JSON.")] = False,
+) -> None:
+    """Measure how mean ‖∇f‖² falls with rounds T, local steps K and clients m; theory says as the power -1/2."""
+    from fedcams.theory import rates as measured
+
+    grid, base = (measured.QUICK, measured.BASE["quick"]) if quick else (measured.FULL, measured.BASE["full"])
+    console = Console(highlight=False)
+    with console.status("running rounds on quadratics"):
+        found = list(measured.sweep(base, grid, range(1, seeds + 1)))
+    if as_json:
+        points = [
+            {"axis": axis, "value": getattr(e.trial, axis), "average": e.average, "late": e.late} for axis, e in found
+        ]
+        console.print_json(json.dumps({"points": points, "slopes": measured.slopes(found)}))
+        return
+    table = _table("slope against", "all rounds", "second half", "theory")
+    late = measured.slopes(found, late=True)
+    for axis, value in measured.slopes(found).items():
+        table.add_row(axis, f"{value:+.3f}", f"{late[axis]:+.3f}", "-0.5")
+    console.print(table)

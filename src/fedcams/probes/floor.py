@@ -1,0 +1,33 @@
+"""Whether an adaptive server adapts: how many coordinates left the floor, and the rate of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedcams.bits.vectors import row_norms
+from fedcams.probes.base import Leftovers, Probe
+from fedcams.registry import register
+
+
+@register("floor")
+@dataclass(frozen=True)
+class Floor(Probe):
+    """Records `off_floor`, the share of coordinates whose second moment is above `eps`, and `rate`, ‖step‖/‖m‖.
+
+    While `off_floor` is 0, fedams, fedadam and their relatives are `fedavgm` with a fixed rate. Servers without a
+    second moment have no `off_floor`; those without momentum have `m = Δ`. Costs one pass over the server's state.
+    """
+
+    needs = frozenset({"step"})
+    examples = ("floor",)
+
+    def measure(self, left: Leftovers) -> dict[str, float]:
+        if left.state is None or left.step_norm is None:
+            return {}
+        found = {}
+        if (off := left.method.server.off_floor(left.state)) is not None:
+            found["off_floor"] = float(off.double().mean())
+        moment = left.state._asdict().get("m", left.mean)
+        if length := float(row_norms(moment[None])):
+            found["rate"] = left.step_norm / length
+        return found

@@ -1,0 +1,124 @@
+"""What the theorems say about one run: its constants, both bounds with every term, conditions, and its regime."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedcams.engines import Shards
+from fedcams.experiment import Experiment
+from fedcams.experiment.assembly import assemble
+from fedcams.runs.floor import RARELY
+from fedcams.simulation import RoundRecord
+from fedcams.theory.constants import Instance, constants_of
+from fedcams.theory.describe import failures, setting_of
+from fedcams.theory.paper import printed, theorem
+from fedcams.theory.proved import sound
+from fedcams.theory.setting import Bound, Constants, Setting
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One run against the theorems."""
+
+    label: str
+    theorem: int
+    constants: Constants
+    run: Setting
+    bounds: tuple[Bound, Bound]
+    """The paper's, as printed, and the one proved in docs/theory.md."""
+    fails: list[str]
+    """The assumptions that do not hold, and what is taken instead."""
+    regime: str
+    twin: str
+    """The server's FedAvgM twin, which it is while v̂ is on its floor; empty if it has none."""
+    seen: dict[str, float]
+    """What a recorded run measured: the mean of `gradient_sq`, the largest `q_max`, `gamma` and `off_floor`."""
+    may_leave: float | None
+    """The share of coordinates that can ever have left the floor, by the norms of the recorded updates."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON stores it."""
+        found = dataclasses.asdict(self)
+        for text, bound in zip(found["bounds"], self.bounds, strict=True):
+            text |= {"value": _finite(bound.value), "admissible": bound.admissible}
+            text["terms"] = {name: _finite(term) for name, term in bound.terms.items()}
+            for shown, condition in zip(text["conditions"], bound.conditions, strict=True):
+                shown |= {"holds": condition.holds, "allowed": _finite(condition.allowed)}
+        found["alpha"], found["u"] = self.run.alpha, self.run.adaptivity(self.constants)
+        return found
+
+
+def check(experiment: Experiment, records: Sequence[RoundRecord] = (), data: Path | None = None) -> Checked:
+    """Check an experiment, or a run by its records, against the theorems; refuses data that is missing.
+
+    Where an assumption does not hold, `fails` says so, and the bound is that of what comes nearest.
+    """
+    loaded = experiment.task.load(data)
+    built = assemble(dataclasses.replace(experiment, engine="loop"), loaded)
+    problem, seen = built.simulation.problem, _seen(records)
+    assert isinstance(problem.clients, Shards)
+    sizes = problem.clients.sizes()
+    known = constants_of(Instance(experiment, problem, loaded, built.state.x))
+    run = setting_of(experiment, sizes, problem.layout, seen.get("gamma", 0.0))
+    fails = failures(experiment, problem, sizes)
+    if run.q and (largest := seen.get("q_max", 0.0)):
+        fails.append(f"q: the largest measured, {largest:.4g}, takes the place of the proven {run.q:.6g}")
+        run = dataclasses.replace(run, q=min(run.q, largest))
+    if run.q and run.full and "gamma" not in seen:
+        fails.append("γ: not measured here, taken as 0; record it with the probe gamma")
+    if "no farther" in known.how.get("G", ""):
+        fails.append(
+            "bounded gradients: those of a quadratic are not; G holds while x stays as near the minimum as x_1"
+        )
+    twin = experiment.server.twin(digits=3)
+    return Checked(
+        label=experiment.label,
+        theorem=theorem(run),
+        constants=known,
+        run=run,
+        bounds=(printed(known, run), sound(known, run)),
+        fails=fails,
+        regime=_regime(known, run, seen.get("off_floor")),
+        twin="" if twin is None else str(twin),
+        seen=seen,
+        may_leave=may_leave(records, run, known.d),
+    )
+
+
+def may_leave(records: Sequence[RoundRecord], run: Setting, d: int) -> float | None:
+    """Return a bound on the share of coordinates whose v̂ ever left the floor, from the norms of mean updates.
+
+    `v_t ≤ (1-β2) Σ Δ²` in every coordinate, so at most `(1-β2) Σ ‖Δ‖²/ε` of them exceed ε. None without records.
+    """
+    if not records or not run.adapts:
+        return None
+    return min(1.0, (1 - run.beta2) * math.fsum(r.delta_norm**2 for r in records) / run.eps / d)
+
+
+def _regime(known: Constants, run: Setting, off_floor: float | None) -> str:
+    if not run.adapts:
+        return "not adaptive"
+    if run.adaptivity(known) <= 1:
+        return "floor: v̂ can never leave it, so the server is its FedAvgM twin"
+    if off_floor is None:
+        return "open: u > 1, so v̂ may leave its floor; a recorded run says where it does"
+    name = "floor" if off_floor < RARELY else "mixed" if off_floor < 0.5 else "adaptive"
+    return f"{name}, as measured: v̂ left its floor in at most {100 * off_floor:.4g} % of coordinates"
+
+
+def _seen(records: Sequence[RoundRecord]) -> dict[str, float]:
+    def known(name: str) -> list[float]:
+        return [value for record in records if (value := record.probes.get(name)) is not None]
+
+    found = {name: max(values) for name in ("q_max", "gamma", "off_floor") if (values := known(name))}
+    return found | ({"gradient_sq": fmean(values)} if (values := known("gradient_sq")) else {})
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

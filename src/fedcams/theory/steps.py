@@ -1,0 +1,73 @@
+"""Step sizes that the proved bound recommends, and those of the paper's corollaries."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from fedcams.theory.proved import CROSS, sound
+from fedcams.theory.setting import Bound, Constants, Setting
+
+DRIFT = 0.1
+"""The part of the leading terms that clients drifting apart may add."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Recommended rates, as a setting, with the bound they give."""
+
+    run: Setting
+    bound: Bound
+    limited_by: str
+    """What keeps the step below the best one for the leading terms; empty if nothing does."""
+
+
+def recommended(known: Constants, run: Setting) -> Steps:
+    """Return the rates that minimise the bound's leading terms, within its conditions; those of `run` do not matter.
+
+    The local rate is the largest at which drift costs a tenth of the leading terms and v̂ cannot leave its floor.
+    """
+    variance = known.s_l**2 / (run.n * run.K)
+    if not run.full:
+        variance += 3 * known.s_g**2 * (run.m - run.n) / (run.n * (run.m - 1))
+    ideal = math.sqrt(known.F / (CROSS * known.L * run.T * variance)) if variance else math.inf
+    eta_l = _local_rate(known, run, variance)
+    alpha = _admissible(known, replace(run, eta_l=eta_l), min(ideal, 1e9))
+    chosen = _with_step(run, eta_l, alpha)
+    limit = "" if alpha == ideal else "the conditions of the bound"
+    return Steps(chosen, sound(known, chosen), limit)
+
+
+def corollary(known: Constants, run: Setting) -> Steps:
+    """Return the corollaries' choice with all constants one: η = √(K n), η_l = 1/(√T K)."""
+    chosen = replace(run, eta=math.sqrt(run.K * run.n), eta_l=1 / (math.sqrt(run.T) * run.K))
+    return Steps(chosen, sound(known, chosen), "")
+
+
+def _local_rate(known: Constants, run: Setting, variance: float) -> float:
+    limits = [1 / (8 * run.K * known.L), 1 / (run.K * known.L * math.sqrt(60)), 1.0]
+    if run.adapts:
+        limits.append(math.sqrt(run.eps) / (run.amplification * run.K * known.G))
+    leading = 2 * math.sqrt(CROSS * known.F * known.L * variance / run.T)
+    spread = 2.5 * run.K * known.L**2 * (known.s_l**2 + 6 * run.K * known.s_g**2)
+    if leading and spread:
+        limits.append(math.sqrt(DRIFT * leading / spread))
+    return min(limits)
+
+
+def _with_step(run: Setting, eta_l: float, alpha: float) -> Setting:
+    return replace(run, eta_l=eta_l, eta=alpha * math.sqrt(run.eps) / (eta_l * run.K))
+
+
+def _admissible(known: Constants, run: Setting, ideal: float) -> float:
+    """Return the largest step of a round up to `ideal` that meets all conditions, by bisection."""
+    if sound(known, _with_step(run, run.eta_l, ideal)).admissible:
+        return ideal
+    low, high = 0.0, ideal
+    for _ in range(200):
+        middle = (low + high) / 2
+        if sound(known, _with_step(run, run.eta_l, middle)).admissible:
+            low = middle
+        else:
+            high = middle
+    return low

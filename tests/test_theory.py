@@ -1,0 +1,348 @@
+"""Convergence theory: golden bounds, their limits, what they say about regimes, and measured rates below them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fedcams.cli.main import app
+from fedcams.experiment import Experiment, build
+from fedcams.experiment.assembly import assemble
+from fedcams.runs import read_run
+from fedcams.tasks.logistic import Logistic
+from fedcams.theory import Constants, Setting, paper, printed, printed_rate, proved, rates, sound, tight_rate
+from fedcams.theory.check import check, may_leave
+from fedcams.theory.constants import Instance, client_weights, constants_of
+from fedcams.theory.steps import corollary, recommended
+
+KNOWN = Constants(L=2, G=3, s_l=1.5, s_g=0.5, F=4, d=100)
+RUN = Setting(m=20, n=20, K=5, T=1000, eta=0.5, eta_l=1e-3, eps=1e-2, beta1=0.9, beta2=0.99)
+THEOREMS = {
+    1: RUN,
+    2: dataclasses.replace(RUN, n=4),
+    3: dataclasses.replace(RUN, q=0.6, gamma=0.8),
+    4: dataclasses.replace(RUN, n=4, q=0.6),
+}
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "rate", "tight", "proven"),
+    [
+        (1, 63.0847, 1.57931e-6, 2.35569e-4, 0.6874),
+        (2, 130.433, 8.33524e-8, 6.34689e-5, 2.37878),
+        (3, 103.026, 1.32451e-7, 9.77219e-5, 0.721263),
+        (4, 551.019, 5.00948e-7, 1.34184e-3, 50.5057),
+    ],
+)
+def test_golden_values(number: int, value: float, rate: float, tight: float, proven: float) -> None:
+    """From an implementation of its own, which shares no line with this one."""
+    run = THEOREMS[number]
+    assert paper.theorem(run) == number
+    assert printed(KNOWN, run).value == pytest.approx(value, rel=1e-5)
+    assert printed_rate(KNOWN, run) == pytest.approx(rate, rel=1e-5)
+    assert tight_rate(KNOWN, run) == pytest.approx(tight, rel=1e-5)
+    assert sound(KNOWN, run).value == pytest.approx(proven, rel=1e-5)
+
+
+@pytest.mark.parametrize("run", THEOREMS.values(), ids=str)
+def test_the_tight_rate_is_the_root_of_its_condition(run: Setting) -> None:
+    """η_l S(η_l) = A, with A as the theorem has it."""
+    rate = tight_rate(KNOWN, run)
+    limits = [run.eps / (run.K * paper._a(KNOWN, run))]
+    if not run.full:
+        limits = [limits[0] * 4 * 19 / (20 * 3), limits[0] * 4 * 19 / (17.64 * 16)]
+    assert rate * paper.s_of(rate, KNOWN, run) == pytest.approx(min(limits), rel=1e-9)
+
+
+def test_with_nearly_all_clients_the_conditions_are_those_of_all() -> None:
+    many = dataclasses.replace(RUN, m=10**6, n=10**6)
+    nearly = dataclasses.replace(many, n=10**6 - 1)
+    assert tight_rate(KNOWN, nearly) == pytest.approx(tight_rate(KNOWN, many), rel=1e-5)
+    assert 2 * sound(KNOWN, many).value == pytest.approx(sound(KNOWN, nearly).value, rel=1e-5)
+
+
+def test_a_single_client_per_round_has_no_printed_rate_but_a_tight_one() -> None:
+    run = dataclasses.replace(RUN, n=1)
+    assert printed_rate(KNOWN, run) == 0
+    assert tight_rate(KNOWN, run) > 0
+
+
+def test_on_the_floor_the_proved_bound_is_that_of_sgd() -> None:
+    """4F/(αT) + 10 K L² η_l² (σ_l² + 6Kσ_g²) + 4 c α L (1 + α L B²) σ_l²/(mK), c = 2."""
+    alpha, L, K = RUN.alpha, KNOWN.L, RUN.K
+    assert RUN.adaptivity(KNOWN) <= 1
+    drift = 10 * K * L**2 * RUN.eta_l**2 * (KNOWN.s_l**2 + 6 * K * KNOWN.s_g**2)
+    noise = 8 * alpha * L * (1 + alpha * L * 81) * KNOWN.s_l**2 / (RUN.m * K)
+    assert sound(KNOWN, RUN).value == pytest.approx(4 * KNOWN.F / (alpha * RUN.T) + drift + noise, rel=1e-12)
+
+
+@pytest.mark.parametrize("run", THEOREMS.values(), ids=str)
+@pytest.mark.parametrize("bound", [printed, sound])
+def test_worse_constants_make_worse_bounds(bound: Any, run: Setting) -> None:
+    for name in ("L", "G", "s_l", "s_g", "F"):
+        worse = dataclasses.replace(KNOWN, **{name: 2 * getattr(KNOWN, name)})
+        assert bound(worse, run).value >= bound(KNOWN, run).value
+    off = dataclasses.replace(run, eta_l=0.05)  # where v̂ leaves its floor
+    assert bound(dataclasses.replace(KNOWN, d=200), off).value > bound(KNOWN, off).value
+    assert bound(KNOWN, dataclasses.replace(run, T=2000)).value < bound(KNOWN, run).value
+
+
+def test_eps_outside_the_maximum_has_no_hard_floor() -> None:
+    """√v̂ + ε exceeds ε as soon as something moves, so Ψ is never zero."""
+    outside = dataclasses.replace(RUN, inside=False)
+    assert proved.largest_root(KNOWN, outside) == pytest.approx(0.1 + RUN.eta_l * RUN.K * KNOWN.G)
+    assert sound(KNOWN, RUN).terms["memory"] == 0 < sound(KNOWN, outside).terms["memory"]
+
+
+# -- regimes -----------------------------------------------------------------------------------------------------------
+
+positive = st.floats(1e-3, 1e3)
+
+
+@given(
+    known=st.builds(Constants, positive, positive, positive, positive, positive, st.integers(1, 10**6)),
+    m=st.integers(2, 100),
+    share=st.floats(0, 1),
+    K=st.integers(1, 100),
+    eta=positive,
+    eps=st.floats(1e-8, 1),
+    beta1=st.sampled_from([0, 0.5, 0.9]),
+    beta2=st.floats(0.5, 0.999),
+    q=st.sampled_from([0, 0.3, 0.9]),
+)
+@settings(max_examples=300)
+def test_the_printed_condition_keeps_the_server_on_its_floor(
+    known: Constants, m: int, share: float, K: int, eta: float, eps: float, beta1: float, beta2: float, q: float
+) -> None:
+    """If √ε ≤ √β2 K a, as it is in practice, no update can be longer than √ε, decoded or not."""
+    run = Setting(m, max(2, round(share * m)), K, 100, eta, 1.0, eps, beta1, beta2, q, gamma=0.5)
+    run = dataclasses.replace(run, eta_l=printed_rate(known, run))
+    if math.sqrt(eps) <= math.sqrt(beta2) * K * paper._a(known, run):
+        longest = math.sqrt(paper._inflation(run)) * run.eta_l * K * known.G
+        assert longest <= math.sqrt(eps) * (1 + 1e-9)
+        assert run.adaptivity(known) <= 1 + 1e-9
+
+
+def test_on_the_floor_fedams_trains_the_models_of_its_twin() -> None:
+    base = {"rounds": 8, "seed": 2, "local": "sgd(lr=0.05, epochs=1)", "uplink": "sign", "clients": 30}
+    server = Experiment(server="fedams(eps=1e-2, bias_correction=true)", **base).server
+    states = []
+    for chosen in (server, server.twin()):
+        built = build(Experiment(server=chosen, **base))
+        state = built.state
+        for _ in range(8):
+            state, record = built.simulation.advance(state)
+        states.append((state.x, record.probes))
+    assert states[0][1]["off_floor"] == 0
+    assert float((states[0][0] - states[1][0]).norm() / states[1][0].norm()) < 1e-5
+
+
+def test_norms_of_updates_bound_the_coordinates_off_the_floor() -> None:
+    built = build(Experiment(server="fedams(eps=1e-6)", rounds=6, clients=30, local="sgd(lr=0.1)"))
+    state, records = built.state, []
+    for _ in range(6):
+        state, record = built.simulation.advance(state)
+        records.append(record)
+    run = dataclasses.replace(RUN, eps=1e-6)
+    share, most = records[-1].probes["off_floor"], may_leave(records, run, state.x.numel())
+    assert share is not None
+    assert most is not None
+    assert 0 < share <= most
+
+
+@pytest.mark.parametrize("folder", ["compression-resnet18/fedams-s1", "compression-convmixer/fedams-s1"])
+def test_the_papers_runs_stay_on_their_floor(folder: str) -> None:
+    run = read_run(RESULTS / folder)
+    d = run.records[0].paper_bits_down // 32
+    share = may_leave(run.records, dataclasses.replace(RUN, eps=1e-3), d)
+    assert share is not None
+    assert share * d < 200
+
+
+# -- measured against proved -------------------------------------------------------------------------------------------
+
+
+def admissible(draw: np.random.Generator) -> tuple[Experiment, Any, Constants, Setting]:
+    """A random setting on logistic regression whose rates meet every condition of the proved bound."""
+    m, K, batch = int(draw.integers(2, 7)), int(draw.integers(1, 4)), int(draw.integers(1, 5))
+    uplink = str(draw.choice(["identity", "identity", "sign", "topk(ratio=1/2)"]))
+    n = int(draw.integers(1, m)) if uplink != "identity" else int(draw.integers(1, m + 1))  # γ is for all clients only
+    beta1, eps = draw.choice([0, 0.5, 0.9]), draw.choice([1e-3, 1e-1])
+    keys = {
+        "task": f"logistic(dim=5, size=60, seed={draw.integers(100)})", "model": "linear(bias=false)", "clients": m,
+        "partition": str(draw.choice(["iid", "shards"])), "sampler": f"uniform(n={n})", "uplink": uplink,
+        "local": f"sgd(lr=1e-3, steps={K}, batch={batch}, replace=true)", "rounds": 12, "probes": "",
+        "engine": "loop", "evaluate_every": 1000, "server": f"fedams(beta1={beta1}, eps={eps})",
+    }  # fmt: skip
+    experiment = Experiment.from_dict(keys)
+    known = check(experiment)
+    best = recommended(known.constants, known.run).run
+    lr, local = best.eta * draw.uniform(0.2, 1), best.eta_l * draw.uniform(0.2, 1)
+    keys["server"] = f"fedams(lr={lr:.12g}, beta1={beta1}, eps={eps})"
+    keys["local"] = f"sgd(lr={local:.12g}, steps={K}, batch={batch}, replace=true)"
+    run = dataclasses.replace(known.run, eta=lr, eta_l=local)
+    experiment = Experiment.from_dict(keys)
+    return experiment, experiment.task.load(), known.constants, run
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_average_is_below_the_proved_bound(seed: int) -> None:
+    """On logistic regression every assumption holds, so the bound is a theorem there."""
+    experiment, data, known, run = admissible(np.random.default_rng(seed))
+    bound, task = sound(known, run), experiment.task
+    assert bound.admissible
+    assert isinstance(task, Logistic)
+    built = assemble(experiment, data)
+    state, norms = built.state, []
+    weights = client_weights(built.simulation.problem, len(data.train_y)).float()
+    for _ in range(experiment.rounds):
+        norms.append(float((weights @ task.gradients(data, state.x.view(task.classes, task.dim))).square().sum()))
+        state, _ = built.simulation.advance(state)
+    assert 0 < np.mean(norms) <= bound.value
+
+
+def test_slopes_are_minus_one_half() -> None:
+    """Against rounds, local steps and clients, through the package's own rounds (β1 = 0, no compression)."""
+    found = list(rates.sweep(rates.BASE["quick"], rates.QUICK))
+    assert all(each.off_floor == 0 for _, each in found)
+    for axis, fitted in rates.slopes(found).items():
+        assert fitted == pytest.approx(-0.5, abs=0.06), axis
+
+
+def test_gamma_grows_as_the_gradient_falls() -> None:
+    """γ ‖∇f‖ stays within a factor of 2 while ‖∇f‖ falls by two decades: clients differ at the minimum too."""
+    trial = rates.Trial(T=400, K=1, m=8, uplink="sign", sigma_l=0, sigma_g=0.2, dim=64, rate=40.0, condition=2)
+    experiment = dataclasses.replace(trial.experiment, probes="gamma")
+    built = build(experiment)
+    state, found = built.state, []
+    curvature = experiment.task.curvature().double()  # type: ignore[attr-defined]
+    for _ in range(400):
+        norm = float((curvature * (state.x.double() - 1)).norm())
+        state, record = built.simulation.advance(state)
+        found.append((norm, record.probes["gamma"] * norm))  # type: ignore[operator]
+    assert found[-1][0] < found[5][0] / 100
+    products = np.array([product for _, product in found[5:]])  # of single rounds they vary more
+    means = [float(block.mean()) for block in np.array_split(products, 15)]
+    assert max(means) / min(means) < 2
+
+
+# -- constants and steps -----------------------------------------------------------------------------------------------
+
+
+def instance(**keys: Any) -> Instance:
+    experiment = Experiment.from_dict({"engine": "loop", **keys})
+    data = experiment.task.load()
+    built = assemble(experiment, data)
+    return Instance(experiment, built.simulation.problem, data, built.state.x)
+
+
+def test_constants_of_a_quadratic_are_exact() -> None:
+    task = "quadratic(dim=6, groups=5, size=20, smoothness=3, sigma_l=2, sigma_g=0.5)"
+    local = {"local": "sgd(steps=2, batch=4, replace=true)", "clients": 5, "sampler": "full"}
+    one = instance(task=task, model="point", partition="natural", **local)
+    known = constants_of(one)
+    assert (known.L, known.d) == (3, 6)
+    assert known.s_l == pytest.approx(1, rel=1e-5)  # 2/√4
+    assert known.s_g == pytest.approx(0.5, rel=1e-5)
+    curvature = one.experiment.task.curvature()  # type: ignore[attr-defined]
+    assert pytest.approx(0.5 * float(curvature.sum()), rel=1e-5) == known.F  # from 0 to 1
+    gradients = one.experiment.task.gradients(one.data, one.x)  # type: ignore[attr-defined]
+    assert float(gradients.norm(dim=1).max()) <= known.G
+
+
+def test_the_gap_of_logistic_regression_is_that_to_its_minimum() -> None:
+    one = instance(task="logistic(dim=4, size=80)", model="linear(bias=false)", clients=4, sampler="full")
+    gap = constants_of(one).F
+    x, y = one.data.train_x.double(), one.data.train_y
+    w = one.x.double().view(2, 4).clone()
+    first = float(torch.nn.functional.cross_entropy(x @ w.T, y))
+    for _ in range(4000):  # plain gradient descent at the rate 1/L
+        w -= 2 * ((x @ w.T).softmax(-1) - torch.nn.functional.one_hot(y, 2)).T @ x / len(y)
+    assert gap == pytest.approx(first - float(torch.nn.functional.cross_entropy(x @ w.T, y)), rel=1e-4)
+
+
+def test_measured_constants_are_near_the_known_ones() -> None:
+    """What is estimated for any task, on one whose constants are known: at most those, and not far below."""
+    from fedcams.theory.constants import _measured
+
+    task = "quadratic(dim=6, groups=8, size=200, smoothness=3, sigma_l=2, sigma_g=0.5)"
+    one = instance(task=task, model="point", partition="natural", clients=8, local="sgd(batch=4)", sampler="full")
+    exact, found = constants_of(one), _measured(one)
+    assert pytest.approx(3, rel=0.05) == found.L
+    assert found.s_g == pytest.approx(exact.s_g, rel=0.01)
+    assert 0.6 * exact.s_l < found.s_l < 1.7 * exact.s_l
+    assert found.G <= exact.G
+
+
+def test_recommended_steps_are_admissible_and_best() -> None:
+    known = Constants(L=0.5, G=1.4, s_l=0.5, s_g=1.4, F=0.5, d=40)
+    for n, q in ((20, 0.0), (5, 0.0), (5, 0.5)):
+        run = Setting(m=20, n=n, K=4, T=20000, eta=1, eta_l=1, eps=1e-3, q=q)
+        best = recommended(known, run)
+        assert best.bound.admissible
+        assert best.run.adaptivity(known) <= 1 + 1e-9
+        assert best.bound.value < corollary(known, run).bound.value
+        for factor in (0.5, 2):
+            other = sound(known, dataclasses.replace(best.run, eta=factor * best.run.eta))
+            assert other.value > best.bound.value or not other.admissible
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def invoke(*words: str) -> str:
+    result = CliRunner().invoke(app, ["theory", *words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+UNCOVERED = """
+task = "logistic(dim=4, size=200)"
+model = "linear(bias=false)"
+clients = 8
+rounds = 20
+partition = "dirichlet(alpha=0.3)"
+local = "sgd(epochs=1, batch=4)"
+sampler = "bernoulli(p=0.5)"
+weighting = "examples"
+server = "fedadam(lr=cosine(0.1, 0))"
+uplink = "sign"
+"""
+
+
+def test_settings_that_no_theorem_covers_say_why_and_go_on(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(UNCOVERED)
+    (found,) = json.loads(invoke("check", str(tmp_path / "own.toml"), "--json"))
+    said = "\n".join(found["fails"])
+    for reason in ("equal K", "fixed n", "uniform mean", "fresh examples", "constant rates", "second moment"):
+        assert reason in said
+    assert all(bound["value"] > 0 for bound in found["bounds"])
+    text = invoke("check", str(tmp_path / "own.toml"))
+    assert "does not hold, fixed n: cohorts of bernoulli(p=0.5) vary in size" in text
+    assert "theorem 4" in text
+
+
+def test_batch_normalisation_is_named() -> None:
+    keys = {"task": "digits", "model": "convmixer(dim=4, depth=1)", "clients": 5, "sampler": "full", "rounds": 2}
+    assert any("batch normalisation" in fail for fail in check(Experiment.from_dict(keys)).fails)
+
+
+def test_steps_are_printed_with_the_corollaries() -> None:
+    text = invoke("steps", "-T", "100", "-K", "2", "-n", "4", "-m", "4", "--batch", "5", "--task", "logistic(size=40)")
+    assert "recommended" in text
+    assert "corollary" in text
+    assert "hold" in text

@@ -1,0 +1,1 @@
+"""The experiments and pictures of docs/theory.md."""
