@@ -40,7 +40,8 @@ Track = Annotated[
 ]
 SET = f"Set a key for every run: -s rounds=5 -s uplink=sign -s recipe=light. Recipes: {', '.join(RECIPES)}."
 Target = Annotated[
-    float | None, typer.Option(help="Test accuracy at which methods are compared, such as 0.9.", show_default=False)
+    float | None,
+    typer.Option(help="Test accuracy at which methods are compared: 0.9, or 90 for 90 %.", show_default=False),
 ]
 
 
