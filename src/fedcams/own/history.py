@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from fedcams.errors import SpecError
 from fedcams.extras import load
 from fedcams.own.folder import RunFolder
+from fedcams.own.problem import test_examples
 from fedcams.rounds import ServerState
 from fedcams.simulation import RoundRecord, Simulation
+from fedcams.simulation.clients import Clients
+from fedcams.simulation.evaluate import evaluate
 from fedcams.trackers import Tracker
 
 if TYPE_CHECKING:
@@ -139,6 +142,28 @@ class History:
         if self.state.average is None:
             raise SpecError("this method has no average; give average='ema(0.97)' to simulate")
         return self._model(self.state.average.x, self.state.average.buffers)
+
+    @property
+    def client_ids(self) -> list[Any]:
+        """The ids of the clients as they were given; records number clients with names by their places in this list."""
+        clients = self.simulation.problem.clients
+        return list(clients.given.values()) if isinstance(clients, Clients) else list(clients)
+
+    def evaluate_clients(self, data: Mapping[Any, Any] | None = None) -> dict[Any, dict[str, float | None]]:
+        """Return the loss and all metrics of the model so far on each client's own examples, by client id.
+
+        `data` gives each client other examples to be evaluated on, by id; clients that it leaves out are left out.
+        Loads the clients one after the other.
+        """
+        simulation, problem, state = self.simulation, self.simulation.problem, self.state
+        found = {}
+        for number, client in zip(problem.clients, self.client_ids, strict=True):
+            if data is None or client in data:
+                own = problem.clients[number] if data is None else test_examples(data[client], problem)
+                assert own is not None
+                scores = evaluate(problem, state.x, state.buffers, own, simulation.metrics, simulation.engine)
+                found[client] = scores
+        return found
 
     def _model(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
         return copy.deepcopy(self.simulation.problem.load(x, buffers)).eval()
