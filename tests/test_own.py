@@ -176,7 +176,7 @@ def other_test() -> tuple[Tensor, Tensor]:
 
 
 REFUSED: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-    (r"server is 'fedams' there and 'fedams\(lr=0.5\)' here", lambda: {"server": "fedams(lr=1/2)"}),
+    (r"server is 'fedams.lr=0.03, beta1=0.' there and 'fedams\(lr=0.5\)' here", lambda: {"server": "fedams(lr=1/2)"}),
     (r"uplink is 'sign' there and 'topk\(k=3\)' here", lambda: {"uplink": "topk(k=3)"}),
     ("feedback is True there and False here", lambda: {"feedback": False}),
     (r"local is .*lr=0.2, .* there and .*lr=0.1, .* here", lambda: {"local": "sgd(lr=0.1, steps=2, batch=4)"}),

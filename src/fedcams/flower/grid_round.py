@@ -61,6 +61,7 @@ class GridRound:
         inbox = Inbox(folder, self.names, key, self.server, state)
         inbox.absent |= dict.fromkeys(cohort - asked.keys(), NOT_THERE)
         down = 0
+        self.config = self.strategy.round_config(state, self.config, grid, self._arrays)
         if not skipped:
             state, down = self._exchange(grid, state, instructions, asked, inbox)
             skipped = self._too_few("valid replies", len(inbox.came), {"min_replies": self.strategy.min_replies})
@@ -166,8 +167,10 @@ class GridRound:
     def _plain_content(self, state: ServerState) -> RecordDict:
         rate = float(self.server.method.in_round(state.round + 1, self.server.rounds).local.lr)
         config = ConfigRecord({**self.config, "server-round": state.round + 1, "local-rate": rate})
-        arrays = self.names.join(state.x, state.buffers, self.rest)
-        return RecordDict({self.strategy.arrayrecord_key: arrays, self.strategy.configrecord_key: config})
+        return RecordDict({self.strategy.arrayrecord_key: self._arrays(state), self.strategy.configrecord_key: config})
+
+    def _arrays(self, state: ServerState) -> ArrayRecord:
+        return self.names.join(state.x, state.buffers, self.rest)
 
     def _line(
         self, state: ServerState, concluded: Concluded, cohort: list[int], inbox: Inbox, skipped: str, down: int
@@ -183,6 +186,7 @@ class GridRound:
             "absent": _sorted(inbox.absent),
             "notes": _sorted(inbox.notes),
             "skipped": skipped,
+            "train_loss": concluded.train_loss,
             "delta_norm": concluded.delta_norm,
             "wire_up": sum(map(sum, inbox.came.values())) + inbox.other_bytes,
             "wire_down": down,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedcams.engines import Examples
 from fedcams.engines.trees import named_tensors
 from fedcams.experiment import Experiment
-from fedcams.method import Method
+from fedcams.method import Method, method_of
 from fedcams.models import Model
 from fedcams.partition import Partition
 from fedcams.registry import params
@@ -196,7 +196,8 @@ class RunFolder:
     def _call(self) -> str:
         """Return the call that continues this run."""
         method, simulation = self.simulation.server.method, self.simulation
-        given = {key: value for key, value in method.to_dict().items() if value != Method().to_dict()[key]}
+        default = method_of(None, {}).to_dict()
+        given = {key: value for key, value in method.to_dict().items() if value != default[key]}
         given |= {"rounds": self.last, "cohort": str(simulation.sampler), "seed": simulation.server.seed}
         words = ", ".join(f"{key}={value!r}" for key, value in {**given, "out": str(self.path)}.items())
         return f"fedcams.simulate(model, clients, test, {words})"

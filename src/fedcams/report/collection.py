@@ -15,6 +15,7 @@ import numpy as np
 from fedcams.errors import FedcamsError, UnknownName
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset, presets
+from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
 from fedcams.runs.folder import EXPERIMENT
 
@@ -68,6 +69,16 @@ class Method:
             for run in self.runs
             if run.records[-1].round < due and not run.finished
         ]
+
+    @property
+    def exploded(self) -> list[str]:
+        """A note for each run whose training loss or updates exploded."""
+        found = []
+        for run in self.runs:
+            alarm = Alarm()
+            said = [alarm.hear(each.round, each.train_loss, each.delta_norm) for each in run.records]
+            found += [f"{self.label}, seed {run.experiment.seed}, {line}" for line in said if line]
+        return found
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,9 @@ def versions(collection: Collection) -> str:
 
 
 def notes(collection: Collection) -> str:
-    """Return warnings about the numbers: unfinished, empty and untimed runs."""
+    """Return warnings about the numbers: unfinished, exploding, empty and untimed runs."""
     said = [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
+    said += [f"Exploding: {note}" for method in collection.methods for note in method.exploded]
     said += [f"Left out, no round recorded yet: {path}" for path in collection.empty]
     said += [
         f"No timings: {method.label}; its times on networks count transfers only"

@@ -194,8 +194,9 @@ def markdown(collection: Collection, summary: Summary) -> str:
     lines = [heads, ["---"] * words + ["---:"] * (len(heads) - words)]
     lines += [[_markdown(cell) for cell in cells(row, summary)] for row in summary.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = [note for method in collection.methods for note in method.unfinished]
-    listed = "\n".join(f"- Unfinished: {plain(note)}" for note in notes)
+    notes = [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
+    notes += [f"Exploding: {note}" for method in collection.methods for note in method.exploded]
+    listed = "\n".join(f"- {plain(note)}" for note in notes)
     times = network_markdown(collection, summary)
     return "\n\n".join(part for part in ("# Runs", table, explained(summary), listed, times) if part) + "\n"
 
