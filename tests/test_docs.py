@@ -102,16 +102,22 @@ def test_the_page_on_deploying_shows_the_recorded_numbers() -> None:
 
 
 def test_what_the_wire_promises_is_what_was_recorded() -> None:
-    """Four nodes, five rounds, a model of 1.5 million parameters: 26 times fewer bytes up with sign, 40 with top-k."""
+    """Four nodes, five rounds, a model of 1.5 million parameters: 26 times fewer bytes up with sign, 40 with top-k, and
+    40 times fewer both ways with the recipe."""
     record = json.loads((ROOT / "benchmarks" / "records" / "flower-wire.json").read_text())
     assert (record["nodes"], record["rounds"]) == (4, 5)
     assert record["d"] >= 1_500_000
-    up = {
-        uplink: sum(sent for counts in measured["bytes"] for sent, _ in counts)
-        for uplink, measured in record["uplinks"].items()
-    }
-    assert up["identity"] >= 26 * up["sign"]
-    assert up["identity"] >= 40 * up["topk(ratio=1/64, values=bf16)"]
+    up, down = (
+        {
+            method: sum(pair[way] for counts in measured["bytes"] for pair in counts)
+            for method, measured in record["methods"].items()
+        }
+        for way in (0, 1)
+    )
+    dense, recipe = "uplink=identity", "recipe=lighter"
+    assert up[dense] >= 26 * up["uplink=sign"]
+    assert up[dense] >= 40 * up["uplink=topk(ratio=1/64, values=bf16)"]
+    assert up[dense] + down[dense] >= 40 * (up[recipe] + down[recipe])
 
 
 def test_the_readmes_headline_is_that_of_the_demo() -> None:

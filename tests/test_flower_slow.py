@@ -32,11 +32,11 @@ def python(*command: str, timeout: float, **env: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("downlink", ["none", "replica(blockq(bits=2))"])
-def test_the_same_chaos_twice_gives_the_same_ledger(tmp_path: Path, downlink: str) -> None:
+@pytest.mark.parametrize("setting", ["downlink=none", "downlink=replica(blockq(bits=2))", "recipe=lighter"])
+def test_the_same_chaos_twice_gives_the_same_ledger(tmp_path: Path, setting: str) -> None:
     """The script checks by itself every line, every residual, and that nobody is out of step."""
     for name in ("first", "second"):
-        options = ("--seed", "1", "--downlink", downlink, "--out", str(tmp_path / name))
+        options = ("--seed", "1", "--set", setting, "--out", str(tmp_path / name))
         python(str(TESTS / "chaos" / "chaos.py"), *options, timeout=5400)
     assert (tmp_path / "first").read_text() == (tmp_path / "second").read_text()
 
@@ -44,9 +44,11 @@ def test_the_same_chaos_twice_gives_the_same_ledger(tmp_path: Path, downlink: st
 def test_the_bytes_on_the_socket(tmp_path: Path) -> None:
     record = demo.measure(tmp_path, nodes=2, rounds=3)
     assert record["d"] >= 1_500_000
-    up = {uplink: demo.mean_bytes(measured)[0] for uplink, measured in record["uplinks"].items()}
-    assert up["identity"] / up["sign"] >= 26
-    assert up["identity"] / up["topk(ratio=1/64, values=bf16)"] >= 40
+    up = {method: demo.mean_bytes(measured)[0] for method, measured in record["methods"].items()}
+    assert up[demo.DENSE] / up["uplink=sign"] >= 26
+    assert up[demo.DENSE] / up["uplink=topk(ratio=1/64, values=bf16)"] >= 40
+    total = {method: sum(demo.mean_bytes(measured)) for method, measured in record["methods"].items()}
+    assert total[demo.DENSE] / total["recipe=lighter"] >= 40
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")

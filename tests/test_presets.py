@@ -86,7 +86,7 @@ def test_its_experiments_run_in_miniature(name: str, data: Path) -> None:
 def test_the_papers_common_setting(name: str) -> None:
     for experiment in load_preset(name).experiments:
         assert (experiment.clients, experiment.rounds) == (100, 500)
-        assert experiment.seed in ((1, 2, 3) if name.startswith("bytes") else (1,))
+        assert experiment.seed in ((1, 2, 3, 4) if name.startswith("bytes") else (1,))
         assert experiment.train_fraction == Fraction(4, 5)
         assert (experiment.local.lr, experiment.local.batch) == (Fraction(1, 100), 20)
         assert experiment.local.momentum == 0
@@ -110,8 +110,9 @@ def test_what_is_compared_by_bytes_is_averaged_and_tested_alike(name: str) -> No
     for experiment in load_preset(name).experiments:
         assert (str(experiment.average), experiment.evaluate_every) == ("ema(decay=0.985)", 10)
         assert (experiment.buffers.name != "identity") == experiment.label.startswith("FedCAMS")
-        falls = experiment.downlink.name != "none" or experiment.label == "FedAMS, falling rate"
-        assert (str(experiment.server.at(400, 500).lr), experiment.server.at(500, 500).lr < 0.01) == ("1", falls)
+        falls = experiment.downlink.name != "none" or experiment.label == "FedAMS, lower falling rate"
+        rate = experiment.server.at(400, 500).lr
+        assert (float(rate), experiment.server.at(500, 500).lr < 0.01) == ((0.4, True) if falls else (1, False))
 
 
 RATES = {

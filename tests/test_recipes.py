@@ -122,6 +122,21 @@ def test_an_unknown_recipe_is_refused_with_the_nearest(settings: dict[str, str])
         overridden(load_preset("demo"), {"recip": "light"})
 
 
+@pytest.mark.parametrize("name", [name for name, chosen in RECIPES.items() if chosen.measured])
+def test_what_was_measured_is_on_the_leaderboard(name: str) -> None:
+    entries = Path(__file__).parents[1] / "leaderboard/entries/cifar10-resnet18-iid"
+    own, dense = (tomllib.loads((entries / f"{entry}.toml").read_text()) for entry in (f"fedcams-{name}", "fedams"))
+    (found,) = RECIPES[name].measured
+    total = {label: entry["bytes_up"] + entry["bytes_down"] for label, entry in (("own", own), ("dense", dense))}
+    assert found.fewer_bytes == pytest.approx(total["dense"] / total["own"], rel=5e-3)
+    assert (found.accuracy, found.dense_accuracy, found.seeds) == (
+        own["averaged"],
+        dense["averaged"],
+        len(own["seeds"]),
+    )
+    assert of(name) == fields(Method(**{key: own["method"][key] for key in RECIPES[name].fields}))
+
+
 def test_what_was_measured_says_how_well_it_is_known() -> None:
     once = Measured("digits", fewer_bytes=29.4, accuracy=95.2, dense_accuracy=96.31, seeds=1)
     assert str(once) == "29.4x fewer bytes, 95.20 % averaged, where dense FedAMS has 96.31 % (digits; one seed)"

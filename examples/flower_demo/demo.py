@@ -1,4 +1,4 @@
-"""FedCAMS against dense updates on real sockets: TLS, node authentication, four SuperNodes, five rounds each.
+"""FedCAMS against dense messages on real sockets: TLS, node authentication, four SuperNodes, five rounds each.
 
 Every SuperNode reaches the SuperLink through its own proxy, which counts bytes. Run by `make flower-demo`; with
 `--save`, it writes what it measured to `benchmarks/records/flower-wire.json`, and to `flower-wire.md`, which the
@@ -21,13 +21,16 @@ from rich.table import Table
 from fedcams.bench.timing import Grid
 from fedcams.experiment import build
 from fedcams.flower.checkpoint import read_ledger
+from fedcams.recipes import merged
 from fedcams.runs.environment import environment
 from fedcams_app.settings import experiment
 from federation import Federation, federation
 from proxy import CountingProxy
 
 NODES, ROUNDS = 4, 5
-UPLINKS = ("identity", "sign", "topk(ratio=1/64, values=bf16)")
+DENSE = "uplink=identity"
+METHODS = (DENSE, "uplink=sign", "uplink=topk(ratio=1/64, values=bf16)", "recipe=lighter")
+"""What is compared, each as one setting."""
 CONFIG: dict[str, Any] = {
     "task": "digits",
     "model": "mlp(hidden=1200, layers=2)",
@@ -62,7 +65,7 @@ def main() -> None:
 
 
 def measure(folder: Path, nodes: int = NODES, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Return the bytes of every node and round for each uplink."""
+    """Return the bytes of every node and round for each method."""
     config = {**CONFIG, "clients": nodes, "rounds": rounds}
     d = build(experiment({**config, "uplink": "sign", "data": ""})).simulation.problem.layout.d
     with federation(folder, secure=True, env={"OMP_NUM_THREADS": "1"}) as fed:
@@ -71,16 +74,16 @@ def measure(folder: Path, nodes: int = NODES, rounds: int = ROUNDS) -> dict[str,
             for site, proxy in enumerate(proxies):
                 fed.start_node(site, via=proxy.port)
             console.print(f"SuperLink with TLS and node authentication, {nodes} SuperNodes, {d:,} parameters")
-            runs = {uplink: run(fed, proxies, {**config, "uplink": uplink}) for uplink in UPLINKS}
+            runs = {method: run(fed, proxies, method, config) for method in METHODS}
         finally:
             for proxy in proxies:
                 proxy.close()
-    return {"d": d, "nodes": nodes, "rounds": rounds, "environment": environment("cpu"), "uplinks": runs}
+    return {"d": d, "nodes": nodes, "rounds": rounds, "environment": environment("cpu"), "methods": runs}
 
 
-def run(fed: Federation, proxies: list[CountingProxy], config: dict[str, Any]) -> dict[str, Any]:
+def run(fed: Federation, proxies: list[CountingProxy], method: str, config: dict[str, Any]) -> dict[str, Any]:
     """Run once; the bytes of a round are counted from the end of the previous round to its own end."""
-    uplink, name = config["uplink"], "".join(c for c in config["uplink"] if c.isalnum())
+    config, name = merged(config, dict([method.split("=", 1)])), "".join(c for c in method if c.isalnum())
     checkpoint, rounds = fed.folder / f"server-{name}", config["rounds"]
     started = fed.submit(
         **config, name=name, checkpoint=str(checkpoint), min_available=config["clients"], deadline=300.0
@@ -92,7 +95,7 @@ def run(fed: Federation, proxies: list[CountingProxy], config: dict[str, Any]) -
         now = [proxy.counted for proxy in proxies]
         if before is not None:
             counts.append([(up - u, down - d) for (up, down), (u, d) in zip(now, before, strict=True)])
-            console.print(f"  {uplink}: round {round} done")
+            console.print(f"  {method}: round {round} done")
         before = now
     ledger = read_ledger(checkpoint)
     return {
@@ -122,8 +125,8 @@ def mean_bytes(measured: dict[str, Any]) -> tuple[float, float]:
 
 
 def show(record: dict[str, Any]) -> None:
-    for uplink, measured in record["uplinks"].items():
-        detail = Table(title=f"{uplink}: kB up / down on the socket")
+    for method, measured in record["methods"].items():
+        detail = Table(title=f"{method}: kB up / down on the socket")
         detail.add_column("round", justify="right")
         for site in range(record["nodes"]):
             detail.add_column(f"node {site}", justify="right")
@@ -135,13 +138,13 @@ def show(record: dict[str, Any]) -> None:
 
 def summary(record: dict[str, Any]) -> Grid:
     """Return a table of mean bytes per node and round."""
-    dense, _ = mean_bytes(record["uplinks"]["identity"])
+    dense = mean_bytes(record["methods"][DENSE])
     rows = []
-    for uplink, measured in record["uplinks"].items():
-        up, down = mean_bytes(measured)
-        ours = sum(measured["wire_up"]) / sum(measured["accepted"])
-        rows.append((f"`{uplink}`", "TLS", f"{up:,.0f}", f"{dense / up:.1f}x", f"{ours:,.0f}", f"{down:,.0f}"))
-    heading = ("uplink", "transport", "bytes up", "fewer by", "of which ours", "bytes down")
+    for method, measured in record["methods"].items():
+        (up, down), ours = mean_bytes(measured), sum(measured["wire_up"]) / sum(measured["accepted"])
+        fewer = f"{dense[0] / up:.1f}x", f"{sum(dense) / (up + down):.1f}x"
+        rows.append((f"`{method}`", f"{up:,.0f}", f"{ours:,.0f}", f"{down:,.0f}", *fewer))
+    heading = ("method", "bytes up", "of which ours", "bytes down", "fewer up", "fewer up + down")
     return Grid(f"Per node and round, {record['d']:,} parameters, including Flower's own traffic", heading, rows)
 
 

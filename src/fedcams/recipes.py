@@ -62,6 +62,9 @@ class Recipe:
 
 AVERAGE = "ema(decay=0.985)"
 BUFFERS = "blockq(block=32)"
+RESNET18 = "CIFAR-10, ResNet-18"
+DENSE = 92.59
+"""The accuracy of dense FedAMS, averaged, on CIFAR-10 with ResNet-18; mean of three seeds."""
 
 
 def _both_ways(up: str, down: str) -> Mapping[str, str]:
@@ -80,9 +83,20 @@ _ALL = (
         "one-way",
         "Compresses updates only: for servers that cannot keep a model of each client, or clients that come once.",
         MappingProxyType({"uplink": "ternary(ratio=1/16)", "buffers": BUFFERS, "average": AVERAGE}),
+        (Measured(RESNET18, fewer_bytes=1.98, accuracy=92.21, dense_accuracy=DENSE, seeds=3),),
     ),
-    Recipe("light", "Compresses both ways, the model least: where accuracy matters most.", _both_ways("1/8", "1/2")),
-    Recipe("lighter", "Compresses both ways alike: a middle between bytes and accuracy.", _both_ways("1/13", "1/13")),
+    Recipe(
+        "light",
+        "Compresses both ways, the model least: where accuracy matters most.",
+        _both_ways("1/8", "1/2"),
+        (Measured(RESNET18, fewer_bytes=30.5, accuracy=92.10, dense_accuracy=DENSE, seeds=1),),
+    ),
+    Recipe(
+        "lighter",
+        "Compresses both ways alike: a middle between bytes and accuracy.",
+        _both_ways("1/13", "1/13"),
+        (Measured(RESNET18, fewer_bytes=75.2, accuracy=92.19, dense_accuracy=DENSE, seeds=1),),
+    ),
     Recipe("lightest", "Compresses both ways as far as it goes: for the slowest links.", _both_ways("1/22", "1/22")),
 )
 RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ALL})

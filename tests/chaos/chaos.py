@@ -1,6 +1,6 @@
 """Thirty rounds in which everything dies at some time, by a plan drawn from a seed; prints the ledger.
 
-    python tests/chaos/chaos.py --seed 1 --downlink 'replica(blockq(bits=2))'
+    python tests/chaos/chaos.py --seed 1 --set 'downlink=replica(blockq(bits=2))'
 
 Faults fire on events of the protocol, not on the clock, so the same seed gives the same ledger: SuperNodes are killed
 with -9 before they settle the last reply, before they train, after the new reply is on disk and after it was sent;
@@ -34,6 +34,7 @@ from fault_proxy import FaultProxy  # noqa: E402
 from fedcams.experiment import build  # noqa: E402
 from fedcams.flower.checkpoint import read_ledger  # noqa: E402
 from fedcams.keys import generator  # noqa: E402
+from fedcams.recipes import merged  # noqa: E402
 from fedcams_app.settings import experiment  # noqa: E402
 from federation import HOST, Federation, federation  # noqa: E402
 
@@ -188,9 +189,9 @@ class Chaos:
             proxy.close()
 
 
-def chaos(folder: Path, seed: int, rounds: int = ROUNDS, downlink: str = "none") -> list[dict[str, Any]]:
+def chaos(folder: Path, seed: int, rounds: int, settings: Mapping[str, str]) -> list[dict[str, Any]]:
     """The ledger of a run that had all these faults; raises where something does not add up."""
-    config = {**CONFIG, "rounds": rounds, "downlink": downlink}
+    config = merged(CONFIG, {"rounds": rounds}, settings)
     for name in ("payloads", "updates"):
         (folder / name).mkdir(parents=True)
     faults = plan(seed, rounds)
@@ -232,11 +233,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--rounds", type=int, default=ROUNDS)
-    options.add_argument("--downlink", default="none")
+    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as recipe=lighter")
     options.add_argument("--out", type=Path, help="write the canonical ledger here")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="fedcams-chaos-") as folder:
-        ledger = chaos(Path(folder), chosen.seed, chosen.rounds, chosen.downlink)
+        settings = dict(setting.split("=", 1) for setting in chosen.set)
+        ledger = chaos(Path(folder), chosen.seed, chosen.rounds, settings)
     show(ledger)
     if chosen.out:
         chosen.out.write_text("\n".join(canonical(ledger)) + "\n")

@@ -54,5 +54,5 @@ def inside(message: Message, context: Context, app: ClientAppCallable) -> Messag
     return reply
 
 
-app = ClientApp(mods=[outside, uplink(state_dir=client_app.STATE), inside])
+app = ClientApp(mods=[outside, uplink(state_dir=client_app.STATE, initial=client_app.initial), inside])
 app.train()(client_app.train)
