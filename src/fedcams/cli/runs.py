@@ -88,19 +88,20 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or a folder that holds runs.")],
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
     checkpoint_every: CheckpointEvery = 25,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run from its last checkpoint."""
+    """Continue a run from its last checkpoint, or one after the other all runs in a folder."""
     from fedcams.cli.session import Session
+    from fedcams.runs.folder import runs_below
     from fedcams.trackers import tracker
 
     session = Session(data, device, quiet, [tracker(name) for name in track or []], checkpoint_every)
-    _summarize(session, [session.resume(folder)])
+    _summarize(session, [session.resume(path) for path in runs_below(folder) or [folder]])
 
 
 def sweep(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedcams.errors import SpecError
 from fedcams.extras import load
+from fedcams.own.display import html_table, plot_records
 from fedcams.own.folder import RunFolder
 from fedcams.own.problem import test_examples
 from fedcams.rounds import ServerState
@@ -22,6 +23,7 @@ from fedcams.trackers import Tracker
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 Callback = Callable[[RoundRecord], bool | None]
 """Called after every round with its record; True stops the run, which then counts as finished."""
@@ -76,6 +78,18 @@ class History:
         while number < len(self.records) or self._advance():
             yield self.records[number]
             number += 1
+
+    def __len__(self) -> int:
+        """Return the number of rounds so far."""
+        return len(self.records)
+
+    def __bool__(self) -> bool:
+        """Return True: there is a history even before its first round."""
+        return True
+
+    def __getitem__(self, place: int) -> RoundRecord:
+        """Return the record of a round so far by its place: 0 is round 1, and -1 the last one."""
+        return self.records[place]
 
     def run(self) -> History:
         """Simulate the rounds that are left, and return the history itself."""
@@ -181,6 +195,18 @@ class History:
         from fedcams.report import report
 
         return report([self.folder.path], self.folder.path / "report")
+
+    def plot(self, *names: str) -> Figure:
+        """Draw numbers of the records over the rounds so far, and return the figure; needs matplotlib.
+
+        Each name, such as `test_loss`, `q` or `wire_up`, gets a panel of its own; by default, the training loss and the
+        test score. Refuses a name that no record has.
+        """
+        return plot_records(self.records, names)
+
+    def _repr_html_(self) -> str:
+        """Return the last rounds as a table, for notebooks."""
+        return html_table(self.records, self.rounds)
 
     def __repr__(self) -> str:
         last = self.records[-1].test_accuracy if self.records else None
