@@ -36,7 +36,10 @@ CheckpointEvery = Annotated[int, typer.Option(min=1, help="Rounds between checkp
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Track = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="Send every round to a tracker, such as tensorboard; repeat for several."),
+    typer.Option(
+        metavar="SPEC",
+        help="Send every round to a tracker: tensorboard, csv, wandb(project=mine), ...; repeat for several.",
+    ),
 ]
 SET = f"Set a key for every run: -s rounds=5 -s uplink=sign -s recipe=light. Recipes: {', '.join(RECIPES)}."
 Target = Annotated[
@@ -111,6 +114,7 @@ def sweep(
     ] = None,
     data: Data = None,
     device: Device = "cpu",
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Try every setting of every grid, and rank them in leaderboard.md and leaderboard.csv.
@@ -123,8 +127,9 @@ def sweep(
     """
     from fedcams.cli.session import Session, title
     from fedcams.experiment import sweep as sweeps
+    from fedcams.trackers import tracker
 
-    session = Session(data, device, quiet)
+    session = Session(data, device, quiet, [tracker(spec) for spec in track or []])
     folder = Path("runs") / file.stem if out is None else out
 
     def runner(experiment: Experiment, path: Path) -> Sequence[RoundRecord]:

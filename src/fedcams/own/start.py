@@ -26,7 +26,7 @@ from fedcams.simulation import Simulation
 from fedcams.simulation.evaluate import Metric
 from fedcams.simulation.examples import Collate
 from fedcams.tasks import Augmentation
-from fedcams.trackers import Tracker
+from fedcams.trackers import Tracker, tracker
 
 
 @torch.inference_mode(False)
@@ -52,7 +52,7 @@ def simulate(
     out: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 25,
     callbacks: Sequence[Callback] = (),
-    trackers: Sequence[Tracker] = (),
+    trackers: Sequence[str | Tracker] = (),
     label: str = "run",
     **settings: Any,
 ) -> History:
@@ -89,7 +89,8 @@ def simulate(
             unfinished run, and returns a finished one. A run with another method, model, data or seed is refused.
         checkpoint_every: the number of rounds between checkpoints, with `out`.
         callbacks: called after every round with its record; one that returns True stops the run.
-        trackers: `fedcams.trackers` that follow the run, with `out`.
+        trackers: what follows the run, with `out`: `["csv", "wandb(project=mine)"]`, or objects like
+            `fedcams.trackers.Tracker`.
         label: the name of the run in reports, with `out`.
     """
     rounds, evaluate_every = _whole("rounds", rounds, low=1), _whole("evaluate_every", evaluate_every, low=1)
@@ -122,7 +123,7 @@ def simulate(
     if out is None:
         return History(simulation, rounds, callbacks)
     folder = RunFolder(Path(out), simulation, rounds, label, str(engine), checkpoint_every)
-    return History(simulation, rounds, callbacks, folder, trackers)
+    return History(simulation, rounds, callbacks, folder, [tracker(each) for each in trackers])
 
 
 def _whole(name: str, value: Any, low: int | None = None) -> int:
@@ -149,8 +150,9 @@ def _check_objects(augment: Any, rows: Any, callbacks: Any, trackers: Any) -> No
         raise SpecError(f"rows={rows!r}; give a RowStore, such as RowStore.on_disk(...)")
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise SpecError(f"callbacks={callbacks!r}; give a list of functions that take a record")
-    if not isinstance(trackers, Sequence) or not all(hasattr(tracker, "log") for tracker in trackers):
-        raise SpecError(f"trackers={trackers!r}; give a list of trackers, such as [fedcams.trackers.TensorBoard()]")
+    listed = isinstance(trackers, Sequence) and not isinstance(trackers, str)
+    if not listed or not all(isinstance(each, str) or hasattr(each, "log") for each in trackers):
+        raise SpecError(f"trackers={trackers!r}; give a list of trackers, such as ['tensorboard']")
 
 
 def _sampler(cohort: Any, population: int) -> Sampler:
