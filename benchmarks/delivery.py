@@ -26,7 +26,7 @@ from fedcams.experiment.preset import load_preset, overridden
 from fedcams.feedback import encode_with_feedback_
 from fedcams.rounds import ServerState
 from fedcams.simulation import Simulation
-from fedcams.simulation.evaluate import evaluate
+from fedcams.simulation.evaluate import SCORE, evaluate
 from fedcams.wire import sizes
 
 CODECS = ("identity", "blockq(bits=8)", "blockq(bits=4)", "blockq(bits=2)", "ternary(ratio=1/2)", "ternary(ratio=1/13)")
@@ -95,7 +95,9 @@ def accuracy(simulation: Simulation, state: ServerState, x: torch.Tensor) -> flo
     """Return the test accuracy of a model with the averaged buffers, in percent."""
     assert simulation.test is not None
     buffers = averaged(state).buffers
-    return 100 * evaluate(simulation.problem, x, buffers, simulation.test, simulation.metric, simulation.engine)[1]
+    found = evaluate(simulation.problem, x, buffers, simulation.test, simulation.metrics, simulation.engine)[SCORE]
+    assert found is not None
+    return 100 * found
 
 
 def table(record: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fedcams
 import fedcams.experiment
+import fedcams.trackers
 from fedcams.compress import Compressor
 from fedcams.experiment import Experiment
 from fedcams.layout import Layout
@@ -41,6 +42,7 @@ KINDS = {
         "Schedules",
         "Numbers that depend on the round, in place of a piece's number: `fedams(lr=cosine(start=1, end=0))`.",
     ),
+    "tracker": ("Trackers", "What follows a run, round by round: `--track csv`, `simulate(trackers=[...])`."),
     "model": ("Models", "Networks, made from the shape of an example and the number of classes."),
 }
 D = 1_000_000

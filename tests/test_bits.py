@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -423,3 +424,15 @@ def test_norms_of_rows_on_a_gpu_do_not_depend_on_the_other_rows() -> None:
     assert norms.is_cuda
     assert torch.equal(norms, torch.cat([vectors.row_norms(row[None].clone()) for row in rows]))
     torch.testing.assert_close(norms.cpu(), vectors.row_norms(rows.cpu()), rtol=1e-13, atol=0)
+
+
+def test_kernels_work_without_a_folder_for_their_cache_and_say_so(tmp_path: Path) -> None:
+    shutil.copytree(Path(packing.__file__).parents[1], tmp_path / "fedcams", ignore=lambda *_: ["__pycache__"])
+    (tmp_path / "fedcams" / "bits" / "__pycache__").touch()  # a file in its place stops even root from writing there
+    code = "import torch; from fedcams.bits.vectors import abs_sum; print(abs_sum(torch.tensor([1.0, -2.0])))"
+    env = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+    env |= {"PYTHONPATH": str(tmp_path), "HOME": os.devnull, "XDG_CACHE_HOME": os.devnull}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == 3.0
+    assert done.stderr.count("set NUMBA_CACHE_DIR") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -278,6 +279,19 @@ def test_resume_completes_a_run(folder: Path, behind: bytes) -> None:
     assert "already finished, in r" in say("resume", "r")
 
 
+def test_resume_of_a_folder_continues_every_run_in_it(folder: Path) -> None:
+    for name, rounds in {"first": 2, "second": 3}.items():
+        runs.run(Experiment(label=name, rounds=rounds, clients=20), folder / "all" / name)
+    (folder / "all" / "second" / "rounds.jsonl").unlink()
+    shutil.rmtree(folder / "all" / "second" / "checkpoint")
+    output = say("resume", "all")
+    assert "first, seed 1: already finished, in all/first" in output
+    assert "second, seed 1: continuing in all/second" in output
+    assert read_run(folder / "all" / "second").finished
+    (folder / "none").mkdir()
+    assert "none holds no run" in refused("resume", "none")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -413,6 +427,8 @@ def test_a_plan_compares_downlinks_and_recommends_one(folder: Path) -> None:
     only = say("plan", "mlp(hidden=8)", "--downlink", "shared(blockq)", "--cohort", "full")
     assert "24,674 parameters" in only
     assert "Recommended: shared(blockq), with" in only
+    assert "25,000,000 parameters" in say("plan", "25M", "--downlink", "none")
+    assert "1,500 parameters" in say("plan", "1.5k", "--downlink", "none")
     assert "No downlink among these fits" in say("plan", "1000", "--downlink", "replica(blockq)", "--memory", "0")
 
 

@@ -127,6 +127,8 @@ LOCALS = [
     "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, steps=5, batch=8)",
     "sgd(lr=0.1, clip=0.1, prox=0.5, batch=8, drop_last=true)",
     "adamw(lr=0.01, epochs=2, batch=8)",
+    "adam(lr=0.01, weight_decay=0.1, epochs=2, batch=8)",
+    "sgd(lr=0.05, momentum=0.9, nesterov=true, batch=8)",
 ]
 
 

@@ -70,6 +70,16 @@ print(ascii(Experiment.read(pathlib.Path(sys.argv[1])).label))
 """
 
 
+@pytest.mark.parametrize("label", ["two\nlines", "a\x00", "\x1b[31mred", "\ud800"], ids=ascii)
+def test_a_label_that_no_file_can_hold_is_refused_when_it_is_read(label: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"label=.*a control character or half of a surrogate pair"):
+        Experiment(label=label)
+    if label != "\ud800":  # which no file can have
+        (tmp_path / "a.toml").write_text(f"label = {json.dumps(label)}")
+        with pytest.raises(SpecError, match=r"a.toml: .*label=.*control character"):
+            Experiment.read(tmp_path / "a.toml")
+
+
 def test_a_label_reads_back_whatever_the_locale(tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     path.write_bytes(Experiment(label="γ ≤ ½").to_toml().encode())

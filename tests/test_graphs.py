@@ -32,6 +32,7 @@ LOCALS = [
     "sgd(lr=0.05, epochs=2, batch=4)",
     "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5, prox=0.3, steps=5, batch=3)",
     "adamw(lr=0.01, epochs=2, batch=4)",
+    "adam(lr=0.01, weight_decay=0.1, epochs=2, batch=4)",
 ]
 on_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or importlib.util.find_spec("triton") is None, reason="needs a CUDA device and Triton"

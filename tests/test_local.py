@@ -124,6 +124,18 @@ def test_sgd_is_that_of_torch(momentum: float, decay: float, clip: float, prox: 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("decay", [0, 0.1])
+def test_adam_and_nesterov_are_those_of_torch(decay: float, dtype: torch.dtype, tolerance: float) -> None:
+    x, steps = rows(3, 20, dtype=dtype), [gradient.to(dtype) for gradient in gradients(4)]
+    adam = trained(local(f"adam(beta1=0.8, beta2=0.99, eps=1e-6, weight_decay={decay})"), x, steps, RATES)
+    truth = by_torch(lambda w: torch.optim.Adam(w, 1.0, (0.8, 0.99), 1e-6, decay), x, steps)
+    torch.testing.assert_close(adam, truth, rtol=tolerance, atol=tolerance)
+    nesterov = trained(local(f"sgd(momentum=0.9, nesterov=true, weight_decay={decay})"), x, steps, RATES)
+    truth = by_torch(lambda w: torch.optim.SGD(w, 1.0, 0.9, weight_decay=decay, nesterov=True), x, steps)
+    torch.testing.assert_close(nesterov, truth, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("decay", [0, 0.1])
 def test_adamw_is_that_of_torch_and_of_the_oracle(decay: float, dtype: torch.dtype, tolerance: float) -> None:
     rule = local(f"adamw(beta1=0.8, beta2=0.99, eps=1e-6, weight_decay={decay})")
     assert not rule.is_plain

@@ -182,7 +182,7 @@ def other_test() -> tuple[Tensor, Tensor]:
 
 
 REFUSED: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-    (r"server is 'fedams' there and 'fedams\(lr=0.5\)' here", lambda: {"server": "fedams(lr=1/2)"}),
+    (r"server is 'fedams.lr=0.03, beta1=0.' there and 'fedams\(lr=0.5\)' here", lambda: {"server": "fedams(lr=1/2)"}),
     (r"uplink is 'sign' there and 'topk\(k=3\)' here", lambda: {"uplink": "topk(k=3)"}),
     ("feedback is True there and False here", lambda: {"feedback": False}),
     (r"local is .*lr=0.2, .* there and .*lr=0.1, .* here", lambda: {"local": "sgd(lr=0.1, steps=2, batch=4)"}),
@@ -510,6 +510,30 @@ def test_resume_says_that_the_run_was_started_from_python_and_shows_the_call(out
     *clients, test = data(6)
     found = eval(call, {"fedcams": fedcams, "model": net(), "clients": clients, "test": test})
     assert same(found.run(), start(None, average="ema(0.5)").run())
+
+
+def test_a_history_has_a_length_places_and_pictures() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    history = start(None, rounds=4)
+    assert (len(history), bool(history)) == (0, True)
+    assert history._repr_html_() == "<p>0 of 4 rounds</p>"
+    with pytest.raises(SpecError, match=r"nothing to draw yet; call history.run"):
+        history.plot()
+    history.run()
+    assert len(history) == 4
+    assert history[-1] is history.records[3]
+    assert [record.round for record in history] == [1, 2, 3, 4]
+    table = history._repr_html_()
+    assert table.count("<tr>") == 5
+    assert f"<td>{history[-1].train_loss:.4g}</td>" in table
+    curve = history.plot("q").axes[0].lines[0]
+    assert list(curve.get_xdata()) == [1, 2, 3, 4]
+    assert list(curve.get_ydata()) == [record.get("q") for record in history]
+    assert len(history.plot().axes) == 2
+    with pytest.raises(SpecError, match=r"no record has a number 'tets_loss' \(did you mean 'test_loss'\?\)"):
+        history.plot("tets_loss")
+    matplotlib.pyplot.close("all")
 
 
 def test_help_tells_what_a_history_is() -> None:

@@ -73,7 +73,7 @@ leaves = st.builds(
     rate=st.fractions(0, 1).filter(lambda r: r < 1),
     count=st.integers(1, 9),
     fast=st.booleans(),
-    label=st.text(max_size=20),
+    label=st.text(st.characters(exclude_categories=("Cc", "Cs")), max_size=20),
     mode=st.sampled_from(["plain", "fancy"]),
 )
 heights = st.fractions(0, 10).filter(lambda h: h > 0)

@@ -684,6 +684,12 @@ def test_a_folder_that_cannot_be_written_is_named(runs: Path, tmp_path: Path) ->
         report([runs], tmp_path / "file")
 
 
+def test_a_target_above_one_is_a_percentage_of_an_accuracy(runs: Path) -> None:
+    share, percentage = (summarize(collect([runs]), target) for target in (0.75, 75))
+    assert percentage == share
+    assert percentage.rows[0].rounds_to_target == 9
+
+
 def test_a_target_must_be_a_number(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="target=nan is not a finite number"):
         report([runs], tmp_path / "out", target=float("nan"))

@@ -26,6 +26,7 @@ from fedcams.registry import registered
 from fedcams.rounds.messages import instruction_size
 from fedcams.rows import RowStore
 from fedcams.simulation import RoundRecord
+from fedcams.tasks import accuracy
 from halves import CLIENTS, KEEP_PAIRS, TEST, Point, assert_equal_rounds, examples, net, quadratic_loss, quadratics, run
 
 # -- the paper's algorithm ---------------------------------------------------------------------------------------------
@@ -388,7 +389,8 @@ def test_a_round_in_which_all_are_refused_makes_no_step() -> None:
 
 
 BAD: list[tuple[str, dict[str, Any]]] = [
-    ("n=9 of only 8 clients", {"cohort": 9}),
+    ("cohort=9, but there are only 8 clients; give at most 8", {"cohort": 9}),
+    ("n=9 of only 8 clients", {"cohort": "uniform(n=9)"}),
     ("clients is empty", {"clients": []}),
     ("client 1 has 0 inputs and 0 targets", {"clients": [CLIENTS[0], (torch.empty(0, 8), torch.empty(0).long())]}),
     ("client 0 is a int; give a pair of tensors", {"clients": [3, 4, 5]}),
@@ -398,9 +400,10 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ),
     ("test has targets from 5 to 7; allowed: integers", {"test": (CLIENTS[0][0][:3], torch.tensor([5, 6, 7]))}),
     ("client 0 has targets from 0.0 to 2.0; allowed: int", {"clients": [(x, y.float()) for x, y in CLIENTS]}),
-    ("clients has the id 'ada'; give each client an integer", {"clients": {"ada": CLIENTS[0]}}),
+    ("clients has the id 'ada'; give each client an integer", {"clients": {"ada": CLIENTS[0], 1: CLIENTS[1]}}),
     ("client 0 is a Tensor; give a pair of tensors", {"clients": CLIENTS[0]}),
-    ("client 0: an example is a dict; make it a pair", {"clients": [[{"x": torch.ones(8), "y": 1}]]}),
+    ("client 0: an example is a Tensor; make it a pair", {"clients": [[torch.ones(8)] * 3]}),
+    ("client 0: the model takes input, but examples have x, y; rename", {"clients": [[{"x": torch.ones(8), "y": 1}]]}),
     ("clients is a set; give a list, or a mapping", {"clients": {1, 2}}),
     ("no trainable parameter", {"model": net().requires_grad_(False)}),
     ("rounds=0; allowed: 1 or more", {"rounds": 0}),
@@ -408,8 +411,11 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (r"seed='a'; give a whole number", {"seed": "a"}),
     (r"cohort=0.5; give a whole number, or a sampler", {"cohort": 0.5}),
     ("give a torch.nn.Module", {"model": nn.Linear}),
-    (r"the model returns shape \[3\] for one example", {"model": nn.Sequential(net(), nn.Flatten(0))}),
-    ("the model returns a tuple for one example", {"model": nn.LSTM(8, 3)}),
+    (
+        r"the model returns shape \[6\] for 2 examples; make it \[2, classes\]",
+        {"model": nn.Sequential(net(), nn.Flatten(0))},
+    ),
+    ("the model returns a tuple for 2 examples; .*or give a loss", {"model": nn.LSTM(8, 3)}),
     ("rows has residual with d=3", {"uplink": "sign", "rows": RowStore.in_memory({"residual": Layout.flat(3)})}),
     ("no server is named 'fedamz'", {"server": "fedamz"}),
     ("uplink=randk.* has no bound on its error.*feedback=true", {"uplink": "randk(ratio=0.5, scaled=true)"}),
@@ -417,7 +423,15 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("probes=None is a NoneType; give specs joined by", {"probes": None}),
     (r"clients has the id -1; give each client an integer from 0", {"clients": {-1: CLIENTS[0]}}),
     ("loss='mse'; give a function", {"loss": "mse"}),
-    ("metric=None; give a function", {"metric": None}),
+    ("metric=3; give a function, or a dict of functions by name", {"metric": 3}),
+    ("metric: the name 'accuracy' at place 2", {"metric": {"f1": accuracy, "accuracy": accuracy}}),
+    (
+        r"metric scores returns a dict \(f1\); return one number",
+        {"metric": {"scores": lambda outputs, y: {"f1": 1.0}}, "test": CLIENTS[0]},
+    ),
+    (r"loss returns the shape \[3\] for 2 examples; .*\[2\], or their mean", {"loss": lambda out, y: out.mean(0)}),
+    ("loss returns a float; return a float tensor", {"loss": lambda out, y: out.mean().item()}),
+    ("device='cuda:99': .*; cpu always works", {"device": "cuda:99"}),
     ("augment=3; give something with the methods draw and apply", {"augment": 3}),
     ("callbacks=.*; give a list of functions that take a record", {"callbacks": print}),
     ("checkpoint_every='often'; give a whole number", {"checkpoint_every": "often"}),
@@ -435,7 +449,7 @@ def test_bad_input_is_refused_with_what_to_do(message: str, options: dict[str, A
 
 
 def test_a_cohort_larger_than_the_population_is_refused_before_anything_runs() -> None:
-    with pytest.raises(FedcamsError, match="n=9 of only 8 clients"):
+    with pytest.raises(FedcamsError, match="cohort=9, but there are only 8 clients"):
         run(cohort=9)
 
 

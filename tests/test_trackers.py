@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import struct
 import sys
 from collections.abc import Mapping
@@ -10,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
+from torch import nn
 
+import fedcams
+from fedcams import runs
 from fedcams.cli.session import Session
 from fedcams.errors import SpecError
 from fedcams.experiment import Experiment
@@ -124,3 +130,62 @@ def test_tensorboard_shows_a_resumed_run_as_one(tmp_path: Path) -> None:
     run = session(tracker("tensorboard")).carry_out(TINY, tmp_path / "r")
     assert len(list((run.path / "tensorboard").glob("events.*"))) == 2
     assert curves(run.path) == recorded(run)
+
+
+# -- files and services, each read back by its own reader ------------------------------------------------------------
+
+
+def test_a_csv_file_has_every_round_also_of_a_resumed_run(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="connection lost"):
+        session(tracker("csv"), Fake(fails_in=2)).carry_out(TINY, tmp_path / "r")
+    run = session(tracker("csv")).carry_out(TINY, tmp_path / "r")
+    rows = list(csv.DictReader((run.path / "rounds.csv").read_text("utf-8").splitlines()))
+    assert [row["round"] for row in rows] == ["1", "2", "3"]
+    for row, record, timing in zip(rows, run.records, run.timings, strict=True):
+        assert {name: float(row[name]) for name, _ in scalars(record, timing)} == dict(scalars(record, timing))
+
+
+def test_a_csv_file_begins_with_the_rounds_before_it(tmp_path: Path) -> None:
+    def stop(record: RoundRecord, timing: dict[str, Any]) -> None:
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(TINY, tmp_path / "r", checkpoint_every=1, watch=stop)
+    run = session(tracker("csv")).carry_out(TINY, tmp_path / "r")
+    rows = list(csv.DictReader((run.path / "rounds.csv").read_text("utf-8").splitlines()))
+    assert [row["round"] for row in rows] == ["1", "2", "3"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of their own dependencies
+def test_wandb_keeps_every_round_offline(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    run = session(tracker("wandb(project=mine, mode=offline)")).carry_out(TINY, tmp_path / "r")
+    (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
+    kept = file.read_bytes()  # records with values as JSON, which `wandb sync` sends
+    assert b"logistic(size=20)" in kept, "the experiment"
+    for record in run.records:
+        assert json.dumps(record.train_loss).encode() in kept
+        assert json.dumps(record.delta_norm).encode() in kept
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_keeps_every_round_of_a_resumed_run_as_one(tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    uri = f"sqlite:///{tmp_path / 'mine.db'}"
+    spec = f'mlflow(uri="{uri}", experiment=mine)'
+    with pytest.raises(RuntimeError, match="connection lost"):
+        session(tracker(spec), Fake(fails_in=3)).carry_out(TINY, tmp_path / "r")
+    run = session(tracker(spec)).carry_out(TINY, tmp_path / "r")
+    client = tracking.MlflowClient(tracking_uri=uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    values = {each.step: each.value for each in client.get_metric_history(found.info.run_id, "test_accuracy")}
+    assert values == {record.round: record.test_accuracy for record in run.records}
+    assert found.data.params["rounds"] == "3"
+
+
+def test_specs_of_trackers_follow_a_run_of_ones_own(tmp_path: Path) -> None:
+    x = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    clients = [(x[:4], (x[:4, 0] > 0).long()), (x[4:], (x[4:, 0] > 0).long())]
+    made = fedcams.simulate(nn.Linear(2, 2), clients, cohort=2, rounds=2, out=tmp_path / "r", trackers=["csv"]).run()
+    assert len((tmp_path / "r" / "rounds.csv").read_text().splitlines()) == 1 + len(made)

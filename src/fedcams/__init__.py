@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedcams.layout import Layout
     from fedcams.method import Method
     from fedcams.optimizers import server
-    from fedcams.own import simulate
+    from fedcams.own import over_test_set, simulate
     from fedcams.rows import RowStore
     from fedcams.wire import decode, encode, payload_size
 else:
@@ -29,6 +29,7 @@ else:
         "compressor": "compress",
         "decode": "wire",
         "encode": "wire",
+        "over_test_set": "own",
         "payload_size": "wire",
         "server": "optimizers",
         "simulate": "own",
@@ -62,6 +63,7 @@ __all__ = [
     "compressor",
     "decode",
     "encode",
+    "over_test_set",
     "payload_size",
     "server",
     "simulate",

@@ -35,6 +35,12 @@ from fedcams.registry import Spec, flag, format_number, integer, nested, params,
 from fedcams.registry.fields import nearest
 from fedcams.transforms import Transform
 
+SAFE_SERVER = "fedams(lr=0.03, beta1=0, eps=1e-3)"
+"""The server of `simulate` and of the Flower strategy unless another is given.
+
+Where v̂ is at its floor, as for small updates, a step is 0.03/√0.001, about one, times the mean update: that of FedAvg.
+Elsewhere it is shorter. The paper's `fedams` has `lr=1` and momentum: steps 32 times as long, too long for some models.
+"""
 RESIDUAL, BUFFERS, CONTROL = "residual", "buffers", "control"
 """The rows that a client may keep: what the compression of its updates and buffers lost, and its control variate."""
 
@@ -179,9 +185,10 @@ def toml_value(value: Any) -> str | int | bool:
 def method_of(method: Method | None, settings: Mapping[str, Any]) -> Method:
     """Return `method`, or the default one, with the fields in `settings` changed, or those of its `recipe`.
 
-    `simulate` and the Flower strategy use it to accept a method, its fields by name, or both. Refuses unknown fields.
+    `simulate` and the Flower strategy use it to accept a method, its fields by name, or both. Unless one of them says
+    so, the server is `SAFE_SERVER`. Refuses unknown fields.
     """
     if method is not None and not isinstance(method, Method):
         raise SpecError(f"method={method!r} is a {type(method).__name__}; give a fedcams.Method, or its fields by name")
-    base = {} if method is None else {key: getattr(method, key) for key in params(Method)}
+    base = {"server": SAFE_SERVER} if method is None else {key: getattr(method, key) for key in params(Method)}
     return Method.from_dict(merged(base, settings))

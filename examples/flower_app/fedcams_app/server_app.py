@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
     def test(round: int, arrays: ArrayRecord) -> MetricRecord | None:
         if simulation.test is None:
             return None
-        found = evaluate(simulation.problem, *names.vectors(arrays), simulation.test, simulation.metric)
-        return MetricRecord(dict(zip(("test_loss", "test_accuracy"), found, strict=True)))
+        found = evaluate(simulation.problem, *names.vectors(arrays), simulation.test, simulation.metrics)
+        return MetricRecord({f"test_{name}": value for name, value in found.items() if value is not None})
 
     strategy.start(grid, arrays, what.rounds, timeout=float(config["deadline"]), evaluate_fn=test)

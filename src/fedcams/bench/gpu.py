@@ -141,8 +141,8 @@ def _loop_seconds(built: Built) -> tuple[float, float]:
     train = 10 * _seconds(lambda: loop.train(problem, x, buffers, [1], 1, 0))
     assert simulation.test is not None
     test = simulation.test
-    evaluate(problem, x, buffers, test, simulation.metric)
-    return train, _seconds(lambda: evaluate(problem, x, buffers, test, simulation.metric))
+    evaluate(problem, x, buffers, test, simulation.metrics)
+    return train, _seconds(lambda: evaluate(problem, x, buffers, test, simulation.metrics))
 
 
 def _seconds(work: Any) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar, cast
@@ -27,6 +28,10 @@ T = TypeVar("T")
 BLOCK = 1 << 16
 """Ranges start at multiples of this; partial sums are per block, so results do not depend on the thread count."""
 
+NO_CACHE = (
+    "no folder for compiled kernels can be written, so every process compiles them anew, which takes seconds; "
+    "set NUMBA_CACHE_DIR to a folder that can"
+)
 RANGES = 4  # per thread
 EXTRA_THREADS = 2  # beyond one per core, for work that mostly waits
 
@@ -35,7 +40,12 @@ _pool: ThreadPoolExecutor | None = None
 
 def kernel(function: F) -> F:
     """Compile a loop over arrays; sums may be reordered within a block, nothing else is relaxed."""
-    compiled = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})(function)
+    settings: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "nsz"}}
+    try:
+        compiled = numba.njit(cache=True, **settings)(function)
+    except RuntimeError:  # Numba can write neither beside this file nor to the home folder
+        warnings.warn(NO_CACHE, stacklevel=1)
+        compiled = numba.njit(**settings)(function)
     return cast(F, compiled)
 
 

@@ -10,7 +10,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -40,14 +39,15 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except FedcamsError as error:
             refuse(str(error))
-        except click.NoSuchOption as error:
-            refuse_key(error)
-            raise
         except KeyboardInterrupt:
             fail(f"[yellow]{STOPPED}[/]", code=130)
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":  # of click, or of the copy that newer versions of typer bring
+                refuse_key(error)
+            raise
 
 
-def refuse_key(error: click.NoSuchOption) -> None:
+def refuse_key(error: Any) -> None:
     """Explain how to set a key of the experiment when it is given as an option, such as `--rounds 5`."""
     if error.ctx is None or error.ctx.info_name != "run":
         return

@@ -35,6 +35,8 @@ from fedcams.sampler import Sampler, sampler
 
 SHAPE, CLASSES = (3, 32, 32), 10
 GIB = 2.0**30
+UNITS = {"k": 10**3, "m": 10**6, "b": 10**9}
+"""What follows a number of parameters, as in `25M`."""
 MOST = 10**15
 """The most parameters that a plan takes."""
 EXPLAINED = (
@@ -61,7 +63,7 @@ def setting(size: str, uplink: str, rounds: int, buffers: str = "identity") -> S
 def _size(size: str) -> tuple[int, int]:
     """Trainable coordinates and floating-point buffers."""
     try:
-        number = exact(size)
+        number = exact(size[:-1]) * UNITS[size[-1].lower()] if size[-1:].lower() in UNITS else exact(size)
     except SpecError:
         made = models.build(model_named(size), SHAPE, CLASSES, seed=0)
         buffers = Layout.of_buffers(made)

@@ -36,11 +36,15 @@ CheckpointEvery = Annotated[int, typer.Option(min=1, help="Rounds between checkp
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Track = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="Send every round to a tracker, such as tensorboard; repeat for several."),
+    typer.Option(
+        metavar="SPEC",
+        help="Send every round to a tracker: tensorboard, csv, wandb(project=mine), ...; repeat for several.",
+    ),
 ]
 SET = f"Set a key for every run: -s rounds=5 -s uplink=sign -s recipe=light. Recipes: {', '.join(RECIPES)}."
 Target = Annotated[
-    float | None, typer.Option(help="Test accuracy at which methods are compared, such as 0.9.", show_default=False)
+    float | None,
+    typer.Option(help="Test accuracy at which methods are compared: 0.9, or 90 for 90 %.", show_default=False),
 ]
 
 
@@ -87,19 +91,20 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or a folder that holds runs.")],
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
     checkpoint_every: CheckpointEvery = 25,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run from its last checkpoint."""
+    """Continue a run from its last checkpoint, or one after the other all runs in a folder."""
     from fedcams.cli.session import Session
+    from fedcams.runs.folder import runs_below
     from fedcams.trackers import tracker
 
     session = Session(data, device, quiet, [tracker(name) for name in track or []], checkpoint_every)
-    _summarize(session, [session.resume(folder)])
+    _summarize(session, [session.resume(path) for path in runs_below(folder) or [folder]])
 
 
 def sweep(
@@ -109,6 +114,7 @@ def sweep(
     ] = None,
     data: Data = None,
     device: Device = "cpu",
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Try every setting of every grid, and rank them in leaderboard.md and leaderboard.csv.
@@ -121,8 +127,9 @@ def sweep(
     """
     from fedcams.cli.session import Session, title
     from fedcams.experiment import sweep as sweeps
+    from fedcams.trackers import tracker
 
-    session = Session(data, device, quiet)
+    session = Session(data, device, quiet, [tracker(spec) for spec in track or []])
     folder = Path("runs") / file.stem if out is None else out
 
     def runner(experiment: Experiment, path: Path) -> Sequence[RoundRecord]:

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+import fedcams.trackers  # noqa: F401  (registers what `list` shows)
 from fedcams.errors import SpecError
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import presets

@@ -35,7 +35,8 @@ def not_negative(value: float) -> float:
 
 def plan(
     size: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Number of parameters, such as 11173962, or a model's spec.")
+        str,
+        typer.Argument(metavar="MODEL", help="Number of parameters, such as 11173962 or 25M, or a model's spec."),
     ] = "resnet18",
     clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 100,
     cohort: Annotated[str, typer.Option(help="Clients per round, or a sampler's spec.")] = "10",

@@ -6,11 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from fedcams.engines.problem import Problem
+from fedcams.engines.trees import Tree, call
 from fedcams.errors import SpecError
 from fedcams.registry import Spec, resolve
 
@@ -65,12 +66,12 @@ class Engine(Spec, ABC):
         """
         return self
 
-    def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tensor], Tensor]:
+    def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tree], Any]:
         """Return the model `x [d]` with these buffers as a function of raw inputs `[n, ...]`, until the next call."""
         model = problem.load(x, buffers)
         if model.training:
             model.eval()
-        return lambda inputs: model(problem.prepare(inputs))
+        return lambda inputs: call(model, problem.prepare(inputs))
 
 
 def engine(spec: str | Engine) -> Engine:

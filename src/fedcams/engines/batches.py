@@ -103,7 +103,8 @@ class Batches:
 
     def targets(self, first: int, last: int) -> Tensor:
         """Return the targets `[steps, C, B, ...]` of some steps."""
-        return self.y[self.example[first:last]]
+        y: Tensor = self.y[self.example[first:last]]
+        return y
 
 
 def _upload(problem: Problem, values: NDArray[np.generic]) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedcams.engines.base import CohortUpdate, Engine, engine
 from fedcams.engines.problem import Problem
+from fedcams.engines.trees import size, take
 from fedcams.errors import SpecError
 from fedcams.local import local
 from fedcams.registry import registered
@@ -44,9 +45,9 @@ def agrees(candidate: Engine, problem: Problem) -> bool:
     A user's own code may branch on data, draw random numbers, write in place or depend on the whole batch; only running
     it shows. This costs a copy of the model and training on a few examples.
     """
-    x, y = problem.examples_of(next(iter(problem.clients)))
-    few = [torch.arange(size, device=x.device) % len(x) for size in SIZES]
-    clients = {client: (x[at], y[at]) for client, at in enumerate(few)}
+    own = problem.examples_of(next(iter(problem.clients)))
+    few = [torch.arange(count, device=problem.device) % size(own) for count in SIZES]
+    clients = {client: take(own, at) for client, at in enumerate(few)}
     small = dataclasses.replace(problem, clients=clients, local=local(f"sgd(lr=1, batch={max(SIZES)})"))
     try:
         with warnings.catch_warnings():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedcams.engines.base import CohortUpdate, Engine, local_rate, rows
 from fedcams.engines.problem import Problem, naming
+from fedcams.engines.trees import Tree, call, size, take
 from fedcams.keys import derive
 from fedcams.local import BatchOrder, batch_order
 from fedcams.registry import register
@@ -53,7 +54,7 @@ def _train_one(
     problem.rewind()
     problem.load(start, buffers)
     x, y = problem.examples_of(client)
-    steps = batch_order(problem.local, len(x), seed, round, client)
+    steps = batch_order(problem.local, size(x), seed, round, client)
     draws = problem.draws(len(steps.order), seed, round, client)
     row = start.detach().to(problem.device, problem.dtype, copy=True)[None]
     gpu = [problem.device] if problem.device.type == "cuda" else []
@@ -63,7 +64,7 @@ def _train_one(
     left = None
     if buffers is not None and problem.buffer_layout is not None:
         left = problem.buffer_layout.read(problem.model, out=torch.empty_like(buffers))
-    return row[0].to(start) - start, left, total / len(steps.order), len(x), len(steps.sizes)
+    return row[0].to(start) - start, left, total / len(steps.order), size(x), len(steps.sizes)
 
 
 def _seed(seed: int, device: torch.device) -> None:
@@ -80,7 +81,7 @@ def _seed(seed: int, device: torch.device) -> None:
 
 
 def _descend_(
-    row: Tensor, problem: Problem, x: Tensor, y: Tensor, steps: BatchOrder, draws: Tensor | None, rate: float,
+    row: Tensor, problem: Problem, x: Tree, y: Tree, steps: BatchOrder, draws: Tensor | None, rate: float,
     shift: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Take all steps of the model `row [1, d]`; returns the sum of the losses of all examples seen."""
@@ -89,9 +90,10 @@ def _descend_(
     slots = rule.init(row)
     total, seen = torch.zeros((), dtype=problem.dtype, device=problem.device), 0
     for batch in steps.batches():
-        chosen = torch.from_numpy(batch).to(x.device)
+        chosen = torch.from_numpy(batch).to(problem.device)
+        inputs, targets = take(x, chosen), take(y, chosen)
         changes = None if draws is None else draws[seen : seen + len(batch)]
-        loss = problem.loss(model(problem.inputs(x[chosen], changes)), y[chosen]).mean()
+        loss = problem.loss(call(model, problem.inputs(inputs, changes)), targets).mean()
         parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.flatten() for part in parts])[None].to(row.dtype)
         if shift is not None:

@@ -13,15 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcams.errors import UpdateError
+from fedcams.engines.trees import Tree, call, concatenate, map_tensors, size, take
+from fedcams.errors import SpecError, UpdateError
 from fedcams.keys import generator
 from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.tasks import Augmentation
 
-Examples = tuple[Tensor, Tensor]
-"""Inputs `[n, ...]` and targets `[n, ...]`."""
-Loss = Callable[[Tensor, Tensor], Tensor]
+Examples = tuple[Tree, Tree]
+"""Inputs `[n, ...]` and targets `[n, ...]`, each a tensor, or a tuple or dict of tensors."""
+Loss = Callable[[Any, Any], Tensor]
 """(outputs, targets) -> the loss of each example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
 Step = Callable[..., tuple[Tensor, ...]]
 MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
@@ -70,8 +71,8 @@ class Shards(Mapping[int, Examples]):
 class Pool(NamedTuple):
     """The examples of some clients in one place."""
 
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
     places: list[NDArray[np.int64]]
     """The positions of each client's examples."""
 
@@ -84,7 +85,7 @@ class Problem:
     loss: Loss
     clients: Mapping[int, Examples]
     local: Local
-    prepare: Callable[[Tensor], Tensor] = lambda x: x
+    prepare: Callable[[Any], Any] = lambda x: x
     """Raw inputs -> what the model takes, such as uint8 images -> normalised float32."""
     augment: Augmentation | None = None
 
@@ -108,15 +109,20 @@ class Problem:
         """Return whether examples of weight zero change nothing: no layer mixes examples, and each has its own loss."""
         if any(isinstance(module, MIXES_EXAMPLES) for module in self.model.modules()):
             return False
-        x, y = self.examples_of(next(iter(self.clients)))
+        x, y = take(self.examples_of(next(iter(self.clients))), slice(1))
         training = self.model.training
         try:
             with torch.no_grad():
-                return self.losses(self.model.eval()(self.prepare(x[:1])), y[:1]).dim() > 0
+                return self.losses(call(self.model.eval(), self.prepare(x)), y).dim() > 0
         finally:
             self.model.train(training)  # this may be called in the middle of training
 
-    def losses(self, outputs: Any, targets: Tensor) -> Tensor:
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether a client's inputs and targets are one tensor each."""
+        return all(isinstance(part, Tensor) for part in self.clients[next(iter(self.clients))])
+
+    def losses(self, outputs: Any, targets: Tree) -> Tensor:
         """Return the loss of each example `[B]`, or the mean `[]` if the loss function returns only that."""
         values = self.loss(outputs, targets)
         return values.flatten(1).mean(1) if values.dim() > 1 else values
@@ -174,20 +180,27 @@ class Problem:
     def examples_of(self, client: int) -> Examples:
         """Return a client's inputs and targets on the model's device; refuses an empty client."""
         x, y = self.clients[client]
-        if len(x) != len(y) or len(x) == 0:
+        if size(x) != size(y) or size(x) == 0:
             raise UpdateError(
-                f"client {client} has {len(x)} inputs and {len(y)} targets; give one target each, one or more"
+                f"client {client} has {size(x)} inputs and {size(y)} targets; give one target each, one or more"
             )
-        return x.to(self.device), y.to(self.device)
+        moved: Examples = map_tensors(lambda part: part.to(self.device), (x, y))
+        return moved
 
     def pool(self, cohort: Sequence[int]) -> Pool:
         """Return the examples of these clients on the model's device; a data set already there is not copied."""
         held = self.clients
         if isinstance(held, Shards) and held.x.device == self.device:
             return Pool(held.x, held.y, [held.places(client) for client in cohort])
-        x, y = zip(*(self.examples_of(client) for client in cohort), strict=True)
-        ends = np.cumsum([len(part) for part in x])
-        return Pool(torch.cat(x), torch.cat(y), np.split(np.arange(ends[-1]), ends[:-1]))
+        parts = [self.examples_of(client) for client in cohort]
+        ends = np.cumsum([size(x) for x, _ in parts])
+        try:
+            x, y = concatenate(parts)
+        except (RuntimeError, KeyError, ValueError) as error:
+            who = ", ".join(map(str, cohort))
+            fix = "give all clients examples of one shape, or use engine=loop"
+            raise SpecError(f"the examples of clients {who} differ in shape ({error}); {fix}") from None
+        return Pool(x, y, np.split(np.arange(ends[-1]), ends[:-1]))
 
     def draws(self, examples: int, seed: int, round: int, client: int) -> Tensor | None:
         """Return the augmentation draws for every example that a client sees in a round, in order; None without any."""
@@ -195,6 +208,6 @@ class Problem:
             return None
         return self.augment.draw(generator(seed, "augment", round, client), examples).to(self.device)
 
-    def inputs(self, x: Tensor, draws: Tensor | None) -> Tensor:
+    def inputs(self, x: Tree, draws: Tensor | None) -> Tree:
         """Return raw inputs `[B, ...]` augmented by these draws and prepared for the model."""
         return self.prepare(x if draws is None or self.augment is None else self.augment.apply(x, draws))

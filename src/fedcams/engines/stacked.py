@@ -15,6 +15,7 @@ from fedcams.engines.base import CohortUpdate, Engine, local_rate
 from fedcams.engines.batches import Grid, Integers, lay_out
 from fedcams.engines.compiled import Rows, compiled_step, has_compiler
 from fedcams.engines.problem import Pool, Problem, naming
+from fedcams.engines.trees import Tree, arguments, map_tensors, numbers_per_example, size, take
 from fedcams.errors import SpecError
 from fedcams.local import BatchOrder, Slots, batch_order, step_count
 from fedcams.registry import flag, register
@@ -51,12 +52,13 @@ class Stacked(Engine):
             if isinstance(module, DRAWS) and getattr(module, "p", 1.0) > 0:
                 return f"engine=stacked: layer {name!r} is a random {type(module).__name__}; use engine=loop"
         if self.compile and not can_compile(problem):
-            return f"engine={self}: compiling needs a model without buffers and per-example losses; use engine=stacked"
+            needs = "a model without buffers and per-example losses of pairs of tensors"
+            return f"engine={self}: compiling needs {needs}; use engine=stacked"
         return ""
 
     def tuned(self, problem: Problem, rounds: int, varies: bool) -> Engine:
         """Compile if the run has enough steps to make up for the time that it takes."""
-        some = len(problem.clients[next(iter(problem.clients))][0])
+        some = size(problem.clients[next(iter(problem.clients))])
         pays = problem.device.type == "cpu" and rounds * step_count(problem.local, some) >= COMPILE_BREAK_EVEN_STEPS
         return Stacked(compile=not varies and pays and has_compiler() and can_compile(problem))
 
@@ -111,21 +113,21 @@ class Stacked(Engine):
 
 
 def can_compile(problem: Problem) -> bool:
-    """Return whether padding does not change training, and a step changes only parameters."""
-    return problem.may_pad and not any(True for _ in problem.model.buffers())
+    """Return whether padding does not change training, a step changes only parameters, and examples are tensors."""
+    return problem.is_plain and problem.may_pad and not any(True for _ in problem.model.buffers())
 
 
 class _Batch(NamedTuple):
     """The examples that clients see in one step."""
 
-    x: Tensor
+    x: Tree
     """`[C, B, ...]`, augmented and prepared."""
-    y: Tensor
+    y: Tree
     weight: Tensor
 
     def part(self, rows: Which, width: int) -> _Batch:
         """Return the batches of some clients, cut to a width."""
-        return _Batch(*(tensor[rows, :width] for tensor in self))
+        return _Batch(*take(tuple(self), (rows, slice(width))))
 
 
 def _batches(problem: Problem, pool: Pool, grid: Grid, draws: list[Tensor | None]) -> Iterator[_Batch]:
@@ -134,14 +136,16 @@ def _batches(problem: Problem, pool: Pool, grid: Grid, draws: list[Tensor | None
     example = torch.from_numpy(grid.example)
     weight = torch.from_numpy(grid.weight).to(device, problem.dtype)
     changes = None if problem.augment is None else torch.cat([d for d in draws if d is not None])
-    at_once = max(1, GATHERED // (shape[1] * shape[2] * pool.x[0].numel() * weight.element_size()))
+    at_once = max(1, GATHERED // (shape[1] * shape[2] * numbers_per_example(pool.x) * weight.element_size()))
     for first in range(0, shape[0], at_once):
         some = slice(first, first + at_once)
         flat = example[some].flatten().to(device)
         drawn = None if changes is None else changes[torch.from_numpy(grid.draw[some]).flatten().to(device)]
-        x = problem.inputs(pool.x.index_select(0, flat), drawn).unflatten(0, (-1, *shape[1:]))
-        y = pool.y.index_select(0, flat).unflatten(0, (-1, *shape[1:]))
-        yield from map(_Batch, x, y, weight[some])
+        x, y = problem.inputs(take(pool.x, flat), drawn), take(pool.y, flat)
+        batch = map_tensors(lambda part: part.unflatten(0, (-1, *shape[1:])), (x, y))
+        for step, weights in enumerate(weight[some]):
+            inputs, targets = take(batch, step)
+            yield _Batch(inputs, targets, weights)
 
 
 def _chosen(vectors: Tensor, order: list[int]) -> Tensor:
@@ -215,7 +219,7 @@ class _Stack:
 
 
 def _gradients(
-    problem: Problem, parameters: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor
+    problem: Problem, parameters: Tensor, buffers: dict[str, Tensor], x: Tree, y: Tree, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return each client's loss `[G]` and gradient `[G, d]`; buffers change in place.
 
@@ -223,8 +227,8 @@ def _gradients(
     """
     model = problem.model
 
-    def losses(p: dict[str, Tensor], b: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        return problem.losses(functional_call(model, (p, b), (inputs,)), targets)
+    def losses(p: dict[str, Tensor], b: dict[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
+        return problem.losses(functional_call(model, (p, b), *arguments(inputs)), targets)
 
     leaf = parameters.detach().requires_grad_()
     each = vmap(losses)(problem.layout.split(leaf), buffers, x, y)

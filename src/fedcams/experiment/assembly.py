@@ -16,6 +16,7 @@ from fedcams.keys import generator
 from fedcams.partition import label_histogram, take_fraction
 from fedcams.rounds import ServerState
 from fedcams.simulation import Simulation
+from fedcams.simulation.evaluate import SCORE
 from fedcams.tasks import TaskData
 
 
@@ -54,7 +55,7 @@ def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.devic
         seed=experiment.seed,
         engine=experiment.engine,
         test=(loaded.test_x, loaded.test_y),
-        metric=loaded.metric,
+        metrics={SCORE: loaded.metric},
         sampling_weights=clients.sizes() if experiment.sampler.needs_weights else None,
         evaluate_every=experiment.evaluate_every,
         probes=experiment.probes,

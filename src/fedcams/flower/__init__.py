@@ -2,8 +2,8 @@
 
 An app that uses Flower's message API changes two lines::
 
-    app = ClientApp(mods=[fedcams.flower.uplink("topk(ratio=1/64)", state_dir="state")])
-    strategy = fedcams.flower.FedCAMS(server="fedams(lr=1.0, eps=1e-3)", checkpoint="checkpoint")
+    app = ClientApp(mods=[fedcams.flower.uplink("ternary(ratio=1/16)", state_dir="state")])
+    strategy = fedcams.flower.FedCAMS(checkpoint="checkpoint")
 """
 
 from fedcams.extras import load

@@ -60,6 +60,7 @@ class GridRound:
         inbox = Inbox(folder, self.names, key, self.server, state)
         inbox.absent |= dict.fromkeys(cohort - asked.keys(), NOT_THERE)
         down = 0
+        self.config = self.strategy.round_config(state, self.config, grid, self._arrays)
         if not skipped:
             state, down = self._exchange(grid, state, instructions, asked, inbox)
         # refusals count even in a skipped round: the next round then sends the dense model to clients out of step
@@ -164,8 +165,10 @@ class GridRound:
     def _plain_content(self, state: ServerState) -> RecordDict:
         rate = float(self.server.method.in_round(state.round + 1, self.server.rounds).local.lr)
         config = ConfigRecord({**self.config, "server-round": state.round + 1, "local-rate": rate})
-        arrays = self.names.join(state.x, state.buffers, self.rest)
-        return RecordDict({self.strategy.arrayrecord_key: arrays, self.strategy.configrecord_key: config})
+        return RecordDict({self.strategy.arrayrecord_key: self._arrays(state), self.strategy.configrecord_key: config})
+
+    def _arrays(self, state: ServerState) -> ArrayRecord:
+        return self.names.join(state.x, state.buffers, self.rest)
 
     def _line(
         self, state: ServerState, concluded: Concluded, cohort: list[int], inbox: Inbox, skipped: str, down: int
@@ -181,6 +184,7 @@ class GridRound:
             "absent": _sorted(inbox.absent),
             "notes": _sorted(inbox.notes),
             "skipped": skipped,
+            "train_loss": concluded.train_loss,
             "delta_norm": concluded.delta_norm,
             "wire_up": sum(map(sum, inbox.came.values())) + inbox.other_bytes,
             "wire_down": down,

@@ -6,11 +6,11 @@ import contextlib
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
@@ -20,6 +20,7 @@ from fedcams.errors import SpecError
 from fedcams.flower.arrays import STATISTICS, ArrayNames
 from fedcams.flower.checkpoint import FlowerCheckpoint, identify
 from fedcams.flower.grid_round import GridRound
+from fedcams.flower.hooks import RoundConfig, config_of, nodes_of, overrides, refuse_hooks, sampler_of, weighting_of
 from fedcams.flower.inbox import that_average, weigh
 from fedcams.flower.mod import safe_name
 from fedcams.flower.records import readable
@@ -27,6 +28,7 @@ from fedcams.method import Method, method_of
 from fedcams.recipes import KEY as RECIPE
 from fedcams.registry import params
 from fedcams.registry.fields import nearest
+from fedcams.rounds.alarm import Alarm
 from fedcams.rounds.server import Server, ServerState, replica_layouts, start
 from fedcams.rows import RowStore
 from fedcams.runs.checkpoint import REPLICAS
@@ -46,8 +48,9 @@ class FedCAMS(FedAvg):
 
     Args:
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
-            `server="fedams(lr=1.0, eps=1e-3)"`, `uplink="topk(ratio=1/64)"` (for clients whose mod names no compressor
-            of its own), `downlink="replica(blockq(bits=2))"`, `average="ema(0.97)"`, `min_replies=5`, …;
+            `server="fedams(lr=0.1, eps=1e-3)"` (by default `fedcams.method.SAFE_SERVER`, whose steps are about as long
+            as FedAvg's), `uplink="topk(ratio=1/64)"` (for clients whose mod names no compressor of its own),
+            `downlink="replica(blockq(bits=2))"`, `min_replies=5`, `average="ema(0.97)"`, …;
             `recipe="light"` stands for several of them.
         checkpoint: the folder of this run; a run in it is continued.
         run: the name of the run, under which clients keep their residuals.
@@ -58,8 +61,12 @@ class FedCAMS(FedAvg):
         model: decides which arrays train and which are buffers; by default, floating-point arrays train, except those
             that match `averaged`.
         averaged: patterns for the names of buffers, which are averaged over clients.
-        settings: fields of the method, and options of Flower's FedAvg for evaluation on clients
-            (`fraction_evaluate=1.0`, ...), which sends them the dense model; by default, nothing is evaluated there.
+        settings: fields of the method, and options of Flower's FedAvg: `fraction_train` and `min_train_nodes` set the
+            sampler, `min_available_nodes` is `min_available`, `weighted_by_key="num-examples"` is
+            `weighting="examples"`. `fraction_evaluate=1.0` evaluates on clients, which sends them the dense model; by
+            default, nothing is evaluated there.
+
+    A subclass may override `configure_train`, to change the config of a round, and the hooks for evaluation.
     """
 
     def __init__(
@@ -81,6 +88,9 @@ class FedCAMS(FedAvg):
         for key in settings:
             if key not in OPTIONS:
                 raise SpecError(f"FedCAMS has no option {key!r}{nearest(key, known)}; known: {', '.join(known)}")
+        refuse_hooks(type(self), FedCAMS)
+        fields |= weighting_of(settings, fields)
+        sampler, min_available = sampler_of(settings, sampler), nodes_of(settings, min_available)
         super().__init__(**{"fraction_evaluate": 0.0, **settings})
         for name, count in {"min_available": min_available, "clients": clients}.items():
             if count is not None and count < 1:
@@ -102,6 +112,30 @@ class FedCAMS(FedAvg):
         self.model, self.averaged = model, averaged
         self.averaged_arrays: ArrayRecord | None = None
         """The averaged model after `start`, if the method has one."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Set the config of a round; a subclass changes `config` and returns what this returns.
+
+        The messages themselves, with their compressed models, are made later.
+        """
+        return RoundConfig(config)
+
+    def round_config(
+        self, state: ServerState, config: ConfigRecord, grid: Grid, arrays: Callable[[ServerState], ArrayRecord]
+    ) -> ConfigRecord:
+        """Return the config of the round after this state, as `configure_train` of a subclass changes it."""
+        if not overrides(type(self), FedCAMS, "configure_train"):
+            return config  # without a copy of the model
+        return config_of(self.configure_train(state.round + 1, arrays(state), config, grid), type(self))
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        """Refuse: updates are decoded as they arrive, by the loop of `start`, which must not be replaced."""
+        raise SpecError(
+            f"aggregate_train: {type(self).__name__}.start has a loop of its own, but FedCAMS decodes updates as they "
+            "arrive; leave start as it is, or call super().start"
+        )
 
     def summary(self) -> None:
         """Log the main settings of this run."""
@@ -137,11 +171,13 @@ class FedCAMS(FedAvg):
         self.summary()
         if state.round:
             logger.info("continuing %s after round %s", rounds.checkpoint.run, state.round)
-        result = Result()
+        result, alarm = Result(), Alarm()
         evaluate.on_server(state, result)
         while state.round < num_rounds:
             state, line, metrics = rounds.advance(grid, state)
             logger.info("[ROUND %s/%s] %s", state.round, num_rounds, _told(line))
+            if said := alarm.hear(state.round, line["train_loss"], line["delta_norm"]):
+                logger.warning("%s (now %s)", said, self.method.server)
             if chosen := weigh(metrics, [int(client) for client in line["accepted"]]):
                 with _tolerant("training", state.round):
                     found = self.train_metrics_aggr_fn(chosen, self.weighted_by_key)
@@ -212,7 +248,7 @@ class _Evaluation:
 
     def on_clients(self, state: ServerState, result: Result) -> None:
         """Evaluate on clients, if the strategy was given a fraction of them to evaluate."""
-        if self.strategy.fraction_evaluate == 0.0:
+        if self.strategy.fraction_evaluate == 0.0 and not overrides(type(self.strategy), FedCAMS, "configure_evaluate"):
             return
         messages = self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid)
         replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedcams.errors import SpecError
 from fedcams.local.base import (
     Local,
     Rate,
@@ -19,7 +20,7 @@ from fedcams.local.base import (
     replace_field,
     steps_field,
 )
-from fedcams.registry import Number, number, register
+from fedcams.registry import Number, flag, number, register
 
 
 @register("sgd")
@@ -28,7 +29,8 @@ class SGD(Local):
     """SGD on the client's examples, in a new random order every epoch, or drawn anew with `replace`.
 
     A step is `g = ∇f(w) + prox (w - w₀)`, scaled down to norm `clip`, then `g += weight_decay w`,
-    `u = momentum u + g`, `w -= lr u`; w₀ is the model received and u starts at zero in every round.
+    `u = momentum u + g`, `w -= lr u`; w₀ is the model received and u starts at zero in every round. With `nesterov`,
+    the last step is `w -= lr (g + momentum u)`.
     """
 
     lr: Number = number(0.01, low=0, open="low", doc="local learning rate")
@@ -36,6 +38,7 @@ class SGD(Local):
     weight_decay: Number = number(0, low=0, doc="pull towards zero")
     clip: Number | None = number(None, low=0, open="low", doc="largest norm of a gradient; none: no limit")
     prox: Number = number(0, low=0, doc="FedProx: pull towards the model received")
+    nesterov: bool = flag(False, doc="step by where the momentum leads; needs momentum")
     epochs: int | None = epochs_field()
     steps: int | None = steps_field()
     batch: int = batch_field()
@@ -47,6 +50,7 @@ class SGD(Local):
         "sgd",
         "sgd(lr=0.05, epochs=3)",
         "sgd(momentum=0.9, weight_decay=1e-4, steps=5, batch=8)",
+        "sgd(momentum=0.9, nesterov=true)",
         "sgd(clip=1, prox=0.1, drop_last=true)",
         "sgd(steps=3, batch=4, replace=true)",
     )
@@ -55,7 +59,13 @@ class SGD(Local):
         ("sgd(lr=0)", r"allowed: a number in \(0, inf\)"),
         ("sgd(batch=0)", r"allowed: an integer in \[1, inf\)"),
         ("sgd(epoch=3)", "did you mean 'epochs'"),
+        ("sgd(nesterov=true)", "nesterov=true: momentum is 0; give momentum=0.9, or leave nesterov out"),
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise SpecError("sgd: nesterov=true: momentum is 0; give momentum=0.9, or leave nesterov out")
 
     @property
     def is_plain(self) -> bool:
@@ -79,5 +89,6 @@ class SGD(Local):
             if self.weight_decay:
                 gradient.add_(x, alpha=float(self.weight_decay))
             if self.momentum:
-                gradient = slots["direction"].mul_(float(self.momentum)).add_(gradient)
+                direction = slots["direction"].mul_(float(self.momentum)).add_(gradient)
+                gradient = gradient.add_(direction, alpha=float(self.momentum)) if self.nesterov else direction
             descend_(x, gradient, rate)

@@ -2,5 +2,6 @@
 
 from fedcams.own.history import History
 from fedcams.own.start import simulate
+from fedcams.simulation.evaluate import over_test_set
 
-__all__ = ["History", "simulate"]
+__all__ = ["History", "over_test_set", "simulate"]

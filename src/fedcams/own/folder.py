@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fedcams.engines import Examples
+from fedcams.engines.trees import named_tensors
 from fedcams.experiment import Experiment
-from fedcams.method import Method
+from fedcams.method import Method, method_of
 from fedcams.models import Model
 from fedcams.partition import Partition
 from fedcams.registry import params
@@ -38,6 +39,7 @@ from fedcams.runs.folder import (
 )
 from fedcams.simulation import RoundRecord, Simulation
 from fedcams.simulation.clients import Clients
+from fedcams.simulation.evaluate import SCORE
 from fedcams.tasks import Task
 from fedcams.trackers import Tracker
 
@@ -185,20 +187,22 @@ class RunFolder:
             "frozen parameters": _digest({n: p for n, p in parameters.items() if not p.requires_grad}),
             "buffers that do not travel": _digest(_buffers_at_home(problem.model, problem.buffer_layout)),
             "clients": _digest_of_clients(problem.clients),
-            "test set": None if simulation.test is None else _digest(dict(zip("xy", simulation.test, strict=True))),
+            "test set": None if simulation.test is None else _digest(_named(simulation.test)),
         }
 
     def _names(self) -> dict[str, str]:
         """Return the names of the functions that the run was given; they can only be compared by name."""
         problem = self.simulation.problem
-        functions: dict[str, Any] = {"loss": problem.loss, "metric": self.simulation.metric, "prepare": problem.prepare}
+        functions: dict[str, Any] = {"loss": problem.loss, "prepare": problem.prepare}
+        functions |= {"metric" if name == SCORE else name: each for name, each in self.simulation.metrics.items()}
         functions |= {} if problem.augment is None else {"augment": problem.augment}
         return {key: getattr(value, "__qualname__", type(value).__qualname__) for key, value in functions.items()}
 
     def _call(self) -> str:
         """Return the call that continues this run."""
         method, simulation = self.simulation.server.method, self.simulation
-        given = {key: value for key, value in method.to_dict().items() if value != Method().to_dict()[key]}
+        default = method_of(None, {}).to_dict()
+        given = {key: value for key, value in method.to_dict().items() if value != default[key]}
         given |= {"rounds": self.last, "cohort": str(simulation.sampler), "seed": simulation.server.seed}
         words = ", ".join(f"{key}={value!r}" for key, value in {**given, "out": str(self.path)}.items())
         return f"fedcams.simulate(model, clients, test, {words})"
@@ -214,6 +218,11 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+def _named(examples: Examples) -> dict[str, Tensor]:
+    x, y = examples
+    return dict([*named_tensors(x, "x"), *named_tensors(y, "y")])
+
+
 def _buffers_at_home(model: nn.Module, travelling: Any) -> dict[str, Tensor]:
     names = travelling.names if travelling is not None else ()
     return {name: buffer for name, buffer in model.named_buffers() if name not in names}
@@ -222,5 +231,7 @@ def _buffers_at_home(model: nn.Module, travelling: Any) -> dict[str, Tensor]:
 def _digest_of_clients(clients: Mapping[int, Examples]) -> str:
     """Return a digest of the clients' ids, and of their sizes if counting does not load the clients."""
     sizes = clients.sizes() if isinstance(clients, Clients) else None
-    text = repr((list(clients), sizes))
+    given = clients.given if isinstance(clients, Clients) else {}
+    ids = [given[client] if isinstance(given.get(client), str) else client for client in clients]
+    text = repr((ids, sizes))
     return f"{len(clients)}, {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from fedcams.errors import SpecError
 from fedcams.extras import load
+from fedcams.own.display import html_table, plot_records
 from fedcams.own.folder import RunFolder
+from fedcams.own.problem import test_examples
 from fedcams.rounds import ServerState
 from fedcams.simulation import RoundRecord, Simulation
+from fedcams.simulation.clients import Clients
+from fedcams.simulation.evaluate import evaluate
 from fedcams.trackers import Tracker
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 Callback = Callable[[RoundRecord], bool | None]
 """Called after every round with its record; True stops the run, which then counts as finished."""
@@ -73,6 +78,18 @@ class History:
         while number < len(self.records) or self._advance():
             yield self.records[number]
             number += 1
+
+    def __len__(self) -> int:
+        """Return the number of rounds so far."""
+        return len(self.records)
+
+    def __bool__(self) -> bool:
+        """Return True: there is a history even before its first round."""
+        return True
+
+    def __getitem__(self, place: int) -> RoundRecord:
+        """Return the record of a round so far by its place: 0 is round 1, and -1 the last one."""
+        return self.records[place]
 
     def run(self) -> History:
         """Simulate the rounds that are left, and return the history itself."""
@@ -140,6 +157,28 @@ class History:
             raise SpecError("this method has no average; give average='ema(0.97)' to simulate")
         return self._model(self.state.average.x, self.state.average.buffers)
 
+    @property
+    def client_ids(self) -> list[Any]:
+        """The ids of the clients as they were given; records number clients with names by their places in this list."""
+        clients = self.simulation.problem.clients
+        return list(clients.given.values()) if isinstance(clients, Clients) else list(clients)
+
+    def evaluate_clients(self, data: Mapping[Any, Any] | None = None) -> dict[Any, dict[str, float | None]]:
+        """Return the loss and all metrics of the model so far on each client's own examples, by client id.
+
+        `data` gives each client other examples to be evaluated on, by id; clients that it leaves out are left out.
+        Loads the clients one after the other.
+        """
+        simulation, problem, state = self.simulation, self.simulation.problem, self.state
+        found = {}
+        for number, client in zip(problem.clients, self.client_ids, strict=True):
+            if data is None or client in data:
+                own = problem.clients[number] if data is None else test_examples(data[client], problem)
+                assert own is not None
+                scores = evaluate(problem, state.x, state.buffers, own, simulation.metrics, simulation.engine)
+                found[client] = scores
+        return found
+
     def _model(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
         return copy.deepcopy(self.simulation.problem.load(x, buffers)).eval()
 
@@ -156,6 +195,18 @@ class History:
         from fedcams.report import report
 
         return report([self.folder.path], self.folder.path / "report")
+
+    def plot(self, *names: str) -> Figure:
+        """Draw numbers of the records over the rounds so far, and return the figure; needs matplotlib.
+
+        Each name, such as `test_loss`, `q` or `wire_up`, gets a panel of its own; by default, the training loss and the
+        test score. Refuses a name that no record has.
+        """
+        return plot_records(self.records, names)
+
+    def _repr_html_(self) -> str:
+        """Return the last rounds as a table, for notebooks."""
+        return html_table(self.records, self.rounds)
 
     def __repr__(self) -> str:
         last = self.records[-1].test_accuracy if self.records else None

@@ -10,39 +10,41 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fedcams.engines import Engine, Examples, Loss, Problem
+from fedcams.engines import Engine, Loss, Problem
+from fedcams.engines.trees import size
 from fedcams.errors import SpecError
-from fedcams.layout import Layout
-from fedcams.local import Local
 from fedcams.method import Method, method_of
 from fedcams.own.folder import RunFolder
 from fedcams.own.history import Callback, History
+from fedcams.own.problem import make_problem, named_metrics, test_examples
 from fedcams.probes import DEFAULT, Probe
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.simulation import Simulation
-from fedcams.simulation.clients import Clients, as_examples
 from fedcams.simulation.evaluate import Metric
-from fedcams.tasks import Augmentation, accuracy, cross_entropy
-from fedcams.trackers import Tracker
+from fedcams.simulation.examples import Collate
+from fedcams.tasks import Augmentation
+from fedcams.trackers import Tracker, tracker
 
 
 @torch.inference_mode(False)
 def simulate(
     model: nn.Module,
-    clients: Sequence[Any] | Mapping[int, Any],
+    clients: Sequence[Any] | Mapping[int, Any] | Mapping[str, Any],
     test: Any = None,
     *,
     method: Method | None = None,
     rounds: int = 100,
     cohort: int | str | Sampler = 10,
     seed: int = 0,
-    loss: Loss = cross_entropy,
-    metric: Metric = accuracy,
+    loss: Loss | None = None,
+    metric: Metric | Mapping[str, Metric] | None = None,
+    collate: Collate | None = None,
+    device: str | torch.device | None = None,
     engine: str | Engine = "auto",
-    prepare: Callable[[Tensor], Tensor] = lambda x: x,
+    prepare: Callable[[Any], Any] = lambda x: x,
     augment: Augmentation | None = None,
     evaluate_every: int = 1,
     probes: str | Sequence[str | Probe] = DEFAULT,
@@ -50,7 +52,7 @@ def simulate(
     out: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 25,
     callbacks: Sequence[Callback] = (),
-    trackers: Sequence[Tracker] = (),
+    trackers: Sequence[str | Tracker] = (),
     label: str = "run",
     **settings: Any,
 ) -> History:
@@ -58,8 +60,9 @@ def simulate(
 
     Arguments:
         model: a torch module; it is copied, and trained on the device of its parameters.
-        clients: a list of `(x, y)` tensors or of map-style datasets, or a mapping id -> dataset; a client is loaded
-            when it takes part.
+        clients: a list of clients, or a mapping from ids, integers or strings; a client is loaded when it takes part.
+            It is a pair `(x, y)` of tensors, arrays, lists or Series, a tuple `(a, b, y)` for a model with several
+            inputs, a dict of them for a model with keyword inputs, or a map-style dataset of such examples.
         test: a dataset like those of the clients, to evaluate on; None evaluates nothing.
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=0.1)"`, `uplink="topk(ratio=1/64)"`, `downlink=`, `local=`, `average="ema(0.97)"`, ….
@@ -67,8 +70,15 @@ def simulate(
         rounds: the number of rounds.
         cohort: a number of clients, or a sampler such as `bernoulli(p=0.1)`.
         seed: the source of all randomness.
-        loss: returns the loss of each example, or their mean, which is slower for clients of different sizes.
-        metric: returns a score for each example.
+        loss: a function `(outputs, targets)`, or `(outputs, batch)` for dicts, that returns the loss of each example,
+            or their mean, which is slower for clients of different sizes. By default the cross entropy, or for dicts
+            the model's own `outputs.loss`.
+        metric: a function of the same arguments that returns a score for each example, or a dict of several by name,
+            the first of which is recorded as `test_accuracy`, and each as `test_NAME`. By default the accuracy for a
+            cross entropy, otherwise none. For metrics that are not means, see `fedcams.over_test_set`.
+        collate: a function that makes a batch of a list of examples, such as a padding one; it is called with all
+            examples of a client, which may then differ in shape from those of others.
+        device: where to train; by default where the model is.
         engine: how local training is computed; `auto` picks the fastest engine that supports the problem.
         prepare: turns raw inputs into the model's inputs.
         augment: random changes of the training inputs.
@@ -79,20 +89,23 @@ def simulate(
             unfinished run, and returns a finished one. A run with another method, model, data or seed is refused.
         checkpoint_every: the number of rounds between checkpoints, with `out`.
         callbacks: called after every round with its record; one that returns True stops the run.
-        trackers: `fedcams.trackers` that follow the run, with `out`.
+        trackers: what follows the run, with `out`: `["csv", "wandb(project=mine)"]`, or objects like
+            `fedcams.trackers.Tracker`.
         label: the name of the run in reports, with `out`.
     """
     rounds, evaluate_every = _whole("rounds", rounds, low=1), _whole("evaluate_every", evaluate_every, low=1)
     checkpoint_every, seed = _whole("checkpoint_every", checkpoint_every, low=1), _whole("seed", seed)
     chosen = method_of(method, settings)
-    _check_functions({"loss": loss, "metric": metric, "prepare": prepare})
+    _check_functions({"loss": loss, "prepare": prepare, "collate": collate})
     if (trackers or label != "run") and out is None:
         raise SpecError("trackers and label need the run's folder; give out=...")
     _check_objects(augment, rows, callbacks, trackers)
     if rows is not None and out is not None:
         raise SpecError("rows and out: a run with out=... keeps its clients' rows in its folder; give only one of them")
-    problem = _problem(copy.deepcopy(model), clients, loss, chosen.local, prepare, augment)
-    sampler = _sampler(cohort)
+    problem = make_problem(copy.deepcopy(model), clients, loss, chosen.local, prepare, augment, collate, device)
+    sampler = _sampler(cohort, len(problem.clients))
+    if engine == "auto" and collate is not None:
+        engine = "loop"  # the others need examples of one shape
     simulation = Simulation.of(
         problem,
         chosen,
@@ -100,8 +113,8 @@ def simulate(
         rounds=rounds,
         seed=seed,
         engine=engine,
-        test=_examples_to_test(test, problem.clients),
-        metric=metric,
+        test=test_examples(test, problem),
+        metrics=named_metrics(metric, problem.loss),
         sampling_weights=_sampling_weights(sampler, problem),
         evaluate_every=evaluate_every,
         probes=Probe.parse_several(probes),
@@ -110,7 +123,7 @@ def simulate(
     if out is None:
         return History(simulation, rounds, callbacks)
     folder = RunFolder(Path(out), simulation, rounds, label, str(engine), checkpoint_every)
-    return History(simulation, rounds, callbacks, folder, trackers)
+    return History(simulation, rounds, callbacks, folder, [tracker(each) for each in trackers])
 
 
 def _whole(name: str, value: Any, low: int | None = None) -> int:
@@ -125,7 +138,7 @@ def _whole(name: str, value: Any, low: int | None = None) -> int:
 def _check_functions(functions: Mapping[str, Any]) -> None:
     """Refuse now what would fail when it is first called."""
     for name, function in functions.items():
-        if not callable(function):
+        if function is not None and not callable(function):
             raise SpecError(f"{name}={function!r}; give a function")
 
 
@@ -137,56 +150,23 @@ def _check_objects(augment: Any, rows: Any, callbacks: Any, trackers: Any) -> No
         raise SpecError(f"rows={rows!r}; give a RowStore, such as RowStore.on_disk(...)")
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise SpecError(f"callbacks={callbacks!r}; give a list of functions that take a record")
-    if not isinstance(trackers, Sequence) or not all(hasattr(tracker, "log") for tracker in trackers):
-        raise SpecError(f"trackers={trackers!r}; give a list of trackers, such as [fedcams.trackers.TensorBoard()]")
+    listed = isinstance(trackers, Sequence) and not isinstance(trackers, str)
+    if not listed or not all(isinstance(each, str) or hasattr(each, "log") for each in trackers):
+        raise SpecError(f"trackers={trackers!r}; give a list of trackers, such as ['tensorboard']")
 
 
-def _sampler(cohort: Any) -> Sampler:
+def _sampler(cohort: Any, population: int) -> Sampler:
     if isinstance(cohort, str | Sampler):
         return Sampler.parse(cohort)
     if not isinstance(cohort, int | np.integer):
         raise SpecError(f"cohort={cohort!r}; give a whole number, or a sampler such as 'bernoulli(p=0.1)'")
+    if cohort > population:
+        raise SpecError(f"cohort={cohort}, but there are only {population} clients; give at most {population}")
     return Sampler.parse(f"uniform(n={cohort})")
-
-
-def _problem(
-    model: nn.Module,
-    clients: Sequence[Any] | Mapping[int, Any],
-    loss: Loss,
-    local: Local,
-    prepare: Callable[[Tensor], Tensor],
-    augment: Augmentation | None,
-) -> Problem:
-    if not isinstance(model, nn.Module):
-        raise SpecError(f"model={model!r}; give a torch.nn.Module")
-    Layout.of(model)  # refuses a model that cannot be trained, before anything else
-    known = Clients(clients)
-    if loss is cross_entropy:
-        known = Clients(clients, classes=_outputs(model, prepare, known))
-    return Problem(model, loss, known, local, prepare, augment)
-
-
-@torch.no_grad()
-def _outputs(model: nn.Module, prepare: Callable[[Tensor], Tensor], clients: Clients) -> int:
-    """Return the number of classes that the model distinguishes."""
-    x, _ = clients[next(iter(clients))]
-    device = next(model.parameters()).device
-    outputs = model.eval()(prepare(x[:1].to(device)))
-    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
-        found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-        raise SpecError(f"the model returns {found} for one example; make it [1, classes], or give your own loss")
-    return outputs.shape[1]
-
-
-def _examples_to_test(test: Any, clients: Mapping[int, Any]) -> Examples | None:
-    """Return the test examples, checked like the clients' examples."""
-    if test is None:
-        return None
-    return as_examples(test, "test", clients.classes if isinstance(clients, Clients) else None)
 
 
 def _sampling_weights(sampler: Sampler, problem: Problem) -> list[float] | None:
     """Return the clients' numbers of examples if the sampler needs them; this loads every client once."""
     if not sampler.needs_weights:
         return None
-    return [float(len(x)) for x, _ in problem.clients.values()]
+    return [float(size(x)) for x, _ in problem.clients.values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import unicodedata
 from collections.abc import Iterable
 from fractions import Fraction
 from numbers import Real
@@ -13,6 +14,8 @@ from fedcams.errors import SpecError
 from fedcams.registry.grammar import Word, quote
 from fedcams.registry.numbers import Number, exact, format_number
 
+UNPRINTABLE = ("Cc", "Cs")
+"""Unicode's categories of control characters, such as line ends, and of surrogates."""
 MAX_MAGNITUDE = 10**38  # every real hyperparameter must have a float32
 Kind = Literal["number", "integer", "flag", "text", "spec", "specs"]
 
@@ -144,6 +147,8 @@ def _textual(param: Param, value: Any) -> str:
     value = value.text if isinstance(value, Word) else value
     if not isinstance(value, str):
         raise SpecError("not a string")
+    if any(unicodedata.category(character) in UNPRINTABLE for character in value):
+        raise SpecError("it has a control character or half of a surrogate pair, which no file or label can hold")
     if param.choices and value not in param.choices:
         raise SpecError("unknown" + nearest(value, param.choices))
     return value

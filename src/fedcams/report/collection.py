@@ -16,6 +16,7 @@ import numpy as np
 from fedcams.errors import FedcamsError, UnknownName
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset, presets
+from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
 from fedcams.runs.floor import floor_note
 from fedcams.runs.folder import EXPERIMENT
@@ -92,6 +93,16 @@ class Method:
         """The note that an adaptive server never adapted, of the first seed that says so; None if all adapted."""
         notes = (floor_note(run) for run in self.runs)
         return next((f"{self.label}: {note}" for note in notes if note), None)
+
+    @property
+    def exploded(self) -> list[str]:
+        """A note for each run whose training loss or updates exploded."""
+        found = []
+        for run in self.runs:
+            alarm = Alarm()
+            said = [alarm.hear(each.round, each.train_loss, each.delta_norm) for each in run.records]
+            found += [f"{self.label}, seed {run.experiment.seed}, {line}" for line in said if line]
+        return found
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ def report(runs: Sequence[Path], out: Path, target: float | None = None) -> Path
     """Write a report on runs into the folder `out` and return the path of its page.
 
     Each of `runs` is the folder of a run or a folder that holds runs at any depth. `target` is the accuracy at which
-    communication and time are compared; by default 95% of the best final accuracy. The report consists of
+    communication and time are compared, 0.9 or 90 for 90 %; by default 95% of the best final accuracy. The report
+    consists of
 
     - `index.html`, one file that needs nothing else and no network;
     - `figures/`, the same charts as PNG and SVG;

@@ -108,7 +108,10 @@ class Summary:
 
 
 def summarize(collection: Collection, target: float | None = None) -> Summary:
-    """Return the numbers of all methods; the default target is 95% of the best final accuracy, averaged models too."""
+    """Return the numbers of all methods; the default target is 95% of the best final accuracy, averaged models too.
+
+    Where every score lies from 0 to 1, a target above 1 is a percentage.
+    """
     given = target is not None
     found = [_spread(method, number) for method in collection.methods for number in (final_score, averaged_score)]
     finals = [spread.mean for spread in found if spread]
@@ -118,6 +121,8 @@ def summarize(collection: Collection, target: float | None = None) -> Summary:
         target = float(f"{max(finals) - (1 - TARGET_PART) * abs(max(finals)):.4g}")  # a number that is easy to quote
     scores = np.concatenate([_evaluations(run)[1] for run in collection.runs])
     percent = bool(((scores >= 0) & (scores <= 1)).all())
+    if target is not None and percent and target > 1:
+        target /= 100
     return Summary([_row(method, target) for method in collection.methods], target, given, percent)
 
 

@@ -55,6 +55,13 @@ def is_run(path: Path) -> bool:
     return (path / EXPERIMENT).is_file()
 
 
+def runs_below(path: Path) -> list[Path]:
+    """Return the folder itself if it holds a run, otherwise all folders below it that do, by name."""
+    if is_run(path):
+        return [path]
+    return sorted(found.parent for found in path.rglob(EXPERIMENT) if found.is_file())
+
+
 def read_run(path: Path) -> Run:
     """Return everything about a run; what an unfinished run does not have yet is empty."""
     return Run(

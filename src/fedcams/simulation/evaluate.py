@@ -1,37 +1,90 @@
-"""The evaluation of a model on the test set."""
+"""The evaluation of a model on the test set: its loss, and any number of metrics by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedcams.engines import Engine, Examples, Problem, engine
+from fedcams.engines.trees import Tree, concatenate, map_tensors, size, take
+from fedcams.errors import SpecError
 
-Metric = Callable[[Tensor, Tensor], Tensor]
+Metric = Callable[[Any, Any], Any]
 """(outputs, targets) -> one score per example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
-BATCH = 1000
+Metrics = Mapping[str, Metric]
+"""Metrics by name. The first one is the score of the run, which records call `accuracy`."""
+SCORE = "accuracy"
+BATCH, STRUCTURED_BATCH = 1000, 64
+"""How many examples are evaluated at once. Those that are not pairs of tensors are mostly text, with large outputs."""
+
+
+def over_test_set(metric: Metric) -> Metric:
+    """Mark a metric that is no mean over examples, such as F1 or AUC: it sees the outputs and targets of all of them.
+
+    Returns a function for `simulate(metric=...)`; outputs and targets are then on the CPU, and one number comes back.
+    """
+
+    @functools.wraps(metric)
+    def whole(outputs: Any, targets: Any) -> Any:
+        return metric(outputs, targets)
+
+    whole.over_test_set = True  # type: ignore[attr-defined]
+    return whole
 
 
 @torch.no_grad()
 def evaluate(
-    problem: Problem,
-    x: Tensor,
-    buffers: Tensor | None,
-    test: Examples,
-    metric: Metric,
-    by: str | Engine = "loop",
-) -> tuple[float, float]:
-    """Return the mean loss and mean metric of the model `x [d]` with these buffers on `test`, computed by an engine."""
+    problem: Problem, x: Tensor, buffers: Tensor | None, test: Examples, metrics: Metrics, by: str | Engine = "loop"
+) -> dict[str, float | None]:
+    """Return the mean loss and all metrics by name, of the model `x [d]` with these buffers on `test`.
+
+    An engine computes the outputs. A metric that is not finite, such as the AUC of one class, becomes None. Refuses a
+    metric that does not return one number, or one per example.
+    """
     predict = engine(by).predictor(problem, x, buffers)
-    loss = score = torch.zeros((), dtype=torch.float64, device=problem.device)
-    for inputs, targets in zip(*(part.split(BATCH) for part in test), strict=True):
-        inputs, targets = inputs.to(problem.device), targets.to(problem.device)
-        outputs = predict(inputs)
-        loss = loss + _total(problem.losses(outputs, targets), len(inputs))
-        score = score + _total(metric(outputs, targets), len(inputs))
-    return float(loss) / len(test[0]), float(score) / len(test[0])
+    means = {name: metric for name, metric in metrics.items() if not hasattr(metric, "over_test_set")}
+    wholes = {name: metric for name, metric in metrics.items() if name not in means}
+    totals = torch.zeros(1 + len(means), dtype=torch.float64, device=problem.device)
+    seen = []
+    for inputs, targets in _batches(problem, test):
+        outputs, count = predict(inputs), size(targets)
+        sums = [_total(problem.losses(outputs, targets), count)]
+        sums += [_total(_score(name, metric(outputs, targets)), count) for name, metric in means.items()]
+        totals = totals + torch.stack([value.to(totals) for value in sums])
+        if wholes:
+            seen.append(map_tensors(Tensor.cpu, (outputs, targets)))
+    found = dict(zip(["loss", *means], (totals / size(test)).tolist(), strict=True))
+    everything = concatenate(seen) if wholes else ()
+    found |= {name: float(_score(name, metric(*everything))) for name, metric in wholes.items()}
+    return {name: found[name] if name == "loss" else _finite(found[name]) for name in ["loss", *metrics]}
+
+
+def _batches(problem: Problem, test: Examples) -> Iterator[tuple[Tree, Tree]]:
+    """Yield the test set in parts, on the model's device."""
+    step = BATCH if all(isinstance(part, Tensor) for part in test) else STRUCTURED_BATCH
+    for first in range(0, size(test), step):
+        yield map_tensors(lambda part: part.to(problem.device), take(test, slice(first, first + step)))
+
+
+def _score(name: str, value: Any) -> Tensor:
+    """Return what a metric gave as a tensor; refuses what is not numbers."""
+    if isinstance(value, Mapping):
+        keys = ", ".join(map(str, value))
+        raise SpecError(f"metric {name} returns a dict ({keys}); return one number, and give metric={{name: function}}")
+    try:
+        return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(value).__name__
+        raise SpecError(f"metric {name} returns a {kind}; return one number, or one per example") from None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _total(values: Tensor, examples: int) -> Tensor:

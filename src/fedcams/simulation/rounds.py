@@ -26,7 +26,7 @@ from fedcams.rounds.server import Concluded, Server, ServerState
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.simulation.counting import count_bytes
-from fedcams.simulation.evaluate import Metric, evaluate
+from fedcams.simulation.evaluate import SCORE, Metrics, evaluate
 from fedcams.simulation.record import Phases, RoundRecord
 from fedcams.transforms import Facts
 
@@ -44,7 +44,7 @@ class Simulation:
     sampler: Sampler
     engine: Engine
     test: Examples | None
-    metric: Metric
+    metrics: Metrics
     sampling_weights: Sequence[float] | None = None
     evaluate_every: int = 1
     probes: tuple[Probe, ...] = ()
@@ -60,7 +60,7 @@ class Simulation:
         seed: int,
         engine: str | Engine,
         test: Examples | None,
-        metric: Metric,
+        metrics: Metrics,
         sampling_weights: Sequence[float] | None = None,
         evaluate_every: int = 1,
         probes: tuple[Probe, ...] = (),
@@ -68,7 +68,7 @@ class Simulation:
     ) -> Simulation:
         """Return the simulation of a method on a problem.
 
-        `test` and `metric` are for evaluation every `evaluate_every` rounds, `sampling_weights` for samplers that need
+        `test` and `metrics` are for evaluation every `evaluate_every` rounds, `sampling_weights` for samplers that need
         them, and `rows` is where clients keep theirs, in memory unless given. Refuses a cohort larger than the
         population, and rows and engines that do not fit.
         """
@@ -83,7 +83,7 @@ class Simulation:
         server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler, drawn_by)
         client = Client(method, layout, buffer_layout, rows, None, rounds)
         chosen = choose(engine, problem, rounds, sampler.size_varies)
-        return cls(problem, server, client, sampler, chosen, test, metric, sampling_weights, evaluate_every, probes)
+        return cls(problem, server, client, sampler, chosen, test, metrics, sampling_weights, evaluate_every, probes)
 
     def start(self) -> ServerState:
         """Return the state before the first round, from the model's current parameters and buffers."""
@@ -207,7 +207,7 @@ class Simulation:
     # -- the record --------------------------------------------------------------------------------------------------
 
     def _evaluate(self, state: ServerState) -> dict[str, float | None]:
-        """Return loss and metric of the server's model, of the one that clients hold, and of the average."""
+        """Return loss and metrics of the server's model, of the one that clients hold, and of the average."""
         if self.test is None or state.round % self.evaluate_every:
             return {}
         common = self.server.method.downlink.common(state.downlink)
@@ -217,8 +217,9 @@ class Simulation:
         found: dict[str, float | None] = {}
         for name, (x, buffers) in models.items():
             if x is not None:
-                scores = evaluate(self.problem, x, buffers, self.test, self.metric, self.engine)
-                found |= {f"{name}_loss": scores[0], f"{name}_accuracy": scores[1]}
+                scores = evaluate(self.problem, x, buffers, self.test, self.metrics, self.engine)
+                scores[SCORE] = next((scores[first] for first in self.metrics), None)
+                found |= {f"{name}_{key}": value for key, value in scores.items()}
         return found
 
 

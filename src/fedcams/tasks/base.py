@@ -114,14 +114,23 @@ def data_folder(folder: Path | None) -> Path:
     return Path(os.environ.get("FEDCAMS_DATA", "data")) if folder is None else Path(folder)
 
 
+def class_axis(outputs: Tensor, targets: Tensor) -> int:
+    """Return the axis of the classes: -1 for outputs `[n, T, classes]` with targets `[n, T]`, otherwise 1.
+
+    Where both fit, it is 1, as in torch.
+    """
+    last = outputs.dim() > 2 and outputs.shape[:-1] == targets.shape and outputs.shape[2:] != targets.shape[1:]
+    return -1 if last else 1
+
+
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each target: `[n, classes, ...]` and `[n, ...]` -> `[n, ...]`."""
-    return functional.cross_entropy(outputs, targets, reduction="none")
+    """Return the loss of each target: `[n, classes, ...]` or `[n, ..., classes]` and `[n, ...]` -> `[n, ...]`."""
+    return functional.cross_entropy(outputs.movedim(class_axis(outputs, targets), 1), targets, reduction="none")
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 1.0 where the largest output is the target, else 0.0: `[n, classes, ...]` and `[n, ...]` -> `[n, ...]`."""
-    return (outputs.argmax(1) == targets).float()
+    """Return 1.0 where the largest output is the target, else 0.0; shapes as those of `cross_entropy`."""
+    return (outputs.argmax(class_axis(outputs, targets)) == targets).float()
 
 
 # -- augmentation ------------------------------------------------------------------------------------------------

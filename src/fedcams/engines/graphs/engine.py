@@ -102,7 +102,9 @@ def check_rule(local: Local) -> None:
 
 @torch.no_grad()
 def check_loss(problem: Problem) -> None:
-    """Refuse a loss function that does not return one loss per example."""
+    """Refuse examples that are not pairs of tensors, and a loss function that does not return one loss per example."""
+    if not problem.is_plain:
+        raise SpecError("engine=graphs: the examples are not pairs of tensors; use engine=loop")
     x, y = problem.examples_of(next(iter(problem.clients)))
     each = problem.loss(problem.model.eval()(problem.prepare(x[:1])), y[:1])
     if each.dim() != 1:

@@ -1,0 +1,51 @@
+"""Trackers: services and files that follow a run, such as TensorBoard; each is a registered piece."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Protocol
+
+from fedcams.registry import Spec, resolve
+from fedcams.runs import Run
+from fedcams.simulation import RoundRecord
+
+
+class Tracker(Protocol):
+    """Follows runs, one after the other: `start`, `log` after every round, `finish` even if the run fails."""
+
+    def start(self, run: Run) -> None:
+        """Begin to follow a run; a resumed run already has records."""
+
+    def log(self, record: RoundRecord, timing: Mapping[str, Any]) -> None:
+        """Take the record and the timing of a finished round."""
+
+    def finish(self) -> None:
+        """Stop following the run."""
+
+
+class TrackerSpec(Spec, ABC):
+    """The base class of registered trackers: the settings that a spec such as `wandb(project=mine)` names."""
+
+    kind = "tracker"
+    reference: ClassVar[str] = ""
+
+    @abstractmethod
+    def open(self) -> Tracker:
+        """Return a new tracker with these settings; refuses if the library that it needs is not installed."""
+
+
+def tracker(spec: str | TrackerSpec | Tracker) -> Tracker:
+    """Return a new tracker for a spec such as `csv`, or a tracker of one's own as it is; refuses an unknown name."""
+    if not isinstance(spec, str | TrackerSpec):
+        return spec
+    found = resolve("tracker", spec)
+    assert isinstance(found, TrackerSpec)
+    return found.open()
+
+
+def scalars(record: RoundRecord, timing: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the name and value of everything that can be drawn as a curve over rounds."""
+    for name, value in (*record.to_dict().items(), ("seconds", timing.get("seconds"))):
+        if name != "round" and isinstance(value, int | float):
+            yield name, value

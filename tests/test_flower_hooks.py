@@ -1,0 +1,255 @@
+"""What users of Flower's strategies know: apps of the shape of its examples, their options, and overridden hooks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
+from fedcams import SpecError
+from fedcams.flower import FedCAMS, uplink
+from fedcams.flower.checkpoint import read_ledger
+from fedcams.method import SAFE_SERVER, Method
+from fedcams.rounds.alarm import Alarm
+from fedcams.tasks import task
+from flower_apps import quick  # noqa: F401  (a fixture)
+from flower_grid import LocalGrid
+
+DIGITS = task("digits").load()
+NODES, PART = 4, 300
+logging.getLogger("flwr").propagate = True
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def app(mods: list[Any], seen: list[dict[str, Any]] | None = None) -> ClientApp:
+    """An app of the shape of Flower's quickstart-pytorch, with `momentum` and a rate from the config."""
+    made = ClientApp(mods=mods)
+
+    @made.train()
+    def train(message: Message, context: Context) -> Message:
+        model, config = net(), message.content.config_records["config"]
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        if seen is not None:
+            seen.append(dict(config))
+        part, lr = int(str(context.node_config["partition-id"])), float(str(config["lr"]))
+        own = slice(part * PART, (part + 1) * PART)
+        x, y = DIGITS.prepare(DIGITS.train_x[own]), DIGITS.train_y[own]
+        optimizer, total = torch.optim.SGD(model.parameters(), lr, momentum=0.9), 0.0
+        for batch in torch.arange(PART).split(20):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(batch)
+        metrics = MetricRecord({"train_loss": total / PART, "num-examples": PART})
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+    return made
+
+
+def run(
+    strategy: FedAvg, mods: list[Any], rounds: int, lr: float = 0.05, seen: Any = None, nodes: int = NODES
+) -> float:
+    """Start the strategy; return the last accuracy on the server, in percent."""
+    model, accuracies = net(), []
+
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
+        model.load_state_dict(arrays.to_torch_state_dict())
+        with torch.no_grad():
+            right = model(DIGITS.prepare(DIGITS.test_x)).argmax(1) == DIGITS.test_y
+        accuracies.append(100 * float(right.float().mean()))
+        return MetricRecord({"accuracy": accuracies[-1]})
+
+    made = app(mods, seen)
+    grid = LocalGrid(dict.fromkeys(range(5, 5 + nodes), made), {5 + i: {"partition-id": i} for i in range(nodes)})
+    arrays, config = ArrayRecord(net().state_dict()), ConfigRecord({"lr": lr})
+    strategy.start(grid, arrays, num_rounds=rounds, train_config=config, evaluate_fn=evaluate)
+    return accuracies[-1]
+
+
+def ours(folder: Path, cls: type[FedCAMS] = FedCAMS, **options: Any) -> FedCAMS:
+    return cls(checkpoint=folder / "server", **options)
+
+
+# -- two lines -------------------------------------------------------------------------------------------------------
+
+
+def test_two_lines_train_as_well_as_fedavg(tmp_path: Path) -> None:
+    theirs = run(FedAvg(fraction_evaluate=0.0), [], 10)
+    assert theirs > 90
+    for spec in ("identity", "ternary(ratio=1/16)"):
+        folder = tmp_path / spec[:4]
+        assert run(ours(folder), [uplink(spec, state_dir=folder / "site")], 10) > theirs - 2
+
+
+def test_the_default_server_steps_by_the_mean_update_where_updates_are_small() -> None:
+    server = Method(server=SAFE_SERVER).server
+    x, delta = torch.zeros(4), torch.tensor([1e-3, -1e-4, 0.0, 50.0])
+    x, _ = server.step(server.init(x), x, delta.clone())
+    np.testing.assert_allclose(x[:3] / 0.9487, delta[:3], rtol=1e-3)
+    assert x[3] < 1, "large updates are cut"
+
+
+def test_a_server_that_explodes_is_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run(ours(tmp_path, server="fedams(lr=10, eps=1e-3)"), [uplink("identity", state_dir=tmp_path / "site")], 3)
+    (said,) = [each.getMessage() for each in caplog.records if "too long" in each.getMessage()]
+    assert "training loss" in said
+    assert "lower the server's lr (now fedams(lr=10))" in said
+
+
+def test_the_alarm_is_raised_once_and_not_by_ordinary_training() -> None:
+    calm, alarm = Alarm(), Alarm()
+    assert not any(calm.hear(t, 2.3 / t, 5.0 / t) for t in range(1, 50))
+    assert not any(calm.hear(t, None, 0.0) for t in range(50, 52))
+    said = [alarm.hear(t, loss, 1.0) for t, loss in enumerate([2.3, 2.2, 4.7, 3341.0], 1)]
+    assert [bool(line) for line in said] == [False, False, True, False]
+    assert said[2].startswith("round 3: training loss 4.7, 2.3 at first")
+    assert "mean update of norm 101" in [Alarm(1.0, 1.0).hear(2, 1.0, 101.0)][0]
+    assert Alarm(1.0, 1.0).hear(2, float("inf"), 1.0)
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_fraction_of_the_nodes_trains_as_in_flower(tmp_path: Path) -> None:
+    run(ours(tmp_path, fraction_train=0.5), [uplink("sign", state_dir=tmp_path / "site")], 4)
+    cohorts = [line["cohort"] for line in read_ledger(tmp_path / "server")]
+    assert [len(cohort) for cohort in cohorts] == [2] * 4
+    assert len({tuple(cohort) for cohort in cohorts}) > 1
+
+
+def test_min_nodes_are_waited_for(tmp_path: Path) -> None:
+    few = ours(tmp_path, fraction_train=0.1, min_train_nodes=3, min_available_nodes=4)
+    run(few, [uplink("sign", state_dir=tmp_path / "site")], 1)
+    (line,) = read_ledger(tmp_path / "server")
+    assert len(line["cohort"]) == 3
+    assert few.min_available == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"fraction_train": 0.5, "sampler": "uniform(n=2)"},
+            r"fraction_train=0.5 and sampler=uniform\(n=2\): give only",
+        ),
+        ({"fraction_train": 0.0}, r"fraction: part=0: out of range; allowed: a number in \(0, 1\]"),
+        ({"weighted_by_key": "num-batches"}, "weighted_by_key='num-batches': updates carry 'num-examples' only"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        ours(tmp_path, **options)
+
+
+def test_a_weight_by_examples_is_taken_from_flowers_option(tmp_path: Path) -> None:
+    assert ours(tmp_path, weighted_by_key="num-examples").method.weighting == "examples"
+    assert ours(tmp_path).method.weighting == "uniform"
+
+
+# -- hooks -----------------------------------------------------------------------------------------------------------
+
+
+class Decaying(FedCAMS):
+    """Lowers the rate, as the strategy of Flower's advanced-pytorch does."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        assert list(arrays) == list(net().state_dict())
+        if server_round > 1:
+            config["lr"] = float(str(config["lr"])) / 2
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+@pytest.mark.parametrize("mod", [True, False])
+def test_a_strategy_may_change_the_config_of_each_round(tmp_path: Path, mod: bool) -> None:
+    seen: list[dict[str, Any]] = []
+    mods = [uplink("sign", state_dir=tmp_path / "site")] if mod else []
+    run(ours(tmp_path, Decaying), mods, 3, lr=0.08, seen=seen, nodes=1)
+    assert [config["lr"] for config in seen] == [0.08, 0.04, 0.02]
+    assert [config["server-round"] for config in seen] == [1, 2, 3]
+
+
+class OwnMessages(FedCAMS):
+    """Makes its own messages."""
+
+    def configure_train(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        return list(super().configure_train(*args, **kwargs))
+
+
+class OwnAggregate(FedCAMS):
+    """Overrides a hook that is never called."""
+
+    def aggregate_train(self, *args: Any) -> Any:
+        return super().aggregate_train(*args)
+
+
+class OwnLoop(FedCAMS):
+    """Replaces the loop by Flower's."""
+
+    def start(self, *args: Any, **kwargs: Any) -> Any:
+        return FedAvg.start(self, *args, **kwargs)
+
+
+def test_hooks_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
+    mods = [uplink("sign", state_dir=tmp_path / "site")]
+    with pytest.raises(SpecError, match="OwnAggregate overrides aggregate_train, which FedCAMS never calls"):
+        ours(tmp_path, OwnAggregate)
+    with pytest.raises(SpecError, match=r"OwnMessages.configure_train makes messages of its own.*super\(\)"):
+        run(ours(tmp_path, OwnMessages), mods, 1)
+    with pytest.raises(SpecError, match=r"OwnLoop.start has a loop of its own.*leave start as it is"):
+        run(ours(tmp_path / "other", OwnLoop), mods, 1)
+
+
+class Counting(FedCAMS):
+    """Evaluates on one node of its choice, whatever the fraction."""
+
+    rounds: list[int]
+
+    def configure_evaluate(self, server_round: int, *args: Any) -> Iterable[Message]:
+        self.rounds.append(server_round)
+        return []
+
+
+def test_hooks_of_evaluation_are_called(tmp_path: Path) -> None:
+    strategy = ours(tmp_path, Counting)
+    assert isinstance(strategy, Counting)
+    strategy.rounds = []
+    run(strategy, [uplink("sign", state_dir=tmp_path / "site")], 2)
+    assert strategy.rounds == [1, 2]
+
+
+def test_mods_of_ones_own_run_beside_ours(tmp_path: Path) -> None:
+    """As in Flower's custom-mods: one outside ours sees compressed replies, one inside sees whole models."""
+    outside, inside = list[int](), list[int]()
+
+    def measuring(sizes: list[int]) -> Any:
+        def mod(message: Message, context: Context, call_next: Any) -> Message:
+            reply = call_next(message, context)
+            arrays = reply.content.array_records.values() if reply.has_content() else []
+            sizes.append(sum(len(each.data) for record in arrays for each in record.values()))
+            return reply  # type: ignore[no-any-return]
+
+        return mod
+
+    ours_between = [measuring(outside), uplink("topk(ratio=1/64)", state_dir=tmp_path / "site"), measuring(inside)]
+    run(ours(tmp_path), ours_between, 2, nodes=1)
+    assert min(inside) > 9000
+    assert max(outside) < 1000
