@@ -5,11 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-<<<<<<< HEAD
-from collections.abc import Collection, Sequence
-=======
-from collections.abc import Collection, Mapping
->>>>>>> trust
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,11 +17,8 @@ from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
-<<<<<<< HEAD
-from fedcams.layout import Layout
-=======
 from fedcams.guards import Norms
->>>>>>> trust
+from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL
 from fedcams.rounds.cohort import Arrival, Outgoing, arrival_of, some_rows, streams_up
 from fedcams.rounds.measuring import measures, norms_of, refusals, scatter
@@ -157,10 +150,6 @@ class Intake:
 
         Everything is checked before anything is added, so that a client counts completely or not at all.
         """
-<<<<<<< HEAD
-        arrival = self._weighed(arrival)
-        arrival = self._with_own_buffers(arrival.only(self._sound(arrival)))
-=======
         if len(arrival):
             self._take(arrival)
 
@@ -168,11 +157,10 @@ class Intake:
         self._refuse_twice(arrival)
         if measures(self.method):
             self.norms |= norms_of(arrival, self.streams, self.state.buffers)
-        arrival = self._weighed(self._with_own_buffers(arrival))
         if whole_cohort:
             self.bounds = self.bounds_by(self.norms)
-        arrival = arrival.only(self._sound(arrival))
->>>>>>> trust
+        arrival = self._weighed(arrival)
+        arrival = self._with_own_buffers(arrival.only(self._sound(arrival)))
         if not len(arrival):
             return
         arrival, codec, code = self._transformed(arrival)
@@ -246,19 +234,6 @@ class Intake:
         if CONTROL in self.streams:  # all clients count equally in the mean of the control variates
             self.sums[CONTROL].add_rows(ids, *arrival.codes[CONTROL], (1.0,) * len(ids))
 
-<<<<<<< HEAD
-=======
-    def _with_own_buffers(self, arrival: Arrival) -> Arrival:
-        """Return the arrival with the clients' buffers; compressed ones arrive as changes of what each was sent."""
-        if BUFFERS not in self.streams or self.method.buffers == IDENTITY or self.state.buffers is None:
-            return arrival
-        (codec, code), layout, own = arrival.codes[BUFFERS], self.streams[BUFFERS].layout, self.state.buffers
-        sent = [self.method.downlink.buffers_of(self.state.downlink, client) for client in arrival.facts.ids]
-        rows = torch.stack([own if row is None else row for row in sent])
-        after = add_change(rows, codec.decode(code, layout).to(own.device), layout)
-        return dataclasses.replace(arrival, codes={**arrival.codes, BUFFERS: (IDENTITY, {"values": after})})
-
->>>>>>> trust
     # -- results -----------------------------------------------------------------------------------------------------
 
     def facts(self) -> Facts:
