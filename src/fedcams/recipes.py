@@ -108,7 +108,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe
 """All recipes by name, from the most bytes to the fewest."""
 
 
-def recipe(name: str) -> Recipe:
+def recipe(name: object) -> Recipe:
     """Return the recipe with this name; refuses an unknown one, suggesting the nearest."""
     if not isinstance(name, str) or name not in RECIPES:
         known = ", ".join(RECIPES)
