@@ -704,7 +704,7 @@ def test_without_matplotlib_nothing_is_written(runs: Path, tmp_path: Path, monke
 
 # -- labels and reasons of others --------------------------------------------------------------------------------------
 
-EVIL = ["=1+1", "+1", "-1", "@SUM(A1)", "a | b | c", "<script>alert(1)</script>", "[x](http://y)", "line\nbreak"]
+EVIL = ["=1+1", "+1", "-1", "@SUM(A1)", "a | b | c", "<script>alert(1)</script>", "[x](http://y)"]
 
 
 @pytest.mark.parametrize("label", EVIL)

@@ -54,8 +54,7 @@ def versions(collection: Collection) -> str:
 
 
 def notes(collection: Collection) -> str:
-    """Return warnings about the numbers: unfinished, exploding, empty and untimed runs, refused updates, and servers
-    that never adapted."""
+    """Return warnings about the numbers, such as unfinished runs, exploding ones and refused updates."""
     said = [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
     said += [f"Exploding: {note}" for method in collection.methods for note in method.exploded]
     said += [f"Refused: {note}" for method in collection.methods for note in method.refusals]

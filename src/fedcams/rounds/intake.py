@@ -157,10 +157,10 @@ class Intake:
         self._refuse_twice(arrival)
         if measures(self.method):
             self.norms |= norms_of(arrival, self.streams, self.state.buffers)
-        arrival = self._weighed(self._with_own_buffers(arrival))
         if whole_cohort:
             self.bounds = self.bounds_by(self.norms)
-        arrival = arrival.only(self._sound(arrival))
+        arrival = self._weighed(arrival)
+        arrival = self._with_own_buffers(arrival.only(self._sound(arrival)))
         if not len(arrival):
             return
         arrival, codec, code = self._transformed(arrival)

@@ -62,7 +62,7 @@ def refusals(
             _too_long(method, norms[client], bounds) if method.guard.active else "",
         )
         found |= {client: reason} if (reason := next(filter(None, reasons), "")) else {}
-    if method.guard.active and buffer_layout is not None:
+    if method.guard.active and buffer_layout is not None and method.buffers == IDENTITY:  # others are never below zero
         found = {**_meaningless(arrival, buffer_layout), **found}
     return found
 
