@@ -13,10 +13,12 @@ import torch
 
 from fedcams.bench.hostile import ATTACKS, attacked, turned_
 from fedcams.buffers import below_zero
+from fedcams.compress import compressor
 from fedcams.experiment import Experiment, build
 from fedcams.guards import ENOUGH, ROUNDS, Guard, Norms, Past
 from fedcams.layout import Layout
 from fedcams.registry import registered
+from fedcams.rounds.measuring import scatter
 from fedcams.rounds.server import ServerState
 from fedcams.runs import resume, run
 from fedcams.simulation import RoundRecord, Simulation
@@ -104,6 +106,11 @@ def test_the_bound_follows_when_everybody_grows_and_remembers_the_largest() -> N
         past = ADAPTIVE.observe(past, round, honest)
     past = after(ADAPTIVE, *[norms(1e-9, 1e-9, 1e-9, 1.0)] * 50, past=past, start=20)
     assert ADAPTIVE.bounds(past, norms(1e-9, 1e-9, 1e-9, 1.0))["update"] > 1.0, "who still learns is no attacker"
+
+
+@pytest.mark.parametrize(("codec", "clients", "wider"), [("sign", 3, 1), ("sign", 2, 4), ("randk(k=3)", 1, 16)])
+def test_where_norms_scatter_the_bound_is_wider(codec: str, clients: int, wider: float) -> None:
+    assert scatter(compressor(codec), clients) == wider
 
 
 def test_streams_are_apart() -> None:

@@ -41,9 +41,9 @@ def _slopes(found: dict[str, Any]) -> Iterator[str]:
         shown = " | ".join(f"{fit:+.3f}" for fit in fits)
         yield f"| {name} | {shown} | -0.5 | {min(times):.0f}x to {max(times):.0f}x |"
     yield (
-        "\nFull participation, no compression, β1 = 0, one seed. v̂ never left its floor in these runs, so the bound is\n"
-        "that of their FedAvgM twin. With T = 64, K >= 8 or m >= 16 the step is longer than its condition allows, and\n"
-        "the bound is not proved there; the measurements lie below it all the same.\n"
+        "\nFull participation, no compression, β1 = 0, one seed. v̂ never left its floor in these runs, so the bound\n"
+        "is that of their FedAvgM twin. With T = 64, K >= 8 or m >= 16 the step is longer than its condition allows,\n"
+        "and the bound is not proved there; the measurements lie below it all the same.\n"
     )
     yield _picture("rates", "Mean squared gradient against rounds, local steps and clients, with the bound above")
     yield _picture("collapse", "The same against T K m: all points on one line")

@@ -90,7 +90,8 @@ class Intake:
     def bounds_by(self, norms: Norms) -> dict[str, float]:
         """Return the guard's bound on the norms of each stream, given those of the cohort as far as they are known."""
         bounds = self.method.guard.bounds(self.state.guard, norms)
-        return {name: bound * scatter(self.streams[name].codec) for name, bound in bounds.items()}
+        clients = len(self.cohort)
+        return {name: bound * scatter(self.streams[name].codec, clients) for name, bound in bounds.items()}
 
     # -- as messages -------------------------------------------------------------------------------------------------
 

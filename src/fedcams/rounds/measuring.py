@@ -11,7 +11,7 @@ from fedcams.bits.vectors import row_norms
 from fedcams.buffers import below_zero
 from fedcams.compress import Compressor
 from fedcams.compress.identity import IDENTITY
-from fedcams.guards import Norms
+from fedcams.guards import ENOUGH, Norms
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
 from fedcams.rounds.cohort import Arrival, Stream
@@ -20,11 +20,13 @@ from fedcams.rounds.messages import UPDATE
 ROWS = {UPDATE: "an update", BUFFERS: "a change of buffers", CONTROL: "a change of the control variate"}
 RANDOM = 4.0
 """A codec that draws a few coordinates at random may meet the large ones in one row and the small ones in others."""
+FEW = 4.0
+"""Cohorts that are too small to say what is usual allow for so much more."""
 
 
-def scatter(codec: Compressor) -> float:
-    """Return how many times further than others the norms of this codec may lie from what is usual."""
-    return RANDOM if codec.in_expectation else 1.0
+def scatter(codec: Compressor, clients: int) -> float:
+    """Return how many times further than others the norms of a cohort with this codec may lie from what is usual."""
+    return (RANDOM if codec.in_expectation else 1.0) * (FEW if clients < ENOUGH else 1.0)
 
 
 def measures(method: Method) -> bool:
