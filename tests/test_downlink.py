@@ -90,7 +90,9 @@ class World:
 
     def __post_init__(self) -> None:
         self.layout = BUFFERS if self.buffers else None
-        self.method = Method(server="fedavg(lr=0.5)", downlink=self.spec, buffers=self.buffers or "identity")
+        self.method = Method(
+            server="fedavg(lr=0.5)", downlink=self.spec, buffers=self.buffers or "identity", guard="none"
+        )
         self.server = Server(self.method, LAYOUT, self.layout, seed=7)
         self.state = self.start()
         self.stores = {i: self.new_store(i) for i in range(CLIENTS)}

@@ -108,9 +108,12 @@ def test_the_bound_follows_when_everybody_grows_and_remembers_the_largest() -> N
     assert ADAPTIVE.bounds(past, norms(1e-9, 1e-9, 1e-9, 1.0))["update"] > 1.0, "who still learns is no attacker"
 
 
-@pytest.mark.parametrize(("codec", "clients", "wider"), [("sign", 3, 1), ("sign", 2, 4), ("randk(k=3)", 1, 16)])
-def test_where_norms_scatter_the_bound_is_wider(codec: str, clients: int, wider: float) -> None:
-    assert scatter(compressor(codec), clients) == wider
+@pytest.mark.parametrize(
+    ("name", "codec", "clients", "wider"),
+    [("update", "sign", 3, 1), ("update", "sign", 2, 4), ("update", "randk(k=3)", 3, 4), ("control", "sign", 1, 16)],
+)
+def test_where_norms_scatter_the_bound_is_wider(name: str, codec: str, clients: int, wider: float) -> None:
+    assert scatter(name, compressor(codec), clients) == wider
 
 
 def test_streams_are_apart() -> None:
@@ -234,7 +237,7 @@ def test_a_refused_client_keeps_its_residual() -> None:
 
 
 def test_the_bound_is_part_of_the_checkpoint(tmp_path: Path) -> None:
-    tight = {"guard": "adaptive(factor=1)"}
+    tight = {"guard": "adaptive(factor=1)", "sampler": "uniform(n=3)"}
     whole = run(small(**tight), tmp_path / "whole")
     assert any(record.refused for record in whole.records)
     stopped(tmp_path / "run", 4, small(**tight))

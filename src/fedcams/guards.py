@@ -72,8 +72,9 @@ class Adaptive(Guard):
     over the 10 rounds in which it was largest, or that of the present cohort if it is larger and has 3 clients or more;
     the first round has only its own. The largest rather than the last, because late in training most clients have
     little left to learn, and the others are no attackers. What is above the bound counts as the bound, so that it
-    follows if the norms of most clients grow. The bound is 4 times as wide for cohorts of one or two clients, and for
-    codecs that draw coordinates at random. A refused client keeps its residual.
+    follows if the norms of most clients grow. The bound is 4 times as wide for buffers and control variates, which
+    change most for those who come for the first time, for cohorts of one or two clients, and for codecs that draw
+    coordinates at random. A refused client keeps its residual.
     """
 
     factor: Number = number(5, low=1, doc="how many times the usual norm a row may have")

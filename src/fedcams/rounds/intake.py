@@ -91,7 +91,7 @@ class Intake:
         """Return the guard's bound on the norms of each stream, given those of the cohort as far as they are known."""
         bounds = self.method.guard.bounds(self.state.guard, norms)
         clients = len(self.cohort)
-        return {name: bound * scatter(self.streams[name].codec, clients) for name, bound in bounds.items()}
+        return {name: bound * scatter(name, self.streams[name].codec, clients) for name, bound in bounds.items()}
 
     # -- as messages -------------------------------------------------------------------------------------------------
 

@@ -18,15 +18,19 @@ from fedcams.rounds.cohort import Arrival, Stream
 from fedcams.rounds.messages import UPDATE
 
 ROWS = {UPDATE: "an update", BUFFERS: "a change of buffers", CONTROL: "a change of the control variate"}
-RANDOM = 4.0
-"""A codec that draws a few coordinates at random may meet the large ones in one row and the small ones in others."""
-FEW = 4.0
-"""Cohorts that are too small to say what is usual allow for so much more."""
+WIDER = 4.0
+"""Where norms scatter, a bound is this many times as wide, for each of the reasons that `scatter` names."""
 
 
-def scatter(codec: Compressor, clients: int) -> float:
-    """Return how many times further than others the norms of a cohort with this codec may lie from what is usual."""
-    return (RANDOM if codec.in_expectation else 1.0) * (FEW if clients < ENOUGH else 1.0)
+def scatter(name: str, codec: Compressor, clients: int) -> float:
+    """Return how many times further than elsewhere the norms of this stream may lie from what is usual.
+
+    A codec that draws a few coordinates at random may meet the large ones in one row and the small ones in others;
+    small cohorts cannot say what is usual; and buffers and control variates change most for those who come for the
+    first time, or after long.
+    """
+    reasons = codec.in_expectation, clients < ENOUGH, name != UPDATE
+    return WIDER ** sum(reasons)
 
 
 def measures(method: Method) -> bool:
