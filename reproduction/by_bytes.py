@@ -45,7 +45,7 @@ def _table(runs: list[Done]) -> Iterator[str]:
         averaged = [done.averaged for done in seeds if done.averaged is not None]
         shown = f"{fmean(averaged):.2f}" if averaged else ""
         about = [label, f"{_mean(seeds, lambda done: done.accuracy):.2f}", shown]
-        rows.append([*about, *sizes, *fewer, str(len(seeds))])
+        rows.append([*about, *sizes, *fewer, ", ".join(str(done.run.experiment.seed) for done in seeds)])
     heads = "run | last 100 | averaged | up | down | up + down | fewer up | fewer up + down | seeds"
     yield from table(heads, "lrrrrrrrr", rows)
 
