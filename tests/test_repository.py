@@ -23,7 +23,7 @@ PACKAGE = ROOT / "src" / "fedcams"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LEVELS: list[set[str]] = [
-    {"version", "errors", "extras", "registry", "durable", "cells"},
+    {"version", "errors", "extras", "registry", "durable", "escaping"},
     {"layout", "bits", "keys", "schedules", "buffers", "recipes"},
     {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"}
     | {"parts", "transforms", "probes", "control", "aggregates", "averages", "guards"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fedcams.theory.rates import slope
@@ -30,6 +32,6 @@ def test_the_slopes_on_the_page_are_minus_one_half(axis: str) -> None:
     assert all(p["average"] < p["bound"] for p in points)
 
 
-def test_pictures_are_drawn_from_the_numbers(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_pictures_are_drawn_from_the_numbers(tmp_path: Path) -> None:
     draw(stored(FILE), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in (DOCS / "theory").glob("*.png")}

@@ -29,7 +29,7 @@ BLOCK = 1 << 16
 """Ranges start at multiples of this; partial sums are per block, so results do not depend on the thread count."""
 
 NO_CACHE = (
-    "no folder for compiled kernels can be written, so every process compiles them anew, which takes seconds; "
+    "no folder for compiled kernels can be written, so every process compiles them again, which takes seconds; "
     "set NUMBA_CACHE_DIR to a folder that can"
 )
 RANGES = 4  # per thread

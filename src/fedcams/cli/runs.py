@@ -202,7 +202,6 @@ NUMBERS = ("seeds", "rounds", "accuracy", "up", "down")
 def _summarize(session: Session, done: Sequence[Run]) -> None:
     """Print one row per label, averaged over seeds, with final accuracy and bytes sent; then who never adapted."""
     from fedcams.cli.session import title
-    from fedcams.runs.floor import floor_note
 
     if session.quiet:
         return
@@ -214,7 +213,7 @@ def _summarize(session: Session, done: Sequence[Run]) -> None:
         table.add_row(label, str(len(same)), rounds, _accuracy(same), up, down)
     session.console.print(table)
     for run in done:
-        if note := floor_note(run):
+        if note := run.on_floor:
             session.say(f"{title(run.experiment)}: {note}")
     session.say("accuracy: mean over the last fifth of the rounds and over seeds; bytes: all clients, all rounds")
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedcams.cells import csv_cell, plain
 from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError, SpecError, UpdateError
+from fedcams.escaping import csv_cell, plain
 from fedcams.experiment.experiment import Experiment
 from fedcams.experiment.preset import KEYS, Table, folder_name, folders, read_file
 from fedcams.recipes import merged

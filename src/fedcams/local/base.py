@@ -37,7 +37,7 @@ class Local(Spec, ABC):
     """The sizes of the tensors that a row consists of; see `in_sections`. Empty if an engine does not give them."""
 
     replace: bool = False
-    """Whether every example is drawn anew, with replacement; a rule may declare it as a field (`replace_field`)."""
+    """Whether examples are drawn with replacement; a rule may declare it as a field (`replace_field`)."""
     lr: Number
     epochs: int | None
     steps: int | None
@@ -149,5 +149,5 @@ def drop_last_field() -> Any:
 
 
 def replace_field() -> Any:
-    """Declare the field `replace`: whether every example is drawn anew, instead of an epoch's random order."""
-    return flag(False, doc="draw every example anew, with replacement, as convergence theorems assume")
+    """Declare the field `replace`: whether to draw with replacement, instead of in an epoch's random order."""
+    return flag(False, doc="draw examples with replacement, as convergence theorems assume")

@@ -26,7 +26,7 @@ from fedcams.registry import Number, flag, number, register
 @register("sgd")
 @dataclass(frozen=True)
 class SGD(Local):
-    """SGD on the client's examples, in a new random order every epoch, or drawn anew with `replace`.
+    """SGD on the client's examples, in a new random order every epoch, or drawn with replacement (`replace`).
 
     A step is `g = ∇f(w) + prox (w - w₀)`, scaled down to norm `clip`, then `g += weight_decay w`,
     `u = momentum u + g`, `w -= lr u`; w₀ is the model received and u starts at zero in every round. With `nesterov`,

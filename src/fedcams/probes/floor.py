@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedcams.bits.vectors import row_norms
+from fedcams.optimizers import ServerOptimizer
 from fedcams.probes.base import Leftovers, Probe
 from fedcams.registry import register
+
+RARELY = 0.01
+"""A server adapts too little to matter if fewer coordinates than this leave the floor."""
 
 
 @register("floor")
@@ -31,3 +36,14 @@ class Floor(Probe):
         if length := float(row_norms(moment[None])):
             found["rate"] = left.step_norm / length
         return found
+
+
+def floor_note(shares: Iterable[float | None], server: ServerOptimizer) -> str | None:
+    """Return a sentence for a run whose adaptive server never adapted; None if it did, or if that is not known.
+
+    `shares` are the `off_floor` of its rounds. The sentence names the `fedavgm` with the same steps.
+    """
+    known, twin = [share for share in shares if share is not None], server.twin(digits=3)
+    if not known or twin is None or max(known) >= RARELY:
+        return None
+    return f"v̂ stayed on its floor in {100 * (1 - max(known)):.6g} % of coordinates: this run is {twin}"

@@ -18,7 +18,6 @@ from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset, presets
 from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
-from fedcams.runs.floor import floor_note
 from fedcams.runs.folder import EXPERIMENT
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df")
@@ -91,7 +90,7 @@ class Method:
     @property
     def on_floor(self) -> str | None:
         """The note that an adaptive server never adapted, of the first seed that says so; None if all adapted."""
-        notes = (floor_note(run) for run in self.runs)
+        notes = (run.on_floor for run in self.runs)
         return next((f"{self.label}: {note}" for note in notes if note), None)
 
     @property

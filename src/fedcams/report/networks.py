@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedcams.cells import plain
+from fedcams.escaping import plain
 from fedcams.report.collection import Collection, Method
 from fedcams.report.numbers import human_seconds, score
 from fedcams.report.profiles import BOUND, PROFILES, Profile, latency_share, time_to

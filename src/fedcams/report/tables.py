@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedcams.cells import csv_cell, plain
+from fedcams.escaping import csv_cell, plain
 from fedcams.registry import resolve
 from fedcams.report.collection import Collection
 from fedcams.report.networks import network_markdown

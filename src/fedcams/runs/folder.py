@@ -20,6 +20,7 @@ from typing import Any
 from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError
 from fedcams.experiment import Experiment
+from fedcams.probes.floor import floor_note
 from fedcams.simulation import RoundRecord
 
 EXPERIMENT, ROUNDS, TIMINGS = "experiment.toml", "rounds.jsonl", "timings.jsonl"
@@ -48,6 +49,11 @@ class Run:
     def finished(self) -> bool:
         """Whether all rounds are there, or the run was stopped early on purpose."""
         return len(self.records) == self.experiment.rounds or len(self.records) == self.stopped
+
+    @property
+    def on_floor(self) -> str | None:
+        """A sentence if its adaptive server never adapted, naming the `fedavgm` that it was; otherwise None."""
+        return floor_note((record.probes.get("off_floor") for record in self.records), self.experiment.server)
 
 
 def is_run(path: Path) -> bool:

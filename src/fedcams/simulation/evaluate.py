@@ -28,13 +28,18 @@ def over_test_set(metric: Metric) -> Metric:
 
     Returns a function for `simulate(metric=...)`; outputs and targets are then on the CPU, and one number comes back.
     """
+    return _OverTestSet(metric)
 
-    @functools.wraps(metric)
-    def whole(outputs: Any, targets: Any) -> Any:
-        return metric(outputs, targets)
 
-    whole.over_test_set = True  # type: ignore[attr-defined]
-    return whole
+class _OverTestSet:
+    """A metric of the whole test set, under the name of its function."""
+
+    def __init__(self, metric: Metric) -> None:
+        functools.update_wrapper(self, metric)
+        self.metric = metric
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        return self.metric(outputs, targets)
 
 
 @torch.no_grad()
@@ -47,7 +52,7 @@ def evaluate(
     metric that does not return one number, or one per example.
     """
     predict = engine(by).predictor(problem, x, buffers)
-    means = {name: metric for name, metric in metrics.items() if not hasattr(metric, "over_test_set")}
+    means = {name: metric for name, metric in metrics.items() if not isinstance(metric, _OverTestSet)}
     wholes = {name: metric for name, metric in metrics.items() if name not in means}
     totals = torch.zeros(1 + len(means), dtype=torch.float64, device=problem.device)
     seen = []

@@ -13,7 +13,7 @@ from typing import Any
 from fedcams.engines import Shards
 from fedcams.experiment import Experiment
 from fedcams.experiment.assembly import assemble
-from fedcams.runs.floor import RARELY
+from fedcams.probes.floor import RARELY
 from fedcams.simulation import RoundRecord
 from fedcams.theory.constants import Instance, constants_of
 from fedcams.theory.describe import failures, setting_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from fedcams.engines import Problem
 from fedcams.experiment import Experiment
@@ -25,7 +26,7 @@ def setting_of(experiment: Experiment, sizes: Sequence[int], layout: Layout, gam
     """
     first = experiment.in_round(1, experiment.rounds)
     server, bound = first.server, first.uplink.squared_error_bound(layout)
-    common = {
+    common: dict[str, Any] = {
         "m": len(sizes),
         "n": max(1, round(experiment.sampler.expected(len(sizes)))),
         "K": min(step_count(first.local, size) for size in sizes),
@@ -37,12 +38,13 @@ def setting_of(experiment: Experiment, sizes: Sequence[int], layout: Layout, gam
     }
     if isinstance(server, Adaptive):
         inside = server.name == "fedams"
-        eps, betas = float(server.eps), {"beta1": float(server.beta1), "beta2": float(server.beta2)}
-        return Setting(eta=float(server.lr), eps=eps if inside else eps**2, inside=inside, **betas, **common)  # type: ignore[arg-type]
+        common |= {"beta1": float(server.beta1), "beta2": float(server.beta2), "inside": inside}
+        eps = float(server.eps)
+        return Setting(eta=float(server.lr), eps=eps if inside else eps**2, **common)
     beta1 = float(server.momentum) if isinstance(server, FedAvgM) else float(getattr(server, "beta1", 0))
     floor = float(getattr(server, "eps", 1)) ** 2
     rate = float(getattr(server, "lr", 1)) / ((1 - beta1) if isinstance(server, FedAvgM) else 1.0)
-    return Setting(eta=rate, eps=floor, beta1=beta1, adapts=server.name == "fedadagrad", inside=False, **common)  # type: ignore[arg-type]
+    return Setting(eta=rate, eps=floor, beta1=beta1, adapts=server.name == "fedadagrad", inside=False, **common)
 
 
 def failures(experiment: Experiment, problem: Problem, sizes: Sequence[int]) -> list[str]:
@@ -66,7 +68,7 @@ def _of_clients(experiment: Experiment, problem: Problem, sizes: Sequence[int]) 
     elif not local.replace and min(step_count(local, size) * local.batch for size in sizes) > 1:
         yield (
             "fresh examples in every step: batches are drawn without replacement, and after a whole epoch the noise of "
-            "a round vanishes to first order; sgd(replace=true) draws anew"
+            "a round vanishes to first order; sgd(replace=true) draws with replacement"
         )
     if problem.buffer_layout is not None:
         yield "a loss of each example: batch normalisation makes it depend on the rest of the batch"
