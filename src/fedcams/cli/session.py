@@ -22,7 +22,7 @@ from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, Watch, is_run, read_run
 from fedcams.runs.folder import read_experiment
 from fedcams.simulation import RoundRecord
-from fedcams.trackers import Tracker
+from fedcams.trackers import Tracker, check_trackers
 
 EVERY = 10
 """Rounds between two lines of output when there is no terminal."""
@@ -79,6 +79,7 @@ class Session:
     @contextlib.contextmanager
     def watching(self, run: Run) -> Iterator[Watch]:
         """Yield a function that tells the console and every tracker about a round."""
+        check_trackers(self.trackers, run.experiment.privacy)
         with contextlib.ExitStack() as stack:
             show = stack.enter_context(progress(run.experiment, self.console, self.quiet))
             for tracker in self.trackers:

@@ -23,6 +23,7 @@ from fedcams.wire.estimate import payload_bytes
 class NoDownlink(Downlink):
     """Sends the model as float32 to every client in every round; neither side keeps anything."""
 
+    hides_cohorts = True
     examples = ("none",)
 
     def send(self, state: None, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[int, Streams], None]:
