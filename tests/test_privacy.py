@@ -457,9 +457,18 @@ def test_what_epsilon_does_not_cover_is_its_owners_alone(tmp_path: Path) -> None
     note = (found / "PRIVATE.txt").read_text()
     assert f"privacy={private().privacy}, sampler=bernoulli(p=0.4)" in note
     assert "rounds.jsonl" in note
-    key = json.loads((found / "checkpoint" / "state.json").read_text())["state"]["secret"]
-    public = [path for path in found.rglob("*") if path.is_file() and path.name != "state.json"]
-    assert not any(key.encode() in path.read_bytes() for path in public)
+
+
+def test_the_key_is_in_one_file_and_gone_with_the_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcams.rounds.server.new_key", lambda: KEY)
+    folder = stopped(tmp_path / "run", 4, private())
+
+    def holding() -> list[str]:
+        return [path.name for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+
+    assert holding() == ["state.json"]
+    resume(folder)
+    assert holding() == []
 
 
 def test_reports_tell_what_was_spent_and_that_they_are_private(tmp_path: Path) -> None:

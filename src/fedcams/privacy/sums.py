@@ -14,6 +14,8 @@ from fedcams.compress import Code, Compressor
 from fedcams.layout import Layout
 
 Vector = NDArray[np.float64]
+AT_ONCE = 1 << 22
+"""Coordinates that are decoded at a time."""
 
 
 class ClippedSum:
@@ -29,22 +31,24 @@ class ClippedSum:
         self._waiting: dict[int, Tensor] = {}
 
     def add(self, ids: tuple[int, ...], codec: Compressor, code: Code) -> None:
-        """Add what these clients sent, tensors `[C, columns]`, one row after the other."""
-        for place, client in enumerate(ids):
-            row = codec.decode({name: tensor[place] for name, tensor in code.items()}, self.layout).cpu()
+        """Add what these clients sent, tensors `[C, columns]`; a few rows are decoded at a time."""
+        step = max(1, AT_ONCE // self.layout.d)
+        for start in range(0, len(ids), step):
+            part = {name: tensor[start : start + step] for name, tensor in code.items()}
+            rows = codec.decode(part, self.layout).cpu()
             if self.in_order:
-                self._add(row)
+                self._add(rows)
             else:
-                self._waiting[client] = row
+                self._waiting |= dict(zip(ids[start : start + step], rows, strict=True))
 
-    def _add(self, row: Tensor) -> None:
-        norm = float(row_norms(row[None]))
-        self._total.add_(row, alpha=1.0 if norm <= self.bound else self.bound / norm)
+    def _add(self, rows: Tensor) -> None:
+        for row, norm in zip(rows, row_norms(rows).tolist(), strict=True):
+            self._total.add_(row, alpha=1.0 if norm <= self.bound else self.bound / norm)
 
     def total(self) -> Vector:
-        """Return the sum `[d]`; call it once, when all rows have arrived."""
+        """Return the sum `[d]` of all rows so far."""
         for client in sorted(self._waiting):
-            self._add(self._waiting.pop(client))
+            self._add(self._waiting.pop(client)[None])
         return self._total.numpy()
 
 
