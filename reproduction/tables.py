@@ -10,7 +10,7 @@ from fedcams.plan.paper import ROUNDS
 from reproduction import words
 from reproduction.runs import LAST, Done, Results
 
-GB = 1e9
+MB, GB = 1e6, 1e9
 
 
 def table(heads: str, align: str, rows: list[list[str]]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from PIL import Image
 from fedcams.experiment.preset import folder_name, load_preset
 from fedcams.optimizers import server
 from reproduction import page as make
+from reproduction.by_bytes import delivery
 from reproduction.page import html, inflated
 from reproduction.pictures import is_current, smooth
 from reproduction.runs import Results
@@ -208,6 +209,24 @@ def test_accuracy_against_bytes_is_a_mean_over_seeds(tmp_path: Path) -> None:
     # 0.901 of the top, 0.8 on average; 4000 + 4000 bytes a round against 80 + 600.
     assert "| FedAMS | 72.08 | 91.00 | 0.00 GB | 0.00 GB | 0.00 GB | 1.0x | 1.0x | 1, 2 |" in text
     assert "| FedCAMS lighter | 54.06 | 90.00 | 0.00 GB | 0.00 GB | 0.00 GB | 50.0x | 11.8x | 1 |" in text
+
+
+def test_a_delivery_counts_beside_the_bytes_of_the_run(tmp_path: Path) -> None:
+    record = {
+        "experiment": {"label": "FedCAMS lighter", "clients": 10, "seed": 1},
+        "dense_bytes": 10_000,
+        "tested": 5,
+        "accuracy": 92.0,
+        "delivered": {"identity": {"bytes": 10_000, "accuracy": 92.0}, "sign": {"bytes": 400, "accuracy": 91.5}},
+    }
+    for label in ("FedAMS", "FedCAMS lighter"):
+        add(tmp_path, "bytes-resnet18", label)
+    runs = Results(tmp_path).of("bytes-resnet18")
+    dense, compressed = (done.total for done in runs)
+    text = "\n".join(delivery(runs, record))
+    assert f"| `identity` | 0.01 MB | 0.00 GB | {(dense + 1e5) / (compressed + 1e5):.1f}x | 92.00 |" in text
+    assert f"| `sign` | 0.00 MB | 0.00 GB | {(dense + 1e5) / (compressed + 4e3):.1f}x | 91.50 |" in text
+    assert not list(delivery([done for done in runs if done.label == "FedAMS"], record))
 
 
 def test_what_clients_hold_is_shown_where_it_was_measured(tmp_path: Path) -> None:
