@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.vectors import divide_
 from fedcams.compress import Code, Compressor
 from fedcams.errors import LayoutMismatch, UpdateError, WireError
 from fedcams.layout import Layout
 from fedcams.wire import Payload, unpack
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Aggregator:

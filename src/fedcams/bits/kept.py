@@ -12,14 +12,17 @@ Each function has a kernel for one row on the CPU and a batched torch version fo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.bits.packing import unpack_bools
 from fedcams.bits.parallel import kernel, map_ranges, map_threads
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Segments = Sequence[tuple[int, int]]
 Vector = NDArray[np.float32]

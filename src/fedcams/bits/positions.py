@@ -9,13 +9,16 @@ keeps the map one to one.
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.bits.parallel import kernel, map_ranges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Times = NDArray[np.int32]
 Positions = NDArray[np.int64]

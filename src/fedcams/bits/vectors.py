@@ -6,12 +6,16 @@ kernel. So on the CPU, these functions do not use torch.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.bits.parallel import BLOCK, kernel, map_ranges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Vector = NDArray[np.float32]
 SHORT = 1 << 15
