@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from fedcams.aggregates import Aggregate
 from fedcams.control import Control
@@ -19,6 +17,9 @@ from fedcams.privacy.sums import ClippedSum
 from fedcams.registry import Spec, register
 from fedcams.sampler import Sampler
 from fedcams.transforms import Transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PrivateParts(Parts, Protocol):

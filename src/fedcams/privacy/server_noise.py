@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.vectors import row_norms
 from fedcams.errors import SpecError
@@ -17,6 +17,9 @@ from fedcams.privacy.secret import gaussian
 from fedcams.privacy.sums import ClippedSum, digest
 from fedcams.registry import Number, number, register
 from fedcams.sampler import Sampler
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIXES = {"arrival", "mean"}
 """The points at which a transform may mix the rows of several clients."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.bits.vectors import row_norms
 from fedcams.compress import Code, Compressor
 from fedcams.layout import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Vector = NDArray[np.float64]
 AT_ONCE = 1 << 22

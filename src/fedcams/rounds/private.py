@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from fedcams.errors import SpecError
 from fedcams.privacy.secret import chosen
 from fedcams.privacy.sums import ClippedSum
 from fedcams.sampler import Sampler
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedcams.rounds.server import Server, ServerState
 
 
