@@ -281,7 +281,8 @@ def _squares_(packed: Bytes, size: int, bits: int, block: int, out: NDArray[np.i
 
 def _squares_torch(levels: Tensor, bits: int, block: int, d: int) -> Tensor:
     q = unpack_levels(levels, bits, d).long() - (most(bits) - 1)
-    return pad(q * q, (0, -d % block)).unflatten(-1, (-1, block)).sum(-1)
+    sums: Tensor = torch.nn.functional.pad(q * q, (0, -d % block)).unflatten(-1, (-1, block)).sum(-1)
+    return sums
 
 
 # -- unpacking -----------------------------------------------------------------------------------------------------
