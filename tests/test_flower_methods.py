@@ -105,6 +105,18 @@ def test_a_private_method_is_the_simulators_with_the_same_key(tmp_path: Path, mo
     assert state.secret.encode() not in files[1].read_bytes()
 
 
+def test_a_private_round_with_too_few_nodes_is_a_step_of_noise(tmp_path: Path) -> None:
+    """Whether there was a step would tell whether a client is connected."""
+    what = experiment(privacy="server(clip=1, noise=1)", guard="none", sampler="full")
+    grid, strategy, arrays = federation(tmp_path, what)
+    strategy.min_available = 9
+    run(grid, strategy, arrays, 2, timeout=0.05)
+    for line in read_ledger(tmp_path / "checkpoint"):
+        assert (line["skipped"], line["accepted"]) == ("4 clients connected, min_available=9", {})
+        assert line["delta_norm"] > 0
+        assert line["epsilon"] > 0
+
+
 def test_a_private_federation_needs_to_know_its_clients_and_a_secret_sampler(tmp_path: Path) -> None:
     private = {"privacy": "server(clip=1, noise=1)", "guard": "none", "checkpoint": tmp_path / "checkpoint"}
     with pytest.raises(SpecError, match=r"privacy=server.* divides by a fixed number of clients.*give clients"):
