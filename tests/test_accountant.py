@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedcams import SpecError
 from fedcams.privacy.accountant import ORDERS, divergence, epsilon, noise_for
 
+Array = NDArray[np.float64]
 INTEGERS = (*range(2, 64), 128, 256, 512, 1024)
 GOLDEN = {
     (1.1, 0.01, 1000, 1e-05): (1.72529082, 1.51537025),
@@ -71,6 +75,38 @@ def test_epsilon_of_the_moments_accountant_is_the_published_one() -> None:
     """Abadi et al. 2016, section 3.2: q = 0.01, σ = 4, 10,000 steps, δ = 1e-5 give 1.26 (by the older conversion)."""
     found = min(10_000 * divergence(order, 0.01, 4.0) + math.log(1e5) / (order - 1) for order in range(2, 65))
     assert round(found, 2) == 1.26
+
+
+MEMORIES: dict[str, Callable[[int, Array], Array]] = {
+    "none": lambda drawn, seen: np.ones_like(seen),
+    "takes back what it gave": lambda drawn, seen: np.full_like(seen, -1.0 if drawn else 1.0),
+    "sends what it kept": lambda drawn, seen: np.full_like(seen, 0.0 if drawn else 1.0),
+    "follows the model": lambda drawn, seen: np.where((seen > 0.5) == bool(drawn), 1.0, -1.0),
+}
+"""What a client sends in its second round, given whether it was drawn in the first and what was released there."""
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("order", [1.5, 2.0, 4.0])
+def test_two_rounds_cost_twice_one_round_whatever_clients_remember(memory: str, order: float) -> None:
+    """By integration over both releases, in both directions; nobody sees when the client was drawn."""
+    p, noise = 0.3, 1.2
+    grid = np.linspace(-11, 15, 600)
+    first, second = grid[:, None], grid[None, :]
+
+    def density(at: Array, mean: Array | float) -> Array:
+        return np.exp(-((at - mean) ** 2) / (2 * noise**2)) / (noise * math.sqrt(2 * math.pi))
+
+    without, met = density(first, 0) * density(second, 0), np.zeros((len(grid), len(grid)))
+    for drawn, chance in ((0, 1 - p), (1, p)):
+        later = (1 - p) * density(second, 0) + p * density(second, MEMORIES[memory](drawn, first))
+        met += chance * density(first, float(drawn)) * later
+    area = (grid[1] - grid[0]) ** 2
+    for one, other in ((met, without), (without, met)):
+        found = math.log(float((one**order * other ** (1 - order)).sum()) * area) / (order - 1)
+        assert found <= 2 * divergence(order, p, noise) * (1 + 1e-6)
+        if memory == "none" and one is met:
+            assert found == pytest.approx(2 * divergence(order, p, noise), rel=1e-6)
 
 
 def test_without_sampling_it_is_the_gaussian_mechanism() -> None:
