@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from forks import Forks
 
 # Several processes at once must not each take all cores: their threads would spin against each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -44,6 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # thousands of tests and all of torch stay to the end: no use in searching them for garbage
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """For tests of kills, of ends and of what must stay out of this process: others that need not import torch."""
+    made = Forks()
+    yield made
+    made.close()
 
 
 @pytest.fixture
