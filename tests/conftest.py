@@ -41,8 +41,14 @@ LONG_FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first, then those that fork, so that of several processes one alone loads what is forked."""
     ranks = {name: rank for rank, name in enumerate(LONG_FIRST)}
-    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+    items.sort(key=lambda item: (ranks.get(item.path.name, len(ranks)), not forks_in(item)))
+
+
+def forks_in(item: pytest.Item) -> bool:
+    """Whether a test makes processes by the fixture `forks`."""
+    return "forks" in getattr(item, "fixturenames", ())
 
 
 def pytest_collection_finish() -> None:
