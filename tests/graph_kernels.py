@@ -24,8 +24,8 @@ from fedcams.engines.graphs.launch import Epilogue, Slot
 from fedcams.engines.graphs.launch_norms import Normalized
 from fedcams.engines.graphs.prepared import Prepared
 from fedcams.engines.graphs.program import Conv
-from fedcams.models.convmixer import GlobalAverage
-from fedcams.models.resnet18 import BasicBlock
+from fedcams.models.networks.convmixer import GlobalAverage
+from fedcams.models.networks.resnet import BasicBlock
 from fedcams.optimizers import server
 from test_graphs import assert_close, problem, start
 

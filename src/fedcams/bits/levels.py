@@ -11,18 +11,22 @@ Each function has a kernel for one row on the CPU and a batched torch version fo
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.functional import pad
 
 from fedcams.bits.packing import pack_levels, packed_size, unpack_levels
 from fedcams.bits.parallel import kernel, map_ranges
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Vector = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
-BF16_MAX = float(torch.finfo(torch.bfloat16).max)
+BF16_MAX = (2 - 2.0**-7) * 2.0**127
+"""The largest bfloat16."""
 MASK = 0xFFFFFFFF
 MAGNITUDE = 0x7FFFFFFF
 
@@ -177,7 +181,7 @@ def _pack_(levels: Bytes, bits: int, out: Bytes) -> None:
 
 def _quantise_torch(x: Tensor, bits: int, block: int, seeds: Tensor | None) -> tuple[Tensor, Tensor]:
     d, half = x.shape[-1], most(bits)
-    blocks = pad(x, (0, -d % block)).unflatten(-1, (-1, block))
+    blocks = torch.nn.functional.pad(x, (0, -d % block)).unflatten(-1, (-1, block))
     high, low = blocks.amax(-1).clamp(min=0), -blocks.amin(-1).clamp(max=0)
     size = torch.maximum(high, low) / half
     if seeds is not None:
@@ -238,6 +242,50 @@ def _add_(out: Vector, packed: Bytes, steps: Vector, bits: int, block: int) -> N
         step = steps[number]
         for i in range(part.size):
             part[i] += step * (np.float32(levels[i]) - least)
+
+
+# -- norms ---------------------------------------------------------------------------------------------------------
+
+
+def block_norms(levels: Tensor, steps: Tensor, bits: int, block: int, d: int) -> Tensor:
+    """Return the norm of each block of q·steps, read from the levels: float64 `[C, ceil(d/block)]`."""
+    limit = largest_step(bits)
+    if levels.device.type != "cpu":
+        squares = _squares_torch(levels, bits, block, d)
+    else:
+        squares = torch.stack([_sum_squares(row.numpy(), bits, block, d) for row in levels])
+    return squares.double().sqrt() * steps.double().clamp(-limit, limit).abs()
+
+
+def _sum_squares(packed: Bytes, bits: int, block: int, d: int) -> Tensor:
+    out = np.empty(-(-d // block), np.int64)
+    map_ranges(d, lambda a, b: _squares_(packed[a * bits >> 3 :], b - a, bits, block, out[a // block :]))
+    return torch.from_numpy(out)
+
+
+@kernel
+def _squares_(packed: Bytes, size: int, bits: int, block: int, out: NDArray[np.int64]) -> None:
+    """The sums of q² over the blocks of the first `size` levels."""
+    levels = np.zeros(block, np.uint8)
+    least = np.int32((1 << (bits - 1)) - 1)
+    for number in range((size + block - 1) // block):
+        length = min(block, size - number * block)
+        at = number * block * bits >> 3
+        _unpack_(packed[at : at + ((length * bits + 7) >> 3)], bits, levels)
+        total = np.int32(0)  # at most 65536 squares of 128 at most: below 2^31
+        for i in range(length):
+            q = np.int32(levels[i]) - least
+            total += q * q
+        out[number] = total
+
+
+def _squares_torch(levels: Tensor, bits: int, block: int, d: int) -> Tensor:
+    q = unpack_levels(levels, bits, d).long() - (most(bits) - 1)
+    sums: Tensor = torch.nn.functional.pad(q * q, (0, -d % block)).unflatten(-1, (-1, block)).sum(-1)
+    return sums
+
+
+# -- unpacking -----------------------------------------------------------------------------------------------------
 
 
 @kernel

@@ -40,6 +40,8 @@ class Session:
     console: Console = field(default_factory=Console)
 
     def __post_init__(self) -> None:
+        if self.device == "cpu":
+            return
         try:
             torch.zeros(1, device=self.device).item()
         except (RuntimeError, AssertionError) as error:  # a CPU-only torch asserts that there is CUDA

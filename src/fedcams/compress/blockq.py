@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from fedcams.bits.levels import add_levels_, most, quantise
+from fedcams.bits.levels import add_levels_, block_norms, most, quantise
+from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.registry import integer, register, text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BITS = (2, 3, 4, 8)
 STEP_ROUNDING = 2.0**-7
@@ -82,3 +86,6 @@ class BlockQ(Compressor):
 
     def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_levels_(out, code["level"], code["step"], self.bits, self.block, weight)
+
+    def norms(self, code: Code, layout: Layout) -> Tensor:
+        return row_norms(block_norms(code["level"], code["step"], self.bits, self.block, layout.d))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.signs import abs_sums, add_signs_, pack_signs
 from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.layout import Layout, segments
 from fedcams.registry import register, text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("sign")

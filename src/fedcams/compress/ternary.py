@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.bits.kept import add_rows_of_signs_at_, add_signs_at_, group_bounds, group_means
 from fedcams.bits.select import top_values
@@ -17,6 +16,9 @@ from fedcams.compress.budget import check_budget, kept
 from fedcams.compress.magnitudes import check_magnitudes
 from fedcams.layout import Layout, segments
 from fedcams.registry import Number, integer, number, register, text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("ternary")

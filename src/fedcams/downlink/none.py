@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent, Streams
@@ -16,6 +15,9 @@ from fedcams.registry import register
 from fedcams.sampler import Contacts
 from fedcams.wire import pack, size, unpack
 from fedcams.wire.estimate import payload_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("none")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from fedcams.compress import Compressor
 from fedcams.downlink.base import (
@@ -43,6 +41,9 @@ from fedcams.rows import RowStore
 from fedcams.sampler import Contacts
 from fedcams.wire import pack, sizes
 from fedcams.wire.estimate import payload_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ReplicaState(NamedTuple):

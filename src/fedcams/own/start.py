@@ -6,11 +6,10 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedcams.engines import Engine, Loss, Problem
 from fedcams.engines.trees import size
@@ -27,6 +26,9 @@ from fedcams.simulation.evaluate import Metric
 from fedcams.simulation.examples import Collate
 from fedcams.tasks import Augmentation
 from fedcams.trackers import Tracker, tracker
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @torch.inference_mode(False)

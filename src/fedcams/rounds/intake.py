@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedcams.aggregate import Aggregator
 from fedcams.buffers import add_change
@@ -27,6 +26,8 @@ from fedcams.rounds.sending import not_finite
 from fedcams.transforms import Facts
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedcams.rounds.server import Server, ServerState
 
 

@@ -10,9 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import ROWS, Broadcast, Part
@@ -26,6 +24,9 @@ from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.transforms import Facts
 from fedcams.wire import encode
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Built, Experiment, build
@@ -36,6 +34,9 @@ from fedcams.runs.folder import (
     read_run,
 )
 from fedcams.simulation import Phases, RoundRecord, Simulation
+
+if TYPE_CHECKING:
+    import torch
 
 Watch = Callable[[RoundRecord, dict[str, Any]], None]
 """Called after every round with its record and its timing; an exception stops the run."""

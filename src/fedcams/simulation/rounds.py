@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.vectors import row_norms
 from fedcams.downlink import BUFFERS, MODEL
@@ -29,6 +28,9 @@ from fedcams.simulation.counting import count_bytes
 from fedcams.simulation.evaluate import SCORE, Metrics, evaluate
 from fedcams.simulation.record import Phases, RoundRecord
 from fedcams.transforms import Facts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NOTHING_SENT = {"wire_down_deltas": 0, "wire_down_catchup": 0, "wire_down_dense": 0}
 """The byte counts in the record of a round without a cohort."""
@@ -89,7 +91,6 @@ class Simulation:
         """Return the state before the first round, from the model's current parameters and buffers."""
         return server_side.start(self.server, *self.problem.read())
 
-    @torch.inference_mode(False)  # training needs gradients, even if the caller is in inference mode
     def advance(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:
         """Run one round; return the new state and the round's record.
 
@@ -99,12 +100,13 @@ class Simulation:
         phases = phases or Phases()
         round = state.round + 1
         cohort = self.sampler.sample(self._population, round, self.server.seed, self.sampling_weights)
-        if not cohort:
-            state, found = state._replace(round=round), NOTHING_SENT
-        else:
-            state, found = self._exchange(state, cohort, phases)
-        with phases("evaluate"):
-            scores = self._evaluate(state)
+        with torch.inference_mode(False):  # training needs gradients, even if the caller is in inference mode
+            if not cohort:
+                state, found = state._replace(round=round), NOTHING_SENT
+            else:
+                state, found = self._exchange(state, cohort, phases)
+            with phases("evaluate"):
+                scores = self._evaluate(state)
         return state, RoundRecord.from_dict({"round": round, "cohort": cohort, **found, **scores})
 
     def _exchange(

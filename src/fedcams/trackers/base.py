@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fedcams.registry import Spec, resolve
-from fedcams.runs import Run
-from fedcams.simulation import RoundRecord
+
+if TYPE_CHECKING:
+    from fedcams.runs import Run
+    from fedcams.simulation import RoundRecord
 
 
 class Tracker(Protocol):
