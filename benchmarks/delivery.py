@@ -51,7 +51,8 @@ def main() -> None:
         "experiment": experiment.to_dict(),
         "environment": {**environment(), "device": chosen.device},
         "dense_bytes": dense_size(simulation.server.layout),
-        "averaged_accuracy": accuracy(simulation, state, averaged(state).x),
+        "tested": TESTED,
+        "accuracy": accuracy(simulation, state, averaged(state).x),
         "delivered": {spec: delivered(simulation, state, spec) for spec in CODECS},
     }
     print(table(record))
@@ -103,7 +104,7 @@ def accuracy(simulation: Simulation, state: ServerState, x: torch.Tensor) -> flo
 def table(record: dict[str, Any]) -> str:
     rows = []
     for spec, found in record["delivered"].items():
-        lost = record["averaged_accuracy"] - found["accuracy"]
+        lost = record["accuracy"] - found["accuracy"]
         fewer = record["dense_bytes"] / found["bytes"]
         rows.append(
             (f"`{spec}`", f"{found['bytes']:,.0f}", f"{fewer:.1f}x", f"{found['accuracy']:.2f}", f"{lost:+.2f}")

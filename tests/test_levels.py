@@ -59,6 +59,8 @@ def test_torch_gives_what_the_kernels_give(bits: int, seeds: torch.Tensor | None
         steps, packed = levels.quantise(x[None], bits, 64, seeds)
         for fast, slow in zip((steps, packed), levels._quantise_torch(x[None], bits, 64, seeds), strict=True):
             assert torch.equal(fast, slow)
+        squares = levels._sum_squares(packed[0].numpy(), bits, 64, d)
+        assert torch.equal(squares[None], levels._squares_torch(packed, bits, 64, d))
         assert torch.equal(packed, pack_levels(unpack_levels(packed, bits, d), bits))
 
 

@@ -145,6 +145,12 @@ def test_seeds_of_one_experiment_are_one_method(runs: Path) -> None:
     assert len(sparse.runs) == 1
 
 
+def test_what_is_only_observed_does_not_split_a_method(tmp_path: Path) -> None:
+    write_run(tmp_path / "1", rising(0.5), seed=1, probes="q")
+    write_run(tmp_path / "2", rising(0.5), seed=2, probes="q + norms")
+    assert [(method.label, len(method.runs)) for method in collect([tmp_path]).methods] == [("run", 2)]
+
+
 def test_a_run_named_twice_counts_once(runs: Path) -> None:
     assert [len(method.runs) for method in collect([runs / "a" / "2", runs, runs / "a"]).methods] == [2, 1]
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,6 +16,7 @@ from PIL import Image
 from fedcams.experiment.preset import folder_name, load_preset
 from fedcams.optimizers import server
 from reproduction import page as make
+from reproduction.by_bytes import delivery
 from reproduction.page import html, inflated
 from reproduction.pictures import is_current, smooth
 from reproduction.runs import Results
@@ -210,6 +212,24 @@ def test_accuracy_against_bytes_is_a_mean_over_seeds(tmp_path: Path) -> None:
     assert "| FedCAMS lighter | 54.06 | 90.00 | 0.00 GB | 0.00 GB | 0.00 GB | 50.0x | 11.8x | 1 |" in text
 
 
+def test_a_delivery_counts_beside_the_bytes_of_the_run(tmp_path: Path) -> None:
+    record = {
+        "experiment": {"label": "FedCAMS lighter", "clients": 10, "seed": 1},
+        "dense_bytes": 10_000,
+        "tested": 5,
+        "accuracy": 92.0,
+        "delivered": {"identity": {"bytes": 10_000, "accuracy": 92.0}, "sign": {"bytes": 400, "accuracy": 91.5}},
+    }
+    for label in ("FedAMS", "FedCAMS lighter"):
+        add(tmp_path, "bytes-resnet18", label)
+    runs = Results(tmp_path).of("bytes-resnet18")
+    dense, compressed = (done.total for done in runs)
+    text = "\n".join(delivery(runs, record))
+    assert f"| `identity` | 0.01 MB | 0.00 GB | {(dense + 1e5) / (compressed + 1e5):.1f}x | 92.00 |" in text
+    assert f"| `sign` | 0.00 MB | 0.00 GB | {(dense + 1e5) / (compressed + 4e3):.1f}x | 91.50 |" in text
+    assert not list(delivery([done for done in runs if done.label == "FedAMS"], record))
+
+
 def test_what_clients_hold_is_shown_where_it_was_measured(tmp_path: Path) -> None:
     run = add(tmp_path / "results", "two-way-resnet18", "FedCAMS top-k 1/64, shared top-k 1/64")
     lines = (run / "rounds.jsonl").read_text()
@@ -243,12 +263,13 @@ def test_a_run_that_is_not_finished_is_not_shown(tmp_path: Path) -> None:
     assert "Not run yet: FedAvg; FedAdam;" in made(tmp_path)
 
 
-def test_other_seeds_and_repeated_runs_are_told_apart(tmp_path: Path) -> None:
+def test_seeds_are_a_mean_and_repeated_runs_are_told_apart(tmp_path: Path) -> None:
     root = tmp_path / "results"
     add(root, "fig1-resnet18", "FedAMS", top=0.9)
     add(root, "fig1-resnet18", "FedAMS", top=1.0, seed=2)
     text = made(tmp_path)
-    assert "| ResNet-18 | FedAMS | 1: 81.09, 2: 90.10 | 85.59 |" in section(text, "Other seeds")
+    assert "| ResNet-18 | FedAMS | 1: 81.09, 2: 90.10 | 85.59 |" in section(text, "Seeds")
+    assert "| FedAMS | 85.59 |" in section(text, "Server optimizers")
     assert "was run twice" not in text
     shutil.copytree(root / "fig1-resnet18" / "fedams-s1", root / "repeated" / "fedams-s1")
     assert "FedAMS of ResNet-18, seed 1, was run twice at full length: all records are equal." in made(tmp_path)
@@ -306,9 +327,8 @@ def test_what_is_no_longer_shown_goes(tmp_path: Path) -> None:
 
 
 def test_smoothing_keeps_a_line_and_averages_noise() -> None:
-    import numpy as np
-
-    np.testing.assert_allclose(smooth(np.full(30, 2.0)), 2.0)
     line = np.arange(30.0)
-    np.testing.assert_allclose(smooth(line)[5:-5], line[5:-5])
-    np.testing.assert_allclose(smooth(line)[0], 2.5)  # of the six that are there
+    np.testing.assert_allclose(smooth(np.full(30, 2.0), line), 2.0)
+    np.testing.assert_allclose(smooth(line, line)[5:-5], line[5:-5])
+    np.testing.assert_allclose(smooth(line, line)[0], 2.5)  # of the six that are there
+    np.testing.assert_allclose(smooth(line**2, 10 * line), line**2)  # nothing was tested in neighbouring rounds

@@ -103,8 +103,8 @@ class Aggregator:
             raise UpdateError("no update was added; a mean needs at least one")
         weight = sum(self._weights[client_id] for client_id in self.ids)
         total = self._sum(out)
-        divide_(total, weight)
-        self.layout.check_finite(total, "mean of the updates")
+        if not math.isfinite(divide_(total, weight)):
+            self.layout.check_finite(total, "mean of the updates")
         return total
 
     def _sum(self, out: Tensor | None) -> Tensor:

@@ -244,6 +244,50 @@ def _add_(out: Vector, packed: Bytes, steps: Vector, bits: int, block: int) -> N
             part[i] += step * (np.float32(levels[i]) - least)
 
 
+# -- norms ---------------------------------------------------------------------------------------------------------
+
+
+def block_norms(levels: Tensor, steps: Tensor, bits: int, block: int, d: int) -> Tensor:
+    """Return the norm of each block of q·steps, read from the levels: float64 `[C, ceil(d/block)]`."""
+    limit = largest_step(bits)
+    if levels.device.type != "cpu":
+        squares = _squares_torch(levels, bits, block, d)
+    else:
+        squares = torch.stack([_sum_squares(row.numpy(), bits, block, d) for row in levels])
+    return squares.double().sqrt() * steps.double().clamp(-limit, limit).abs()
+
+
+def _sum_squares(packed: Bytes, bits: int, block: int, d: int) -> Tensor:
+    out = np.empty(-(-d // block), np.int64)
+    map_ranges(d, lambda a, b: _squares_(packed[a * bits >> 3 :], b - a, bits, block, out[a // block :]))
+    return torch.from_numpy(out)
+
+
+@kernel
+def _squares_(packed: Bytes, size: int, bits: int, block: int, out: NDArray[np.int64]) -> None:
+    """The sums of q² over the blocks of the first `size` levels."""
+    levels = np.zeros(block, np.uint8)
+    least = np.int32((1 << (bits - 1)) - 1)
+    for number in range((size + block - 1) // block):
+        length = min(block, size - number * block)
+        at = number * block * bits >> 3
+        _unpack_(packed[at : at + ((length * bits + 7) >> 3)], bits, levels)
+        total = np.int32(0)  # at most 65536 squares of 128 at most: below 2^31
+        for i in range(length):
+            q = np.int32(levels[i]) - least
+            total += q * q
+        out[number] = total
+
+
+def _squares_torch(levels: Tensor, bits: int, block: int, d: int) -> Tensor:
+    q = unpack_levels(levels, bits, d).long() - (most(bits) - 1)
+    sums: Tensor = torch.nn.functional.pad(q * q, (0, -d % block)).unflatten(-1, (-1, block)).sum(-1)
+    return sums
+
+
+# -- unpacking -----------------------------------------------------------------------------------------------------
+
+
 @kernel
 def _unpack_(packed: Bytes, bits: int, levels: Bytes) -> None:
     if bits == 8:

@@ -116,7 +116,7 @@ def _add_(
     out: NDArray[np.float32], positions: NDArray[np.int64], values: NDArray[np.float32], weight: np.float32
 ) -> None:
     for i in range(positions.size):
-        out[positions[i]] += weight * values[i]
+        out[np.uint64(positions[i])] += weight * values[i]  # unsigned: Numba need not ask if it is negative
 
 
 # -- changes -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedcams.bits.levels import add_levels_, most, quantise
+from fedcams.bits.levels import add_levels_, block_norms, most, quantise
+from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
@@ -85,3 +86,6 @@ class BlockQ(Compressor):
 
     def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_levels_(out, code["level"], code["step"], self.bits, self.block, weight)
+
+    def norms(self, code: Code, layout: Layout) -> Tensor:
+        return row_norms(block_norms(code["level"], code["step"], self.bits, self.block, layout.d))

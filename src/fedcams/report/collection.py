@@ -1,4 +1,4 @@
-"""From paths to methods: find runs, read them, group those that differ only in the seed, and give each group a look."""
+"""From paths to methods: find runs, read them, group the seeds of one method, and give each group a look."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 white or black, are left out; a violet that differs from the others is added."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
+ASIDE = ("seed", "probes")
+"""Keys in which the runs of one method may differ: probes observe, and change nothing."""
 REASON = 200
 """The most characters of a reason that a report shows."""
 
@@ -183,7 +185,7 @@ def _check(run: Run) -> None:
 def _methods(runs: Iterable[Run]) -> list[Method]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        described = {**run.experiment.to_dict(), "seed": 0}
+        described = {key: value for key, value in run.experiment.to_dict().items() if key not in ASIDE}
         groups.setdefault(repr(described), []).append(run)
     members = [sorted(group, key=lambda run: run.experiment.seed) for group in groups.values()]
     labels = _labels([group[0].experiment for group in members])
@@ -202,7 +204,7 @@ def _distinction(experiment: Experiment, experiments: list[Experiment]) -> str:
     return ", ".join(
         f"{key}={value}"
         for key, value in mine.items()
-        if key != "seed" and any(other[key] != value for other in others)
+        if key not in ASIDE and any(other[key] != value for other in others)
     )
 
 
