@@ -116,6 +116,7 @@ def load(modules: Sequence[str]) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     modules: Annotated[
         list[str] | None,
         typer.Option(
@@ -131,5 +132,6 @@ def main(
     ] = False,
 ) -> None:
     """Communication-efficient adaptive federated learning: FedAMS, FedCAMS and their relatives."""
+    context.obj = modules or []  # for the workers of `--jobs`
     if modules:
         load(modules)
