@@ -50,7 +50,7 @@ def main() -> None:
     rows = [row_of(method) for method in found.methods]
     OUT.mkdir(exist_ok=True)
     with (OUT / "accuracy.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([Row._fields, *rows])
+        csv.writer(file, lineterminator="\n").writerows([Row._fields, *rows])
     (OUT / "accuracy.md").write_text(table(rows), "utf-8")
     environment = {key: found.runs[0].environment[key] for key in KEYS}
     (OUT / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
