@@ -50,8 +50,8 @@ class ServerNoise(Privacy):
         ("server(clip=1)", "give either noise or epsilon"),
         ("server(clip=1, noise=1, epsilon=8)", "give either noise or epsilon"),
         ("server(noise=1)", "clip is missing"),
-        ("server(clip=0, noise=1)", r"allowed: a number in \(0, 1000000\]"),
-        ("server(clip=1, noise=0)", r"allowed: a number in \[0.1, 1000000\]"),
+        ("server(clip=0, noise=1)", r"allowed: a number in \(0, 1e6\]"),
+        ("server(clip=1, noise=0)", r"allowed: a number in \[0.1, 1e6\]"),
     )
 
     def __post_init__(self) -> None:
