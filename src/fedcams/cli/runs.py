@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Column, Table
 
+from fedcams.cli.completion import labels, piece_names, preset_names
 from fedcams.errors import SpecError
 from fedcams.recipes import RECIPES
-from fedcams.registry.fields import nearest
 
 if TYPE_CHECKING:
     from fedcams.cli.jobs import Outcome, Settings
@@ -43,10 +43,16 @@ Track = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SPEC",
+        autocompletion=piece_names("tracker"),
         help="Send every round to a tracker: tensorboard, csv, wandb(project=mine), ...; repeat for several.",
     ),
 ]
 SET = f"Set a key for every run: -s rounds=5 -s uplink=sign -s recipe=light. Recipes: {', '.join(RECIPES)}."
+Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help=SET)]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="LABEL", autocompletion=labels, help="Run only this label; repeat for several."),
+]
 Target = Annotated[
     float | None,
     typer.Option(help="Test accuracy at which methods are compared: 0.9, or 90 for 90 %.", show_default=False),
@@ -58,18 +64,17 @@ Target = Annotated[
 
 def run(
     context: typer.Context,
-    preset: Annotated[str, typer.Argument(metavar="PRESET", help="A preset (`fedcams list presets`) or a TOML file.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help=SET),
-    ] = None,
+    preset: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET", autocompletion=preset_names, help="A preset (`fedcams list presets`) or a TOML file."
+        ),
+    ],
+    settings: Set = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; default: runs/PRESET.", show_default=False)
     ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LABEL", help="Run only this label; repeat for several."),
-    ] = None,
+    only: Only = None,
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
@@ -119,9 +124,11 @@ def resume(
 def sweep(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file: a preset whose runs have grids.")],
+    settings: Set = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; default: runs/FILE.", show_default=False)
     ] = None,
+    only: Only = None,
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
@@ -134,13 +141,14 @@ def sweep(
 
     server = "fedams(lr={lr})" and grid = { lr = [0.1, 1] }
 
-    Finished runs are left alone, so you can repeat the same command after a stop.
+    A key set with -s takes the place of its values in a grid. Finished runs are left alone, so you can repeat the same
+    command after a stop.
     """
     from fedcams.cli.jobs import Settings
     from fedcams.experiment import sweep as sweeps
 
     folder = Path("runs") / file.stem if out is None else out
-    trials = sweeps.load_sweep(file)
+    trials = sweeps.load_sweep(file, _settings(settings or []), only or [])
     tasks = {path: experiment for trial in trials for path, experiment in trial.folders(folder).items()}
     progress, outcomes = _begin(tasks, Settings(data, device, track or [], modules=context.obj), jobs, quiet)
 
@@ -195,11 +203,9 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _only(preset: Preset, labels: Sequence[str]) -> Preset:
-    known = dict.fromkeys(experiment.label for experiment in preset.experiments)
-    for label in labels:
-        if label not in known:
-            choice = ", ".join(map(repr, known))
-            raise SpecError(f"--only {label}: no run has this label{nearest(label, known)}; known: {choice}")
+    from fedcams.experiment.preset import check_labels
+
+    check_labels(labels, [experiment.label for experiment in preset.experiments])
     chosen = [experiment for experiment in preset.experiments if not labels or experiment.label in labels]
     return dataclasses.replace(preset, experiments=chosen)
 
