@@ -34,6 +34,10 @@ Data = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, ...")]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")]
+KeepRows = Annotated[
+    bool,
+    typer.Option("--keep-rows", help="Save what clients keep with the last round too, so that runs can be extended."),
+]
 Jobs = Annotated[
     int,
     typer.Option("--jobs", "-j", min=1, help="Runs at once, each in a process of its own; the cores are divided."),
@@ -79,13 +83,15 @@ def run(
     device: Device = "cpu",
     track: Track = None,
     checkpoint_every: CheckpointEvery = 25,
+    keep_rows: KeepRows = False,
     report: Annotated[bool, typer.Option(help="Write a report when all runs are finished.")] = True,
     jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
     """Run all experiments of a preset, each in its own folder.
 
-    Finished runs are left alone and interrupted ones continue, so you can repeat the same command after a stop.
+    Finished runs are left alone and interrupted ones continue, so you can repeat the same command after a stop. With
+    more rounds than before (-s rounds=600), runs are extended if no schedule follows their length.
     """
     from fedcams.cli.jobs import Settings
     from fedcams.cli.session import refuse_other
@@ -96,7 +102,8 @@ def run(
     tasks = {folder / name: experiment for name, experiment in chosen.folders.items()}
     for path, experiment in tasks.items():
         refuse_other(experiment, path)  # now, not after hours of earlier runs
-    progress, outcomes = _begin(tasks, Settings(data, device, track or [], checkpoint_every, context.obj), jobs, quiet)
+    options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
+    progress, outcomes = _begin(tasks, options, jobs, quiet)
     done = _summarize(progress, list(outcomes))
     if report:
         progress.say(_report(done, folder / "report"))
@@ -109,6 +116,7 @@ def resume(
     device: Device = "cpu",
     track: Track = None,
     checkpoint_every: CheckpointEvery = 25,
+    keep_rows: KeepRows = False,
     jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
@@ -117,7 +125,8 @@ def resume(
     from fedcams.runs.folder import read_experiment, runs_below
 
     tasks = {path: read_experiment(path) for path in runs_below(folder) or [folder]}
-    progress, outcomes = _begin(tasks, Settings(data, device, track or [], checkpoint_every, context.obj), jobs, quiet)
+    options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
+    progress, outcomes = _begin(tasks, options, jobs, quiet)
     _summarize(progress, list(outcomes))
 
 

@@ -87,7 +87,7 @@ class Checkpoint:
     def save(self, state: ServerState, lines: str = "", last: bool = False) -> None:
         """Make this state the checkpoint; `lines` is a digest of the lines that its rounds left.
 
-        A run never continues from its `last` state, so that one has no rows.
+        A run does not continue from its `last` state, so that one has no rows; `left_out` names them in the file.
         """
         kept = {} if last else self.rows
         with disk_errors("write", self.folder):
@@ -111,6 +111,7 @@ class Checkpoint:
             "layouts": self._layouts,
             "tensors": checksum,
             "rows": versions,
+            "left_out": [name for name in self.rows if name not in versions],
             "lines": lines,
             "state": small,
         }
@@ -204,7 +205,8 @@ def read_state(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | No
         return None
     if (version := values.get("fedcams_checkpoint")) != VERSION:
         raise RunError(f"{path}: {old_format(version, VERSION)}; {_start_over(folder)}")
-    changed = differences(identity, values["identity"])
+    theirs = {key: value for key, value in values["identity"].items() if key != "rounds" or key in identity}
+    changed = differences(identity, theirs)  # the number of rounds counts only where a schedule follows it
     if changed:
         raise RunError(f"{path}: a checkpoint of another run: {changed}; {_start_over(folder)}")
     return values
