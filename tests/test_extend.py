@@ -60,18 +60,24 @@ def test_a_run_that_was_stopped_can_be_extended_with_all_that_clients_keep(tmp_p
 
 
 def test_what_would_not_be_the_longer_run_is_refused_and_left_alone(tmp_path: Path) -> None:
-    follows = {"server": "fedams(lr=cosine(1, 0))"}
-    for name, more in {"plain": {}, "rows": FEEDBACK, "follows": follows}.items():
+    secret = {"privacy": "server(clip=1, noise=1)", "sampler": "bernoulli(p=1/2)", "guard": "none"}
+    others = {"secret": secret, "follows": {"server": "fedams(lr=cosine(1, 0))"}}
+    for name, more in {"plain": {}, "rows": FEEDBACK, **others}.items():
         runs.run(experiment(3, **more), tmp_path / name)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for name, rounds, message in (
         ("plain", 2, "rounds=2, but the run there has rounds=3"),
-        ("rows", 5, "what its clients keep was not saved with its last round; run 5 rounds in another folder"),
+        (
+            "rows",
+            5,
+            r"its last checkpoint leaves out what more rounds need \(rows, replicas\); run 5 rounds in another folder",
+        ),
         (
             "follows",
             5,
             r"server.lr=cosine\(start=1, end=0\) follows the length of the run, so 3 rounds are not the first",
         ),
+        ("secret", 5, r"its last checkpoint leaves out what more rounds need \(secret\)"),
         ("nowhere", 5, "holds no run"),
     ):
         with pytest.raises((RunError, FileNotFoundError), match=message):
@@ -106,7 +112,7 @@ def test_the_command_line_extends_all_runs_or_none(tmp_path: Path, monkeypatch: 
     assert fedcams().exit_code == 0
     refused = fedcams("-s", "rounds=5")
     assert refused.exit_code == 2
-    assert "rows-s1: the run is finished, and what its clients keep was not saved" in refused.stderr
+    assert "rows-s1: the run is finished, and its last checkpoint leaves out" in refused.stderr
     assert len(read_run(tmp_path / "runs/mini/plain-s1").records) == 3
     assert "plain, seed 1: continuing in" in fedcams("-s", "rounds=5", "--only", "plain").stdout
     assert len(read_run(tmp_path / "runs/mini/plain-s1").records) == 5

@@ -17,7 +17,7 @@ from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, Watch, is_run, read_run
 from fedcams.runs.folder import ROUNDS, read_experiment
 from fedcams.simulation import RoundRecord
-from fedcams.trackers import Tracker
+from fedcams.trackers import Tracker, check_trackers
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Session:
     @contextlib.contextmanager
     def watching(self, run: Run) -> Iterator[Watch]:
         """Yield a function that tells the screen and every tracker about a round."""
+        check_trackers(self.trackers, run.experiment.privacy)
         with contextlib.ExitStack() as stack:
             show = stack.enter_context(self.screen.follow(run))
             for tracker in self.trackers:

@@ -87,17 +87,19 @@ class Checkpoint:
     def save(self, state: ServerState, lines: str = "", last: bool = False) -> None:
         """Make this state the checkpoint; `lines` is a digest of the lines that its rounds left.
 
-        A run does not continue from its `last` state, so that one has no rows; `left_out` names them in the file.
+        A run does not continue from its `last` state, so that one has no rows and no secret key, and says so.
         """
         kept = {} if last else self.rows
+        left_out = [*self.rows, *(["secret"] if state.secret else [])] if last else []
+        state = state._replace(secret="") if last else state
         with disk_errors("write", self.folder):
             private_folder(self.folder)
-            self._write(state, lines, {name: rows.save() for name, rows in kept.items()})
+            self._write(state, lines, {name: rows.save() for name, rows in kept.items()}, left_out)
             for rows in kept.values():
                 rows.mark(state.round)
             self._tidy(f"{state.round}.safetensors", last, *kept)
 
-    def _write(self, state: ServerState, lines: str, versions: dict[str, Versions]) -> None:
+    def _write(self, state: ServerState, lines: str, versions: dict[str, Versions], left_out: list[str]) -> None:
         small, tensors = pack(state, self.server)
         spare = self.folder / SPARE
         over = spare if spare.exists() else None
@@ -111,7 +113,7 @@ class Checkpoint:
             "layouts": self._layouts,
             "tensors": checksum,
             "rows": versions,
-            "left_out": [name for name in self.rows if name not in versions],
+            "left_out": left_out,
             "lines": lines,
             "state": small,
         }

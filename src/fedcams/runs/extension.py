@@ -30,12 +30,13 @@ def check_extension(folder: Path, rounds: int) -> None:
         raise RunError(f"{folder}: this run was started from Python, which has its model and data; call {call}")
     if rounds < found.rounds:
         raise RunError(f"{folder}: rounds={rounds}, but the run there has rounds={found.rounds}; give at least as many")
-    for path, schedule in found.schedules():
-        if schedule.depends_on_rounds:
-            raise RunError(
-                f"{folder}: {path}={schedule} follows the length of the run, so {found.rounds} rounds are not the "
-                f"first ones of {rounds}; {elsewhere}"
-            )
+    follow = [f"{path}={schedule}" for path, schedule in found.schedules() if schedule.depends_on_rounds]
+    follow += [f"privacy={found.privacy}"] if found.privacy.depends_on_rounds else []
+    if follow:
+        raise RunError(
+            f"{folder}: {follow[0]} follows the length of the run, so {found.rounds} rounds are not the first ones of "
+            f"{rounds}; {elsewhere}"
+        )
     _check_state(folder, found, elsewhere)
 
 
@@ -43,8 +44,8 @@ def _check_state(folder: Path, found: Experiment, elsewhere: str) -> None:
     saved = read_state(folder / CHECKPOINT, identity(found))
     if saved is None and read_run(folder).finished:
         raise RunError(f"{folder}: the run is finished, and its checkpoint was deleted; restore it, or {elsewhere}")
-    if saved is not None and saved.get("left_out"):
+    if saved is not None and (lacking := saved.get("left_out")):
         raise RunError(
-            f"{folder}: the run is finished, and what its clients keep was not saved with its last round; {elsewhere}, "
-            "or begin runs that may grow with --keep-rows"
+            f"{folder}: the run is finished, and its last checkpoint leaves out what more rounds need "
+            f"({', '.join(lacking)}); {elsewhere}, or begin runs that may grow with --keep-rows"
         )
