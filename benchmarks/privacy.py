@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MultipleLocator, PercentFormatter
 
 from fedcams.report.collection import COLOURS, Method, collect
 from fedcams.report.figures import STYLE
 
 OUT = Path(__file__).parents[1] / "docs" / "privacy"
-KEYS = ("commit", "fedcams", "torch", "device", "cpu")
+KEYS = ("fedcams", "torch", "device", "cpu")
 
 
 class Row(NamedTuple):
@@ -50,7 +50,7 @@ def main() -> None:
     rows = [row_of(method) for method in found.methods]
     OUT.mkdir(exist_ok=True)
     with (OUT / "accuracy.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([Row._fields, *rows])
+        csv.writer(file, lineterminator="\n").writerows([Row._fields, *rows])
     (OUT / "accuracy.md").write_text(table(rows), "utf-8")
     environment = {key: found.runs[0].environment[key] for key in KEYS}
     (OUT / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
@@ -106,6 +106,7 @@ def draw(rows: list[Row]) -> None:
                     axes.axhline(row.mean, color=colour, ls=":", lw=1)
         axes.set_xscale("log", base=2)
         axes.set_xticks([float(row.epsilon) for row in rows[:4]], [row.epsilon for row in rows[:4]])
+        axes.yaxis.set_major_locator(MultipleLocator(0.05))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set(xlabel="ε at δ = 1e-5, one client added or removed", ylabel="test accuracy of the averaged model")
         axes.legend(loc="lower right")
