@@ -153,4 +153,5 @@ def encode(text: str) -> NDArray[np.int64]:
 def _windows(text: NDArray[np.int64], length: int) -> Sequences:
     """Return sequences `[n, length + 1]` that follow each other; each begins with the last target of the one before."""
     starts = np.arange(0, len(text) - length, length)
-    return text[starts[:, None] + np.arange(length + 1)]
+    cut: Sequences = text[starts[:, None] + np.arange(length + 1)]
+    return cut
