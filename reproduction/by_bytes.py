@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from reproduction.runs import Done, Results
@@ -37,6 +36,7 @@ do. *Fewer* counts a run and its delivery, compared with dense FedAMS and a dens
 dense and are not counted: they add 0.04 MB per client. Accuracies are means over {tested} clients of one run (seed
 {seed}), whose averaged model has {accuracy:.2f} %.
 """
+PICTURE = "Accuracy of averaged models against rounds and against all bytes"
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks" / "records" / "delivery.json"
 
 
@@ -48,22 +48,20 @@ def by_bytes(results: Results) -> Iterator[str]:
     for preset, runs in found.items():
         yield f"### {PRESETS[preset]}\n\n`fedcams run {preset} --data DIR --device cuda`\n"
         yield from _table(runs)
+        yield f"![{PICTURE}](reproduction/{preset}.png)\n"
+        yield "*Means over seeds, in a band from the lowest to the highest.*\n"
         yield where(runs)
     if "bytes-resnet18" in found:
         yield from delivery(found["bytes-resnet18"], json.loads(RECORD.read_text()))
 
 
 def _table(runs: list[Done]) -> Iterator[str]:
-    methods = {label: [done for done in runs if done.label == label] for label in dict.fromkeys(d.label for d in runs)}
-    first = next(iter(methods.values()))
     rows = []
-    for label, seeds in methods.items():
-        sizes = [f"{_mean(seeds, number) / GB:.2f} GB" for number in NUMBERS]
-        fewer = [f"{_mean(first, number) / _mean(seeds, number):.1f}x" for number in (NUMBERS[0], NUMBERS[2])]
-        averaged = [done.averaged for done in seeds if done.averaged is not None]
-        shown = f"{fmean(averaged):.2f}" if averaged else ""
-        about = [label, f"{_mean(seeds, lambda done: done.accuracy):.2f}", shown]
-        rows.append([*about, *sizes, *fewer, ", ".join(str(done.run.experiment.seed) for done in seeds)])
+    for done in runs:
+        sizes = [f"{size / GB:.2f} GB" for size in (done.up, done.down, done.total)]
+        fewer = [f"{runs[0].up / done.up:.1f}x", f"{runs[0].total / done.total:.1f}x"]
+        averaged = "" if done.averaged is None else f"{done.averaged:.2f}"
+        rows.append([done.label, f"{done.accuracy:.2f}", averaged, *sizes, *fewer, ", ".join(map(str, done.seeds))])
     heads = "run | last 100 | averaged | up | down | up + down | fewer up | fewer up + down | seeds"
     yield from table(heads, "lrrrrrrrr", rows)
 
@@ -71,23 +69,15 @@ def _table(runs: list[Done]) -> Iterator[str]:
 def delivery(runs: list[Done], record: dict[str, Any]) -> Iterator[str]:
     """Yield what it costs to deliver the final model, beside the bytes of the run; nothing if that was not run."""
     about = record["experiment"]
-    dense, compressed = ([done for done in runs if done.label == label] for label in ("FedAMS", about["label"]))
-    if not dense or not compressed:
+    known = {done.label: done for done in runs}
+    if not {"FedAMS", about["label"]} <= known.keys():
         return
     yield DELIVERY.format(**about, **{key: record[key] for key in ("tested", "accuracy")})
     clients = about["clients"]
-    whole = _mean(dense, TOTAL) + clients * record["dense_bytes"]
+    whole = known["FedAMS"].total + clients * record["dense_bytes"]
     rows = []
     for spec, found in record["delivered"].items():
-        fewer = whole / (_mean(compressed, TOTAL) + clients * found["bytes"])
+        fewer = whole / (known[about["label"]].total + clients * found["bytes"])
         sizes = [f"{found['bytes'] / MB:.2f} MB", f"{clients * found['bytes'] / GB:.2f} GB"]
         rows.append([f"`{spec}`", *sizes, f"{fewer:.1f}x", f"{found['accuracy']:.2f}"])
     yield from table("compressor | per client | all clients | fewer in all | accuracy", "lrrrr", rows)
-
-
-NUMBERS: tuple[Callable[[Done], float], ...] = (lambda done: done.up, lambda done: done.down, lambda done: done.total)
-TOTAL = NUMBERS[2]
-
-
-def _mean(seeds: list[Done], number: Callable[[Done], float]) -> float:
-    return fmean(map(number, seeds))

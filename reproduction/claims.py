@@ -24,7 +24,7 @@ TEXT = f"""\
 ## The paper's claims
 
 In our words, as its text, figures and tables read. Accuracies are means over the last {LAST} rounds and over the seeds
-that were run, one unless *Other seeds* below has more. Two methods within {NEAR} points count as equal, and compression
+that were run, one unless *Seeds* below has more. Two methods within {NEAR} points count as equal, and compression
 that costs at most {COMPARABLE:g} point as comparable. *Open*: runs are missing.
 """
 
@@ -56,9 +56,7 @@ def claims(results: Results) -> Iterator[str]:
 
 def scores(results: Results, preset: str) -> dict[str, float]:
     """Return the accuracy of every run of a preset by label, as the mean over its seeds."""
-    return {
-        done.label: fmean(each.accuracy for each in results.seeds(done)) for done in results.of(preset)
-    }  # fmt: skip
+    return {done.label: done.accuracy for done in results.of(preset)}
 
 
 def _shown(found: dict[str, float], labels: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ from fedcams.report import summarize
 from fedcams.report.page import page as report_page
 from reproduction import pictures as draw
 from reproduction import tables, words
+from reproduction.by_bytes import PRESETS as BY_BYTES
 from reproduction.by_bytes import by_bytes
 from reproduction.claims import claims
 from reproduction.runs import Done, Results, collection
@@ -54,6 +55,8 @@ def pictures(results: Results) -> dict[str, list[draw.Panel]]:
         found[f"compression-{model}"] = _panels(runs, draw.accuracy_by_rounds, draw.accuracy_by_bytes_up)
     groups = {name: tables.measured(results, model) for model, name in words.MODELS.items()}
     found["gamma"] = [(draw.gamma_by_rounds(name), runs) for name, runs in groups.items() if runs]
+    for preset in BY_BYTES:
+        found[preset] = _panels(results.of(preset), draw.averaged_by_rounds, draw.averaged_by_bytes)
     for preset in ("two-way-resnet18", *further(results)):
         found[preset] = _panels(results.of(preset), *_drawn(preset)) if _shown(results, preset) else []
     return {name: panels for name, panels in found.items() if panels}
@@ -91,8 +94,12 @@ def reports(results: Results) -> dict[str, list[Done]]:
 def further(results: Results) -> list[str]:
     """Return the presets that get their own section: they have a run that no other section shows."""
     main = [f"{figure}-{model}" for figure in ("fig1", "compression") for model in words.MODELS]
-    shown = {done.run.path for preset in (*main, "two-way-resnet18") for done in results.of(preset)}
-    return [p for p in words.FURTHER if {done.run.path for done in results.of(p)} - shown]
+    shown = {path for preset in (*main, "two-way-resnet18") for path in _paths(results, preset)}
+    return [p for p in words.FURTHER if _paths(results, p) - shown]
+
+
+def _paths(results: Results, preset: str) -> set[Path]:
+    return {run.path for done in results.of(preset) for run in done.runs}
 
 
 def _reports(results: Results) -> Iterator[str]:

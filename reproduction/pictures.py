@@ -17,6 +17,7 @@ from fedcams.report.collection import COLOURS
 from fedcams.report.figures import LINES, MARKERS, STYLE
 from fedcams.report.series import (
     ACCURACY,
+    AVERAGED,
     BYTES,
     BYTES_UP,
     GAMMA,
@@ -46,7 +47,9 @@ def digest(panels: list[Panel]) -> str:
     hashed = hashlib.sha256(Path(__file__).read_bytes())
     for _, runs in panels:
         for done, look in zip(runs, looks(runs), strict=True):
-            hashed.update(f"{done.label} {look}".encode() + (done.run.path / RECORDS).read_bytes())
+            hashed.update(f"{done.label} {look}".encode())
+            for run in done.runs:
+                hashed.update((run.path / RECORDS).read_bytes())
     return hashed.hexdigest()
 
 
@@ -90,21 +93,31 @@ def _legend(figure: Figure) -> None:
 
 
 def curves(metric: Metric, axis: Axis, title: str = "") -> Draw:
-    """Return a function that draws a metric along an axis, smoothed, with every round behind it."""
+    """Return a function that draws a metric along an axis, smoothed, with every round behind it.
+
+    Where a method was run with several seeds, these are means, in a band from the lowest to the highest.
+    """
 
     def draw(axes: Any, runs: list[Done]) -> None:
         shown = [curve(method, metric) for method in collection(runs).methods]
         for done, line, look in zip(runs, shown, looks(runs), strict=True):
             axes.plot(line.x[axis.key], line.mean, color=look.colour, lw=0.6, alpha=0.25)
+            rounds = line.x[ROUNDS.key]
+            if line.seeds > 1:
+                band = smooth(line.low, rounds), smooth(line.high, rounds)
+                axes.fill_between(line.x[axis.key], *band, color=look.colour, alpha=0.15, lw=0)
             style = {"color": look.colour, "ls": LINES[look.dash], "lw": 1.5}
-            axes.plot(line.x[axis.key], smooth(line.mean), label=done.label, **style)
+            axes.plot(line.x[axis.key], smooth(line.mean, rounds), label=done.label, **style)
         if axis.log:
             _bytes(axes)
             axes.set_xlim(left=min(line.x[axis.key][len(line.mean) // 25] for line in shown))
-        if metric == ACCURACY:
+        if metric in (ACCURACY, AVERAGED):
             _percent(axes)
         axes.set(
-            xlabel=axis.title, ylabel=metric.title, title=title, ylim=height(shown) if metric == ACCURACY else None
+            xlabel=axis.title,
+            ylabel=metric.title,
+            title=title,
+            ylim=height(shown) if metric in (ACCURACY, AVERAGED) else None,
         )
 
     return draw
@@ -113,6 +126,8 @@ def curves(metric: Metric, axis: Axis, title: str = "") -> Draw:
 accuracy_by_rounds = curves(ACCURACY, ROUNDS)
 accuracy_by_bytes_up = curves(ACCURACY, BYTES_UP)
 loss_by_rounds = curves(TRAIN_LOSS, ROUNDS)
+averaged_by_rounds = curves(AVERAGED, ROUNDS)
+averaged_by_bytes = curves(AVERAGED, BYTES)
 
 
 def gamma_by_rounds(title: str) -> Draw:
@@ -136,7 +151,7 @@ def accuracy_by_bytes(axes: Any, runs: list[Done]) -> None:
                 style = {"color": look.colour, "ls": LINES[look.dash] if metric == ACCURACY else "-", "lw": 1.5}
                 name = method.label + ("" if metric == ACCURACY else ", held by clients")
                 mark = {"marker": MARKERS[look.dash], "markevery": [-1], "markerfacecolor": face, "ms": 7}
-                axes.plot(line.x[BYTES.key], smooth(line.mean), label=name, **style, **mark)
+                axes.plot(line.x[BYTES.key], smooth(line.mean, line.x[ROUNDS.key]), label=name, **style, **mark)
     axes.set_ylim(height([curve(method, ACCURACY) for method in methods], start=0.5))
 
 
@@ -175,11 +190,10 @@ def against_paper(published: dict[str, str], rules: dict[str, str]) -> Draw:
     return draw
 
 
-def smooth(values: Array) -> Array:
-    """Return the mean of each value and its neighbours, `[T]`; the ends have fewer of them."""
+def smooth(values: Array, rounds: Array) -> Array:
+    """Return the mean of each value and of those of its neighbouring rounds, `[T]`; the ends have fewer of them."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
-    places = np.arange(len(values))
-    starts, ends = np.maximum(0, places - AROUND), np.minimum(len(values), places + AROUND + 1)
+    starts, ends = np.searchsorted(rounds, rounds - AROUND), np.searchsorted(rounds, rounds + AROUND, side="right")
     mean: Array = (sums[ends] - sums[starts]) / (ends - starts)
     return mean
 

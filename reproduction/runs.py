@@ -24,74 +24,92 @@ LOOKS = {
     "FedCAMS sign": 5, "FedCAMS top-k 1/64": 6, "FedCAMS top-k 1/128": 7, "FedCAMS top-k 1/256": 9,
     "FedCAMS sign, replica 4 bits": 0, "FedCAMS sign, replica 2 bits": 1, "FedCAMS sign, shared 4 bits": 2,
     "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 13,
-    "FedCAMS sign, stateless 8 bits": 12,
+    "FedCAMS sign, stateless 8 bits": 12, "FedAMS, lower falling rate": 11, "FedCAMS one-way": 2,
+    "FedCAMS one-way, lower falling rate": 9, "FedCAMS light": 5, "FedCAMS lighter": 1, "FedCAMS lightest": 3,
+    "FedCAMS sign of tensors": 6,
 }  # fmt: skip
 """A method looks the same in every picture, and no two methods in one picture look the same."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A finished run, under the label of a preset."""
+    """The finished runs of one experiment, under the label of a preset; numbers are means over the seeds."""
 
     label: str
-    run: Run
+    runs: list[Run]
+    """By ascending seed."""
+
+    @property
+    def run(self) -> Run:
+        """The run of the first seed, for what all have in common."""
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, ascending."""
+        return [run.experiment.seed for run in self.runs]
 
     @cached_property
-    def scores(self) -> list[float]:
-        """The accuracies of the last rounds, in percent."""
-        first = self.run.records[-1].round - LAST
-        return [100 * r.test_accuracy for r in self.run.records if r.test_accuracy is not None and r.round > first]
+    def accuracies(self) -> list[float]:
+        """The mean accuracy over the last rounds of each run, in percent."""
+        return [fmean(last_scores(run)) for run in self.runs]
 
     @property
     def accuracy(self) -> float:
         """The mean accuracy over the last rounds, in percent."""
-        return fmean(self.scores)
+        return fmean(self.accuracies)
 
     @property
-    def averaged(self) -> float | None:
-        """The accuracy of the averaged model after the last round, in percent; None if the method keeps none."""
-        found = [r.averaged_accuracy for r in self.run.records if r.averaged_accuracy is not None]
-        return 100 * found[-1] if found else None
-
-    @property
-    def held(self) -> float | None:
-        """The mean accuracy of the model that clients hold, or None if it was not measured."""
-        found = [r.held_accuracy for r in self.run.records[-LAST:] if r.held_accuracy is not None]
-        return 100 * fmean(found) if found else None
+    def last(self) -> float:
+        """The accuracy of the last round that was tested, in percent."""
+        return fmean(last_scores(run)[-1] for run in self.runs)
 
     @property
     def best(self) -> float:
         """The highest accuracy of all rounds, in percent."""
-        return max(100 * r.test_accuracy for r in self.run.records if r.test_accuracy is not None)
-
-    def sum(self, *keys: str) -> int:
-        """Return the sum of these fields over all rounds."""
-        return sum(getattr(record, key) for record in self.run.records for key in keys)
+        return fmean(max(scores(run, "test_accuracy")) for run in self.runs)
 
     @property
-    def up(self) -> int:
+    def averaged(self) -> float | None:
+        """The accuracy of the averaged model after the last round, in percent; None if the method keeps none."""
+        found = [known[-1] for run in self.runs if (known := scores(run, "averaged_accuracy"))]
+        return fmean(found) if found else None
+
+    @property
+    def held(self) -> float | None:
+        """The mean accuracy of the model that clients hold, or None if it was not measured."""
+        found = [score for run in self.runs for score in scores(run, "held_accuracy", LAST)]
+        return fmean(found) if found else None
+
+    def sum(self, *keys: str) -> float:
+        """Return the sum of these fields over all rounds."""
+        return fmean(sum(getattr(record, key) for record in run.records for key in keys) for run in self.runs)
+
+    @property
+    def up(self) -> float:
         """Bytes of all clients, all rounds."""
         return self.sum("wire_up")
 
     @property
-    def down(self) -> int:
+    def down(self) -> float:
         """Bytes to all clients, all rounds."""
         return self.sum("wire_down")
 
     @property
-    def total(self) -> int:
+    def total(self) -> float:
         """Bytes up and down."""
         return self.up + self.down
 
     @property
     def gamma(self) -> list[float]:
-        """γ of every round; empty if it was not measured."""
-        return [gamma for record in self.run.records if (gamma := record.probes.get("gamma")) is not None]
+        """γ of every round of the first run that measured it; empty if none did."""
+        measured = ([g for record in run.records if (g := record.probes.get("gamma")) is not None] for run in self.runs)
+        return next(filter(None, measured), [])
 
     @cached_property
     def seconds(self) -> list[float]:
-        """Seconds of every round, including evaluation."""
-        return [timing["seconds"] for timing in self.run.timings]
+        """Seconds of every round of every run, including evaluation."""
+        return [timing["seconds"] for run in self.runs for timing in run.timings]
 
     @property
     def second(self) -> float | None:
@@ -99,15 +117,27 @@ class Done:
         return median(self.seconds) if self.seconds else None
 
     @property
-    def environment(self) -> str:
-        """The device and the versions of the run."""
-        about = self.run.environment
-        named = {"torch": "torch", "python": "Python"}
-        known = [
-            about.get("device", "device not recorded"),
-            *(f"{n} {about[k]}" for k, n in named.items() if k in about),
-        ]
-        return ", ".join(known)
+    def environments(self) -> list[str]:
+        """The devices and the versions of the runs, each once."""
+        return list(dict.fromkeys(map(_environment, self.runs)))
+
+
+def scores(run: Run, key: str, last: int | None = None) -> list[float]:
+    """Return the accuracies under a key of a run's record that were measured, of its last rounds or of all."""
+    first = 0 if last is None else run.records[-1].round - last
+    found = (getattr(record, key) for record in run.records if record.round > first)
+    return [100 * score for score in found if score is not None]
+
+
+def last_scores(run: Run) -> list[float]:
+    """Return the accuracies of the last rounds, in percent."""
+    return scores(run, "test_accuracy", LAST)
+
+
+def _environment(run: Run) -> str:
+    about, named = run.environment, {"torch": "torch", "python": "Python"}
+    known = [f"{name} {about[key]}" for key, name in named.items() if key in about]
+    return ", ".join([about.get("device", "device not recorded"), *known])
 
 
 @functools.cache  # a page asks a hundred times, and reading takes longer than all that is done with it
@@ -124,26 +154,21 @@ class Results:
         self.runs = [run for run in found if run.finished]
 
     def of(self, preset: str) -> list[Done]:
-        """Return the runs of a preset in its order, also those that were made for another preset.
+        """Return the experiments of a preset in its order, with their runs of every seed, wherever these were made.
 
         Of several equal runs, it takes one that measured γ, or else the first.
         """
-        known: dict[tuple[object, ...], Run] = {}
+        labels = {key(e)[1:]: e.label for e in reversed(shipped(preset))}
+        known: dict[tuple[object, ...], dict[int, Run]] = {}
         for run in sorted(self.runs, key=lambda run: not run.records[0].probes.get("gamma")):
-            known.setdefault(key(run.experiment), run)
-        return [Done(e.label, known[key(e)]) for e in shipped(preset) if key(e) in known]
+            known.setdefault(key(run.experiment)[1:], {}).setdefault(run.experiment.seed, run)
+        found = [(label, known[what]) for what, label in reversed(labels.items()) if what in known]
+        return [Done(label, [runs[seed] for seed in sorted(runs)]) for label, runs in found]
 
     def missing(self, preset: str) -> list[str]:
         """Return the labels of a preset that have no run."""
         there = {done.label for done in self.of(preset)}
-        return [e.label for e in shipped(preset) if e.label not in there]
-
-    def seeds(self, done: Done) -> list[Done]:
-        """Return the runs of the same experiment with every seed."""
-        found = {
-            run.experiment.seed: run for run in self.runs if key(run.experiment)[1:] == key(done.run.experiment)[1:]
-        }
-        return [Done(done.label, found[seed]) for seed in sorted(found)]
+        return list(dict.fromkeys(e.label for e in shipped(preset) if e.label not in there))
 
     def repeats(self) -> list[list[Run]]:
         """Return groups of runs that were made several times with the same seed."""
@@ -162,9 +187,9 @@ def key(experiment: Experiment) -> tuple[object, ...]:
 
 def collection(runs: list[Done]) -> Collection:
     """Return a collection for the report's charts, each method in its own look."""
-    return Collection([Method(done.label, [done.run]) for done in runs], [], looks(runs))
+    return Collection([Method(done.label, done.runs) for done in runs], [], looks(runs))
 
 
 def looks(runs: list[Done]) -> list[Look]:
-    """Return the look of each run: the one in `LOOKS`, or else one by its position."""
+    """Return the look of each method: the one in `LOOKS`, or else one by its position."""
     return [look(LOOKS.get(done.label, place)) for place, done in enumerate(runs)]

@@ -39,7 +39,7 @@ def headline(results: Results) -> Iterator[str]:
     for model in words.MODELS:
         yield from _buffers(model, {done.label: done for done in results.of(f"compression-{model}")})
     if results.runs:
-        minutes = sum(sum(Done("", run).seconds) for run in results.runs) / 60
+        minutes = sum(timing["seconds"] for run in results.runs for timing in run.timings) / 60
         yield f"Finished runs: {len(results.runs)}, {minutes:.0f} minutes of computing in all.\n"
 
 
@@ -83,7 +83,7 @@ def accuracies(preset: str, runs: list[Done]) -> Iterator[str]:
         [
             done.label,
             f"{done.accuracy:.2f}",
-            f"{done.scores[-1]:.2f}",
+            f"{done.last:.2f}",
             f"{done.best:.2f}",
             paper,
             *_sizes(done),
@@ -124,9 +124,10 @@ def lost(runs: list[Done], base: Done) -> Iterator[str]:
 
 def where(runs: list[Done]) -> str:
     """Return devices and versions, engines if they were recorded, each once, and the seeds."""
-    places = dict.fromkeys(done.environment for done in runs)
-    engines = dict.fromkeys(f", engine {e}" for done in runs if (e := done.run.environment.get("engine")))
-    seeds = sorted({done.run.experiment.seed for done in runs})
+    places = dict.fromkeys(place for done in runs for place in done.environments)
+    made = [run.environment.get("engine") for done in runs for run in done.runs]
+    engines = dict.fromkeys(f", engine {engine}" for engine in made if engine)
+    seeds = sorted({seed for done in runs for seed in done.seeds})
     return f"{'; '.join(places)}{''.join(engines)}. Seed {', '.join(map(str, seeds))}, one run each.\n"
 
 
@@ -208,19 +209,16 @@ def tradeoff(results: Results, preset: str) -> Iterator[str]:
 def seeds(results: Results) -> Iterator[str]:
     """Yield a table of every method that was run with several seeds."""
     names = [f"{figure}-{model}" for figure in ("fig1", "compression", "two-way") for model in words.MODELS]
-    found: dict[object, list[Done]] = {}
-    for done in (done for name in names for done in results.of(name)):
-        found.setdefault(done.run.path, results.seeds(done))
-    rows = [_seeds(runs) for runs in found.values() if len(runs) > 1]
+    found = {done.run.path: done for name in names for done in results.of(name)}
+    rows = [_seeds(done) for done in found.values() if len(done.runs) > 1]
     if rows:
-        yield "## Other seeds\n"
+        yield "## Seeds\n"
         yield from table("model | run | seed: accuracy | mean", "lllr", rows)
 
 
-def _seeds(runs: list[Done]) -> list[str]:
-    each = ", ".join(f"{done.run.experiment.seed}: {done.accuracy:.2f}" for done in runs)
-    model = words.MODELS[str(runs[0].run.experiment.model)]
-    return [model, runs[0].label, each, f"{fmean(done.accuracy for done in runs):.2f}"]
+def _seeds(done: Done) -> list[str]:
+    each = ", ".join(f"{seed}: {score:.2f}" for seed, score in zip(done.seeds, done.accuracies, strict=True))
+    return [words.MODELS[str(done.run.experiment.model)], done.label, each, f"{done.accuracy:.2f}"]
 
 
 def repeatability(results: Results) -> Iterator[str]:
@@ -228,7 +226,7 @@ def repeatability(results: Results) -> Iterator[str]:
     yield words.REPEATABILITY
     for first, *others in results.repeats():
         for other in others:
-            yield _compared(Done(first.experiment.label, first), Done(other.experiment.label, other))
+            yield _compared(*(Done(run.experiment.label, [run]) for run in (first, other)))
     yield ""
 
 

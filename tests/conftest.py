@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from forks import Forks
 
 # Several processes at once must not each take all cores: their threads would spin against each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -38,12 +41,26 @@ LONG_FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first, then those that fork, so that of several processes one alone loads what is forked."""
     ranks = {name: rank for rank, name in enumerate(LONG_FIRST)}
-    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+    items.sort(key=lambda item: (ranks.get(item.path.name, len(ranks)), not forks_in(item)))
+
+
+def forks_in(item: pytest.Item) -> bool:
+    """Whether a test makes processes by the fixture `forks`."""
+    return "forks" in getattr(item, "fixturenames", ())
 
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # thousands of tests and all of torch stay to the end: no use in searching them for garbage
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """For tests of kills, of ends and of what must stay out of this process: others that need not import torch."""
+    made = Forks()
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from hypothesis import strategies as st
 from fedcams.bits import packing, positions, rice, select, select_torch, signs, vectors
 from fedcams.bits.parallel import BLOCK, map_ranges, map_threads
 from fedcams.errors import BadPadding, BadPosition, NonCanonical, Truncated
+from forks import Forks
 
 SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 1000, 4097, 3 * BLOCK + 5]
 
@@ -351,6 +350,13 @@ def test_kernels_run_from_many_threads_at_once() -> None:
             assert list(pool.map(everything, xs)) == expected
 
 
+# In a process that has loaded the package before: its modules again, with what numba reads when it is imported.
+AGAIN = """
+import sys, numba
+numba.core.config.reload_config()
+for name in [name for name in sys.modules if name.partition(".")[0] == "fedcams"]:
+    del sys.modules[name]
+"""
 CACHE = """
 import os, torch
 from fedcams.bits import signs
@@ -362,18 +368,17 @@ for _ in range(2):
         os._exit(0)
     os.wait()
 """
-"""Two processes that have compiled nothing before; torch is loaded once for both."""
+"""Two processes that have compiled nothing before."""
 
 
-def test_compiled_kernels_are_kept_on_disk(tmp_path: Path) -> None:
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    assert subprocess.check_output([sys.executable, "-c", CACHE], env=environment, text=True) == "0 1\n1 0\n"
+def test_compiled_kernels_are_kept_on_disk(tmp_path: Path, forks: Forks) -> None:
+    done = forks.run(AGAIN + CACHE, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
+    assert done.output == "0 1\n1 0\n", done.errors
 
 
 FORK = """
-import os, sys
+import os
 import torch
-sys.path.insert(0, sys.argv[1])
 import fedcams
 from test_bits import everything, vector, BLOCK
 
@@ -394,10 +399,9 @@ assert everything(x[None]) == expected
 """
 
 
-def test_kernels_run_after_a_fork() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", FORK, os.path.dirname(__file__)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_kernels_run_after_a_fork(forks: Forks) -> None:
+    done = forks.run(FORK)
+    assert done.code == 0, done.errors
 
 
 @pytest.mark.parametrize("d", [1, 7, 4097, 200_003])
@@ -426,13 +430,13 @@ def test_norms_of_rows_on_a_gpu_do_not_depend_on_the_other_rows() -> None:
     torch.testing.assert_close(norms.cpu(), vectors.row_norms(rows.cpu()), rtol=1e-13, atol=0)
 
 
-def test_kernels_work_without_a_folder_for_their_cache_and_say_so(tmp_path: Path) -> None:
+def test_kernels_work_without_a_folder_for_their_cache_and_say_so(tmp_path: Path, forks: Forks) -> None:
     shutil.copytree(Path(packing.__file__).parents[1], tmp_path / "fedcams", ignore=lambda *_: ["__pycache__"])
     (tmp_path / "fedcams" / "bits" / "__pycache__").touch()  # a file in its place stops even root from writing there
     code = "import torch; from fedcams.bits.vectors import abs_sum; print(abs_sum(torch.tensor([1.0, -2.0])))"
     env = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
-    env |= {"PYTHONPATH": str(tmp_path), "HOME": os.devnull, "XDG_CACHE_HOME": os.devnull}
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == 3.0
-    assert done.stderr.count("set NUMBA_CACHE_DIR") == 1
+    env |= {"HOME": os.devnull, "XDG_CACHE_HOME": os.devnull}
+    done = forks.run(AGAIN + code, env=env, cwd=tmp_path)
+    assert done.code == 0, done.errors
+    assert float(done.output) == 3.0
+    assert done.errors.count("set NUMBA_CACHE_DIR") == 1

@@ -35,7 +35,7 @@ pytestmark = [
 def test_a_compiled_step_is_the_same_and_serves_every_rate() -> None:
     """In one shape for all steps: clients of uneven size, some done before the others.
 
-    The rate is an input; a shift, another rule and another loss take code of their own.
+    The rate is an input; a shift takes code of its own, and so do another rule and another loss.
     """
     spec = "adamw(lr=0.01, epochs=2, batch=8)"
     task = problem("mlp", spec)
@@ -44,9 +44,7 @@ def test_a_compiled_step_is_the_same_and_serves_every_rate() -> None:
         truth = train("loop", problem("mlp", spec), rate=rate, shift=added)
         assert_close(train("stacked(compile=true)", task, rate=rate, shift=added), truth, 1e-9)
     assert len(task.compiled) == 2
-    spec = "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=2, batch=8)"
-    again = dataclasses.replace(task, local=local(spec), loss=lambda out, y: out.square().sum(-1))
-    assert_close(train("stacked(compile=true)", again), train("loop", again), 1e-9)
+    assert not dataclasses.replace(task, local=local("sgd(lr=0.1)"), loss=lambda out, y: out.sum(-1)).compiled
     with pytest.raises(SpecError, match="compiling needs a model without buffers"):
         train("stacked(compile=true)", problem("batch-norm"))
 
@@ -56,7 +54,7 @@ def test_a_compiled_step_serves_cohorts_of_any_length() -> None:
     x, y = torch.randn(100, 12, generator=torch.Generator().manual_seed(0)).double(), torch.arange(100) % 3
     clients = {client: (x[: 5 * client + 5], y[: 5 * client + 5]) for client in range(20)}
     model = nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3)).double()  # one more header for float32
-    given = Problem(model, per_example, clients, local("sgd(lr=0.1, batch=4)"))
+    given = Problem(model, per_example, clients, local("sgd(lr=0.1, momentum=0.9, weight_decay=0.01, batch=4)"))
     start = given.read()
     for cohort in ([first, first + 1] for first in range(0, 20, 2)):
         ours, truth = (

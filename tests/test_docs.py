@@ -6,10 +6,7 @@ import csv
 import importlib
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +14,7 @@ import pytest
 import torch
 
 from fedcams import ErrorFeedback, Layout, RowStore, decode, encode
+from forks import Forks
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -80,13 +78,13 @@ def test_the_guide_shows_the_example_file() -> None:
     assert f"```python\n{(ROOT / 'examples' / 'blockmax.py').read_text()}```" in guide
 
 
-def test_the_example_compressor_keeps_every_contract() -> None:
+def test_the_example_compressor_keeps_every_contract(forks: Forks) -> None:
     """The command of the guide, in a process of its own so that the example stays out of this one's registry."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "blockmax", "tests/test_contracts.py", "-k", "blockmax"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "examples")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    passed = re.search(r"(\d+) passed", done.stdout)
+    script = "import pytest, sys; sys.path.insert(0, 'examples'); sys.exit(pytest.main(sys.argv[1:]))"
+    command = ["-q", "-p", "blockmax", "tests/test_contracts.py", "-k", "blockmax"]
+    done = forks.run(script, *command, cwd=ROOT)
+    assert done.code == 0, done.output + done.errors
+    passed = re.search(r"(\d+) passed", done.output)
     assert passed
     assert int(passed[1]) > 40
 

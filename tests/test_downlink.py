@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -39,6 +37,7 @@ from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
 from fedcams.runs.state import pack, restore
 from fedcams.wire import unpack as unpack_payload
+from forks import Forks
 
 LAYOUT = Layout(("w", "b"), ((5, 10), (10,)))
 BUFFERS = Layout(("norm.running_mean", "norm.running_var"), ((6,), (6,)))
@@ -479,7 +478,7 @@ def test_first_contacts_are_dense_and_later_ones_are_not(spec: str) -> None:
 # -- on disk -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_killed_while_training_is_in_step_when_it_comes_back(tmp_path: Path) -> None:
+def test_a_client_killed_while_training_is_in_step_when_it_comes_back(tmp_path: Path, forks: Forks) -> None:
     """A real process and a real kill: what was staged is there, and the server builds on what was held before."""
     world = World("shared(topk(ratio=0.1))")
     world.stores[0] = HeldStore.on_disk(LAYOUT, tmp_path)
@@ -487,8 +486,7 @@ def test_a_client_killed_while_training_is_in_step_when_it_comes_back(tmp_path: 
         world.round({0: "fine", 1: "fine"})
     instructions, world.state = server_side.instruct(world.server, world.state, [0, 1])
     (tmp_path / "instruction").write_bytes(instructions[0].to_bytes())
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=100, check=False)
-    assert done.returncode == -signal.SIGKILL
+    assert forks.run(KILLED, tmp_path).code == -signal.SIGKILL
     staged = HeldStore.on_disk(LAYOUT, tmp_path).staged(0)
     assert staged is not None
     assert staged["model"].result.version == 3

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from fedcams.own import History
 from fedcams.registry import registered
 from fedcams.runs import read_run
 from fedcams.simulation import RoundRecord
+from forks import Forks
 from own_pieces import FILES, METHODS, PROBES, loaded
 from test_runs import lasting
 
@@ -125,25 +124,14 @@ rounds = 28
 IMPORTS = [word for name in FILES for word in ("--import", name)]
 RUN = [*IMPORTS, "run", "pieces.toml", "--no-report", "--quiet", "--checkpoint-every", "3"]
 
-# One process that runs everything undisturbed, and then makes another one by fork for each line it reads: so a kill
-# costs no imports. Torch is safe in a forked child only with one thread.
-FORKS = """
-import os, sys, torch, traceback
-torch.set_num_threads(1)
+# One process that runs everything undisturbed, and then each label that it reads in another one, which can be killed.
+COMMANDS = """
+import sys
 from fedcams.cli import app
-app(sys.argv[1:], standalone_mode=False)
-print("ready", flush=True)
-for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        try:
-            app(line.split("|")[:-1], standalone_mode=False)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    print(child, flush=True)
-    print(os.waitpid(child, 0)[1], flush=True)
+from forks import fork_for_each_line
+
+app([*sys.argv[1:], "--out", "whole"], standalone_mode=False)
+fork_for_each_line(lambda label: app([*sys.argv[1:], "--out", "killed", "--only", label], standalone_mode=False))
 """
 
 
@@ -155,48 +143,25 @@ def preset() -> str:
     return BASE + "".join(f"\n[[run]]\n{text}" for text in runs)
 
 
-class Forks:
-    """The command line, in a process that can be killed."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.inputs, self.outputs = process.stdin, process.stdout
-        assert self.outputs.readline() == "ready\n"
-
-    def start(self, *arguments: str) -> int:
-        self.inputs.write("".join(f"{argument}|" for argument in arguments) + "\n")
-        self.inputs.flush()
-        return int(self.outputs.readline())
-
-    def status(self) -> int:
-        return int(self.outputs.readline())
-
-
 def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where torch has CUDA, a forked process cannot train")
-def test_each_runs_by_the_command_line_and_after_kill_9_is_never_killed(folder: Path) -> None:
+def test_each_runs_by_the_command_line_and_after_kill_9_is_never_killed(folder: Path, forks: Forks) -> None:
     (folder / "pieces.toml").write_text(preset())
-    command = [sys.executable, "-c", FORKS, *RUN, "--out", "whole"]
-    environment, pipe = {**os.environ, "OMP_NUM_THREADS": "1"}, subprocess.PIPE
-    with subprocess.Popen(command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
-        forks = Forks(process)
+    with forks.start(COMMANDS, *RUN, cwd=folder) as process:
         for at, label in enumerate(LABELS.values()):
-            arguments = [*RUN, "--out", "killed", "--only", label]
-            child, records = forks.start(*arguments), folder / "killed" / f"{label}-s1" / "rounds.jsonl"
+            child, records = process.fork(label), folder / "killed" / f"{label}-s1" / "rounds.jsonl"
             deadline = time.monotonic() + 120
             while lines(records) < 4 + 2 * at:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
             os.kill(child, 9)
-            assert forks.status() == 9
+            assert process.forked_code() == -9
             assert lines(records) < 28, "killed too late to tell anything"
-            forks.start(*arguments)
-            assert forks.status() == 0
-        forks.inputs.close()
+            process.fork(label)
+            assert process.forked_code() == 0
     for name, label in LABELS.items():
         made, expected = folder / "killed" / f"{label}-s1", folder / "whole" / f"{label}-s1"
         assert lasting(made) == lasting(expected)

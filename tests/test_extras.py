@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 import fedcams
 from fedcams.extras import ExtraMissing, load
+from forks import Forks
 
 
 def test_an_installed_library_is_loaded() -> None:
@@ -21,13 +21,13 @@ def test_a_missing_one_is_named_with_its_extra() -> None:
         load("no_such_library", what="this", extra="that")
 
 
-def test_without_flower_the_package_says_so() -> None:
+def test_without_flower_the_package_says_so(forks: Forks) -> None:
     """In a process of its own, since modules are loaded once."""
     probe = "import sys; sys.modules['flwr'] = None\nimport fedcams.flower"
-    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert "fedcams.flower needs flwr" in result.stderr
-    assert "pip install 'fedcams[flower]'" in result.stderr
+    result = forks.run(probe)
+    assert result.code == 1
+    assert "fedcams.flower needs flwr" in result.errors
+    assert "pip install 'fedcams[flower]'" in result.errors
 
 
 def test_without_pandas_a_history_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

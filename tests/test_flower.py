@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +30,7 @@ from fedcams.rounds import Instruction, Reply
 from fedcams.runs import RunError
 from flower_apps import CLIENTS, ROUNDS, Log, client_app, experiment, federation, quick, run, simulated, vector, vectors
 from flower_grid import LocalGrid
+from forks import Forks
 
 __all__ = ["quick"]  # a fixture for these tests
 
@@ -423,13 +421,10 @@ def test_a_client_that_lies_is_refused_with_the_reason(
     assert np.array_equal(result.arrays["w"].numpy(), np.ones((2, 3)))
 
 
-def test_memory_is_a_few_times_the_model_however_many_reply() -> None:
+def test_memory_is_a_few_times_the_model_however_many_reply(forks: Forks) -> None:
     """In a process of its own; the server's limit holds the model and the three vectors of fedams."""
-    script = str(Path(__file__).with_name("flower_memory.py"))
-    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # freed arrays go back to the system at once
-    told = subprocess.run(
-        [sys.executable, script, "both", "5000000"], env=env, capture_output=True, text=True, check=True
-    )
-    found = {line["side"]: line for line in map(json.loads, re.findall(r"^\{.*\}$", told.stdout, re.M))}
+    at_once = "import ctypes; ctypes.CDLL(None).mallopt(-3, 65536)"  # freed arrays go back to the system at once
+    told = forks.run(f"{at_once}; import flower_memory; flower_memory.main()", "both", "5000000")
+    found = {line["side"]: line for line in map(json.loads, re.findall(r"^\{.*\}$", told.output, re.M))}
     for side, limit in {"client": 3, "server": 1 + 3 + 2}.items():
         assert found[side]["peak"] < limit * found[side]["model"], side

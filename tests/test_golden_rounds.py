@@ -14,8 +14,13 @@ from fedcams.experiment import Experiment
 STORED = json.loads(gzip.decompress(golden.FILE.read_bytes()))
 EXPERIMENTS = dict(golden.experiments())
 DIGITS = [name for name in EXPERIMENTS if name.startswith("digits") and name.split(", ")[-1] not in golden.OPTIONS]
-RUN = [name for name in EXPERIMENTS if name not in DIGITS] + DIGITS[::4]
-"""Quadratics are quick; of the digits, which take most of the time, every option and a quarter of the rest."""
+BY_ENGINE = {
+    kind: [name for name in EXPERIMENTS if name.startswith(f"quadratic, {kind}")] for kind in ("loop", "stacked")
+}
+OPTIONS = [name for name in EXPERIMENTS if name.startswith("digits") and name not in DIGITS]
+RUN = [*BY_ENGINE["loop"][::2], *BY_ENGINE["stacked"][1::2], *OPTIONS, *DIGITS[::4]]
+"""Each quadratic by one of the two engines, which other tests compare; of the digits, which take longest, every option
+and a quarter of the rest."""
 
 
 def test_every_run_is_stored() -> None:
@@ -24,6 +29,16 @@ def test_every_run_is_stored() -> None:
 
 @pytest.mark.parametrize("name", [name for name in RUN if name in STORED["runs"]])
 def test_rounds_are_as_recorded(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.slow
+def test_all_rounds_are_as_recorded() -> None:
+    for name in set(STORED["runs"]) - set(RUN):
+        check(name)
+
+
+def check(name: str) -> None:
     """Bytes and cohorts always; other numbers to the last bit where processor and libraries are those of the record."""
     experiment: Experiment = EXPERIMENTS[name]
     exactly = golden.where() == STORED["environment"]

@@ -24,7 +24,7 @@ from fedcams.engines.graphs.tiles import depth, power, splits, together
 from fedcams.engines.graphs.translation import translate
 from fedcams.errors import SpecError, UpdateError
 from fedcams.local import local
-from fedcams.models.resnet18 import BasicBlock
+from fedcams.models.networks.resnet import BasicBlock
 from fedcams.tasks import CropFlip
 
 SMALL = ["resnet18(width=4)", "convmixer(dim=8, depth=2)", "cnn(channels=4)", "mlp(hidden=8)", "linear"]

@@ -1,16 +1,14 @@
-"""What a large population costs, measured as the system counts it, in processes of their own, forked from one that has
-loaded everything."""
+"""What a large population costs, measured as the system counts it, in processes of their own."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from forks import Forks
+
 PROBE = """
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,12 +35,7 @@ def measure(population, cohort, rounds):
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     print(seen, 1024 * int(peak.split()[1]), flush=True)
 
-torch.set_num_threads(1)  # so that it may fork
-for case in sys.argv[1:]:
-    if not os.fork():
-        measure(*map(int, case.split(",")))
-        os._exit(0)
-    assert os.wait()[1] == 0
+measure(*map(int, sys.argv[1].split(",")))
 """
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak from")
@@ -53,12 +46,13 @@ FEW, MANY, CROWD = "100,10,8", "10000,10,8", "10000,100,25"
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, tuple[int, int]]:
+def measured(forks: Forks) -> dict[str, tuple[int, int]]:
     """How many clients took part in each, and the most bytes that its process held."""
-    command = [sys.executable, "-c", PROBE, FEW, MANY, CROWD]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    lines = (tuple(map(int, line.split())) for line in done.stdout.splitlines())
-    return {case: (seen, most) for case, (seen, most) in zip((FEW, MANY, CROWD), lines, strict=True)}
+    found = {}
+    for case in (FEW, MANY, CROWD):
+        seen, most = forks.run(PROBE, case).output.split()
+        found[case] = int(seen), int(most)
+    return found
 
 
 def test_clients_that_never_take_part_cost_nothing(measured: dict[str, tuple[int, int]]) -> None:

@@ -112,7 +112,7 @@ def test_batched_rounds_of_every_two_examples_are_the_two_halves() -> None:
 @pytest.mark.parametrize("name", ["shared", "replica"])
 def test_downlinks_of_every_compressor_over_many_rounds(name: str, codec: str) -> None:
     """Long enough for clients to miss rounds, come back and catch up; buffers follow the same rule."""
-    options = {"uplink": "sign", "downlink": f"{name}({codec})", "buffers": codec, "rounds": 9, "test": None}
+    options = {"uplink": "sign", "downlink": f"{name}({codec})", "buffers": codec, "rounds": 6, "test": None}
     options |= {"local": "sgd(lr=0.1, steps=1, batch=8)", "model": net(True), "engine": "loop", "seed": 3}
     batched, apart = (run(**options) for _ in range(2))
     assert_equal_rounds(batched, apart)

@@ -6,10 +6,7 @@ import copy
 import functools
 import inspect
 import json
-import os
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +27,7 @@ from fedcams.runs.files import locked
 from fedcams.simulation import RoundRecord
 from fedcams.tasks import cross_entropy
 from fedcams.tasks.base import CropFlip
+from forks import Forks
 from test_runs import _quick_sync, everything  # noqa: F401  (a fixture)
 
 FULL: dict[str, Any] = {
@@ -414,8 +412,9 @@ def test_a_history_that_is_let_go_keeps_its_last_round(out: Path) -> None:
 
 
 PROCESS = """
-import sys
+import sys, torch
 from pathlib import Path
+torch.set_num_threads(int(sys.argv[2]))  # on which sums depend
 from test_own import start
 history = start(Path(sys.argv[1]))
 for record in history:
@@ -424,10 +423,8 @@ for record in history:
 """
 
 
-def test_the_end_of_the_process_keeps_the_last_round(out: Path) -> None:
-    threads = str(torch.get_num_threads())  # sums depend on their number
-    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": threads}
-    subprocess.run([sys.executable, "-c", PROCESS, str(out)], check=True, env=here)
+def test_the_end_of_the_process_keeps_the_last_round(out: Path, forks: Forks) -> None:
+    assert forks.run(PROCESS, out, torch.get_num_threads()).code == 0
     assert saved(out) == 5
     assert same(start(out).run(), start(None).run())
 

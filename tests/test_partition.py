@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ def test_every_example_has_one_owner_and_every_client_an_example(method: Partiti
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
 
 
+@settings(max_examples=50)
 @given(data=st.data(), labels=LABEL_SETS, seed=st.integers(0, 2**32))
 def test_odd_data_are_split_or_refused(data: st.DataObject, labels: Ints, seed: int) -> None:
     clients = data.draw(st.integers(1, len(labels)))

@@ -34,13 +34,13 @@ from fedcams.sampler import Contacts, sampler
 from fedcams.wire import encode
 from fedcams.wire.estimate import payload_bytes
 
-POPULATION, ROUNDS = 12, 25
+POPULATION, ROUNDS = 12, 16
 
 
 def simulated(**changes: Any) -> tuple[Experiment, list[Any], Any]:
     """A short run that really encodes, its records and the server at its end."""
     values = {"model": "mlp(hidden=8)", "clients": POPULATION, "sampler": "uniform(n=3)", "rounds": ROUNDS}
-    values |= {"local": "sgd(lr=0.1, steps=1, batch=2)", "evaluate_every": 99}
+    values |= {"local": "sgd(lr=0.1, steps=1, batch=2)", "evaluate_every": 99, "engine": "stacked"}
     experiment = Experiment.from_dict({**values, **changes})
     built = build(experiment)
     state, records = built.state, []
@@ -108,7 +108,7 @@ def test_sparse_deltas_are_planned_as_if_they_chose_anew(downlink: str) -> None:
 def test_participation_on_average(n: int) -> None:
     """The closed form against the mean over many seeds, and against what must hold for any."""
     expected = expected_contacts(POPULATION, n, ROUNDS)
-    runs = [simulated_contacts(sampler(f"uniform(n={n})"), POPULATION, ROUNDS, seed) for seed in range(300)]
+    runs = [simulated_contacts(sampler(f"uniform(n={n})"), POPULATION, ROUNDS, seed) for seed in range(100)]
     assert all(run.total == n * ROUNDS for run in runs)
     assert expected.total == pytest.approx(n * ROUNDS)
     for key in ("first", "gaps"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def loaded(browser: Any, folder: Path) -> Iterator[tuple[Any, list[str]]]:
+@contextlib.contextmanager
+def heard_out(browser: Any, folder: Path) -> Iterator[tuple[Any, list[str]]]:
     """The opened page, and what it must not do: complain, or fetch something."""
     context = browser.new_context(viewport=WINDOW)
     page, heard = context.new_page(), []
@@ -79,22 +80,35 @@ def fetched(url: str) -> list[str]:
     return [] if urlsplit(url).scheme in ("file", "data", "blob") else [url]
 
 
+@pytest.fixture(scope="module")
+def seen(browser: Any, folder: Path) -> Iterator[tuple[Any, list[str]]]:
+    with heard_out(browser, folder) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def changed(browser: Any, folder: Path) -> Iterator[tuple[Any, list[str]]]:
+    with heard_out(browser, folder) as opened:
+        yield opened
+
+
 @pytest.fixture
-def page(loaded: tuple[Any, list[str]]) -> Iterator[Any]:
+def page(seen: tuple[Any, list[str]]) -> Iterator[Any]:
     """The page as it was opened, for tests that only look at it."""
-    page, heard = loaded
+    page, heard = seen
     yield page
     page.wait_for_timeout(50)
     assert heard == []
 
 
 @pytest.fixture
-def own_page(page: Any) -> Iterator[Any]:
-    """The same page for tests that change it: it is loaded again after them."""
+def own_page(changed: tuple[Any, list[str]]) -> Iterator[Any]:
+    """Another one for tests that change it: each of them a part of its own, or back again."""
+    page, heard = changed
     yield page
     page.set_viewport_size(WINDOW)
-    page.reload()
-    page.locator("#chart-network .main-svg").first.wait_for()
+    page.wait_for_timeout(50)
+    assert heard == []
 
 
 def drawn(page: Any, chart: str, what: str = ".scatterlayer .trace .js-line") -> int:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -262,12 +263,13 @@ def test_a_run_that_is_not_finished_is_not_shown(tmp_path: Path) -> None:
     assert "Not run yet: FedAvg; FedAdam;" in made(tmp_path)
 
 
-def test_other_seeds_and_repeated_runs_are_told_apart(tmp_path: Path) -> None:
+def test_seeds_are_a_mean_and_repeated_runs_are_told_apart(tmp_path: Path) -> None:
     root = tmp_path / "results"
     add(root, "fig1-resnet18", "FedAMS", top=0.9)
     add(root, "fig1-resnet18", "FedAMS", top=1.0, seed=2)
     text = made(tmp_path)
-    assert "| ResNet-18 | FedAMS | 1: 81.09, 2: 90.10 | 85.59 |" in section(text, "Other seeds")
+    assert "| ResNet-18 | FedAMS | 1: 81.09, 2: 90.10 | 85.59 |" in section(text, "Seeds")
+    assert "| FedAMS | 85.59 |" in section(text, "Server optimizers")
     assert "was run twice" not in text
     shutil.copytree(root / "fig1-resnet18" / "fedams-s1", root / "repeated" / "fedams-s1")
     assert "FedAMS of ResNet-18, seed 1, was run twice at full length: all records are equal." in made(tmp_path)
@@ -325,9 +327,8 @@ def test_what_is_no_longer_shown_goes(tmp_path: Path) -> None:
 
 
 def test_smoothing_keeps_a_line_and_averages_noise() -> None:
-    import numpy as np
-
-    np.testing.assert_allclose(smooth(np.full(30, 2.0)), 2.0)
     line = np.arange(30.0)
-    np.testing.assert_allclose(smooth(line)[5:-5], line[5:-5])
-    np.testing.assert_allclose(smooth(line)[0], 2.5)  # of the six that are there
+    np.testing.assert_allclose(smooth(np.full(30, 2.0), line), 2.0)
+    np.testing.assert_allclose(smooth(line, line)[5:-5], line[5:-5])
+    np.testing.assert_allclose(smooth(line, line)[0], 2.5)  # of the six that are there
+    np.testing.assert_allclose(smooth(line**2, 10 * line), line**2)  # nothing was tested in neighbouring rounds

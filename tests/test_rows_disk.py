@@ -10,8 +10,6 @@ import os
 import random
 import resource
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from fedcams import durable
 from fedcams.errors import ResidualError
 from fedcams.layout import Layout
 from fedcams.rows import RowStore
+from forks import Forked, Forks
 from memory import peak_memory
 from named_rows import LAYOUTS, MEMORY_DISK, D, content, files, rows
 
@@ -621,16 +620,16 @@ def test_death_at_every_step_leaves_old_or_new(
     assert moment > 40  # the steps make about this many system calls
 
 
-# Imports once, then makes one writer for each line it reads, by fork: many kills cost one import of torch.
 WRITERS = """
-import os, sys, torch
+import sys, torch
 from fedcams.bits.checksum import sums
 from fedcams.layout import Layout
 from fedcams.rows import RowStore
+from forks import fork_for_each_line
 
 sums(torch.zeros(1).numpy())  # loads the kernel
 
-def write(folder, d):
+def write(folder, d=20000):
     store = RowStore.on_disk({"residual": Layout.flat(d), "control": Layout.flat(d // 2)}, folder, spares=2)
     t = store.snapshot_round or 0
     while True:
@@ -641,40 +640,16 @@ def write(folder, d):
         if t % 3 == 0:
             store.snapshot(t)
 
-for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        write(sys.argv[1], int(sys.argv[2]))
-    print(child, flush=True)
-    os.waitpid(child, 0)
-    print("gone", flush=True)
-os._exit(0)  # torch takes its time to end
+fork_for_each_line(write)
 """
 
 
-@pytest.fixture
-def writers(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The process that makes writers."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", WRITERS, str(folder), "20000"], text=True, **pipes) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(timeout=10) == 0
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-
-
-def kill_a_writer(writers: subprocess.Popen[str], after: float) -> None:
+def kill_a_writer(writers: Forked, folder: Path, after: float) -> None:
     """Starts a writer, lets it write for a while and kills it with SIGKILL."""
-    assert writers.stdin is not None
-    assert writers.stdout is not None
-    writers.stdin.write("go\n")
-    writers.stdin.flush()
-    child = int(writers.stdout.readline())
+    child = writers.fork(str(folder))
     time.sleep(after)
     os.kill(child, 9)
-    assert writers.stdout.readline() == "gone\n"
+    assert writers.forked_code() == -9
 
 
 def check_values(store: RowStore) -> None:
@@ -686,21 +661,22 @@ def check_values(store: RowStore) -> None:
             assert torch.equal(row, torch.full_like(row, sign * value))
 
 
-def test_kill_9_leaves_old_or_new(folder: Path, writers: subprocess.Popen[str]) -> None:
+def test_kill_9_leaves_old_or_new(folder: Path, forks: Forks) -> None:
     """Client c writes c * 1000 + t in every round t that c + 1 divides; every third round is a snapshot."""
     layouts = {"residual": Layout.flat(20_000), "control": Layout.flat(10_000)}
     rounds, kills = [0], 0
-    while kills < 12 or (rounds[-1] == 0 and kills < 100):
-        kills += 1
-        kill_a_writer(writers, after=random.uniform(0.01, 0.15))
-        store = RowStore.on_disk(layouts, folder)
-        check_values(store)
-        store.versions()  # every header is whole
-        t = store.snapshot_round or 0
-        store.rollback(t)
-        check_values(store)
-        assert {c: store.round_of(c) or 0 for c in range(4)} == {c: t - t % (c + 1) for c in range(4)}
-        assert len(files(folder)) == 1 + len(store.ids())
-        rounds.append(t)
+    with forks.start(WRITERS) as writers:
+        while kills < 12 or (rounds[-1] == 0 and kills < 100):
+            kills += 1
+            kill_a_writer(writers, folder, after=random.uniform(0.01, 0.15))
+            store = RowStore.on_disk(layouts, folder)
+            check_values(store)
+            store.versions()  # every header is whole
+            t = store.snapshot_round or 0
+            store.rollback(t)
+            check_values(store)
+            assert {c: store.round_of(c) or 0 for c in range(4)} == {c: t - t % (c + 1) for c in range(4)}
+            assert len(files(folder)) == 1 + len(store.ids())
+            rounds.append(t)
     assert rounds == sorted(rounds)
     assert rounds[-1] > 0, "no writer ever came to a snapshot"

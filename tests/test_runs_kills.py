@@ -10,10 +10,8 @@ import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from fedcams import durable
 from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, is_run, read_run, resume, run
 from fedcams.runs.checkpoint import sealed
+from forks import Forks
 from test_runs import (
     EVERYTHING,
     Stop,
@@ -108,24 +107,23 @@ def test_death_at_every_step_and_again_while_resuming(
         go_on(experiment, folder)
         assert lasting(folder) == whole, f"died at moment {moment}"
         shutil.rmtree(folder)
-        moment += 3 if kind else 1  # the more there is to save, the more moments there are
+        moment += 5 if kind else 1  # the more there is to save, the more moments there are
     assert moment > 100  # the run makes about this many changes to the disk
 
 
 # -- kill -9 -----------------------------------------------------------------------------------------------------------
 
-# Runs each once undisturbed, then once more for each name it reads, every time in a new process made by fork: kills
-# cost no imports. Torch is safe in a forked child only with one thread.
+# Runs each once undisturbed, then once more for each name it reads, every time in a process of its own.
 RUNNERS = """
-import os, sys, torch
+import sys, torch
 from pathlib import Path
 
 import fedcams
 from fedcams.experiment import Experiment
 from fedcams.runs import is_run, resume, run
 from fedcams.tasks import task
+from forks import fork_for_each_line
 
-torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 experiment, loaded = Experiment.read(folder / "experiment.toml"), task("digits").load()
 clients = [(loaded.train_x[i::6], loaded.train_y[i::6]) for i in range(6)]
@@ -144,55 +142,8 @@ def own(out):
 kinds = {"command line": command_line, "own": own}
 for name, go_on in kinds.items():
     go_on(folder / name / "whole")
-print("ready", flush=True)
-for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        name = line.strip()
-        kinds[name](folder / name / "run")
-        os._exit(0)
-    print(child, flush=True)
-    print(os.waitpid(child, 0)[1], flush=True)
+fork_for_each_line(lambda name: kinds[name](folder / name / "run"))
 """
-
-
-def python(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process of its own; the script finds its arguments in sys.argv."""
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    pipe, environment = subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
-
-
-class Runners:
-    """The process that makes runners."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        assert self._answer() == "ready\n", process.stderr and process.stderr.read()
-
-    def start(self, kind: str) -> int:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{kind}\n")
-        self.process.stdin.flush()
-        return int(self._answer())
-
-    def status(self) -> int:
-        """How the runner ended: what the system says of it."""
-        return int(self._answer())
-
-    def _answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
-
-
-@contextlib.contextmanager
-def runners(folder: Path, experiment: Experiment) -> Iterator[Runners]:
-    (folder / "experiment.toml").write_text(experiment.to_toml())
-    with python(RUNNERS, folder) as process:
-        yield Runners(process)
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(timeout=120) == 0
 
 
 def wait_for_lines(path: Path, count: int) -> None:
@@ -203,18 +154,19 @@ def wait_for_lines(path: Path, count: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where torch has CUDA, a forked process cannot train")
-def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path) -> None:
+def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, forks: Forks) -> None:
     """Runs by `fedcams run` and by `simulate(out=...)`."""
-    with runners(tmp_path, small(**EVERYTHING, rounds=50)) as others:
+    (tmp_path / "experiment.toml").write_text(small(**EVERYTHING, rounds=50).to_toml())
+    with forks.start(RUNNERS, tmp_path) as runners:
         for kind, lines in itertools.product(("command line", "own"), (0, 1, 15, 25, 35)):
-            child = others.start(kind)
+            child = runners.fork(kind)
             wait_for_lines(tmp_path / kind / "run" / "rounds.jsonl", lines)
             time.sleep(random.uniform(0, 0.03))
             os.kill(child, 9)
-            assert others.status() == 9
+            assert runners.forked_code() == -9
         for kind in ("command line", "own"):
-            others.start(kind)
-            assert others.status() == 0
+            runners.fork(kind)
+            assert runners.forked_code() == 0
     for folder in (tmp_path / "command line", tmp_path / "own"):
         found, whole = lasting(folder / "run"), lasting(folder / "whole")  # rounds, the model, the optimizer's state
         found.pop("python.json", None), whole.pop("python.json", None)  # the call names the folder
@@ -225,17 +177,16 @@ def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path) -> Non
 
 # -- a full disk -------------------------------------------------------------------------------------------------------
 
-# A row has 10 kB, the tensors of a checkpoint 40 kB, a line 0.4 kB. All in one process, which saves imports of torch
-# and reads the commit once, whoever commits meanwhile.
+# A row has 10 kB, the tensors of a checkpoint 40 kB, a line 0.4 kB. All in one process, which reads the commit once,
+# whoever commits meanwhile.
 LIMITS = {8_000: (r"rows/\d-\d.rows", 6), 30_000: (r"6\.safetensors", 6), 1_500: (r"(rounds|timings)\.jsonl", 4)}
 LIMITED = """
-import os, resource, signal, sys, torch
+import os, resource, signal, sys
 from pathlib import Path
 from fedcams.experiment import Experiment
 from fedcams.runs import RunError, read_run, resume, run
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-torch.set_num_threads(1)
 os.fsync = os.fdatasync = lambda descriptor: None
 folder = Path(sys.argv[1])
 experiment = Experiment.read(folder / "experiment.toml")
@@ -257,12 +208,12 @@ for limit in sys.argv[2:]:
 """
 
 
-def test_a_write_cut_short_by_the_system_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+def test_a_write_cut_short_by_the_system_leaves_the_last_checkpoint(tmp_path: Path, forks: Forks) -> None:
     (tmp_path / "experiment.toml").write_text(small(model="mlp(hidden=32)").to_toml())
-    output, errors = python(LIMITED, tmp_path, *LIMITS).communicate(timeout=300)
-    for (limit, (name, lines)), said in zip(LIMITS.items(), output.splitlines(), strict=True):
+    done = forks.run(LIMITED, tmp_path, *LIMITS)
+    for (limit, (name, lines)), said in zip(LIMITS.items(), done.output.splitlines(), strict=True):
         full = rf"{lines} .*cannot write .*{name}: File too large; free space or make the folder"
-        assert re.match(full, said), (said, errors)
+        assert re.match(full, said), (said, done.errors)
         assert lasting(tmp_path / str(limit)) == lasting(tmp_path / "whole")
 
 

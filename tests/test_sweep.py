@@ -114,7 +114,7 @@ def test_the_best_setting_of_a_label_comes_first(tmp_path: Path) -> None:
             raise UpdateError("not finite")
         return rounds(0.5 + 0.125 * experiment.seed + (0.125 if experiment.uplink.name == "sign" else 0))
 
-    results = sweep(written(tmp_path), tmp_path / "out", runner)
+    results = sweep(load_sweep(written(tmp_path)), tmp_path / "out", runner)
     assert len(results) == 7
     assert asked[:2] == ["avg-lr-0.1-s1", "avg-lr-0.1-s2"]
     with (tmp_path / "out" / "leaderboard.csv").open() as file:
@@ -146,7 +146,7 @@ def test_other_errors_end_the_sweep_and_keep_the_leaderboard(tmp_path: Path) -> 
         return rounds(0.5)
 
     with pytest.raises(SpecError, match="no data"):
-        sweep(written(tmp_path), tmp_path, runner)
+        sweep(load_sweep(written(tmp_path)), tmp_path, runner)
     assert "| avg | lr=0.1 | 0.5000 ± 0.0000 |" in (tmp_path / "leaderboard.md").read_text("utf-8")
 
 

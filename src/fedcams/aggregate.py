@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.vectors import divide_
 from fedcams.compress import Code, Compressor
 from fedcams.errors import LayoutMismatch, UpdateError, WireError
 from fedcams.layout import Layout
 from fedcams.wire import Payload, unpack
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Aggregator:
@@ -100,8 +103,8 @@ class Aggregator:
             raise UpdateError("no update was added; a mean needs at least one")
         weight = sum(self._weights[client_id] for client_id in self.ids)
         total = self._sum(out)
-        divide_(total, weight)
-        self.layout.check_finite(total, "mean of the updates")
+        if not math.isfinite(divide_(total, weight)):
+            self.layout.check_finite(total, "mean of the updates")
         return total
 
     def _sum(self, out: Tensor | None) -> Tensor:

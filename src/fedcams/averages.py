@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
 from fedcams.registry import Number, Spec, number, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Average(Spec, ABC):
@@ -25,10 +27,10 @@ class Average(Spec, ABC):
         """Return the average before the first step: a copy of `x [d]`."""
         return x.detach().clone()
 
-    @torch.no_grad()
     def step_(self, a: Tensor, x: Tensor, t: int) -> None:
         """Move the average `a [d]` towards the model `x [d]` after server step t = 1, 2, …, in place."""
-        a.lerp_(x, self.weight(t))  # exact for weight 1, which `a + w (x - a)` is not
+        with torch.no_grad():
+            a.lerp_(x, self.weight(t))  # exact for weight 1, which `a + w (x - a)` is not
 
     @abstractmethod
     def weight(self, t: int) -> float:

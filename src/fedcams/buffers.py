@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.layout import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MEAN, VARIANCE = "running_mean", "running_var"
 """What batch-norm layers call their buffers, as the last part of a name."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.compress import Code, Compressor, compressor
 from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.rows import RowStore
 
-Encoded = tuple[Code, Tensor | None, Tensor | None]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Encoded = tuple[Code, "Tensor | None", "Tensor | None"]
 
 
 def encode_with_feedback_(

@@ -9,14 +9,17 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
 
 from fedcams.bits.cells import Cells
 from fedcams.bits.vectors import abs_sum
 from fedcams.errors import LayoutError, UpdateError
 from fedcams.registry.fields import nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from fedcams.errors import SpecError, UpdateError
 from fedcams.parts import Parts
 from fedcams.registry import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PIECE = 1 << 16
 """Coordinates that are sorted at a time, which keeps the extra memory small."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.aggregates.base import Aggregate, check_rows
 from fedcams.bits.vectors import row_norms
 from fedcams.registry import Number, number, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("clipped_mean")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.aggregates.base import Aggregate, check_rows
 from fedcams.aggregates.median import middle
 from fedcams.bits.vectors import row_norms
 from fedcams.registry import integer, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NEAR = 1e-6
 """Distances below this part of the largest norm count as this, so that an update is never divided by zero."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.aggregates.base import Aggregate, check_rows
 from fedcams.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("mean")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.aggregates.base import PIECE, Aggregate, check_equal, check_rows, check_uniform
 from fedcams.parts import Parts
 from fedcams.registry import Number, exact, number, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("trimmed")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.engines import CohortUpdate, Engine, Problem
 from fedcams.simulation import Simulation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Attack = Callable[[CohortUpdate, int], None]
 """Overwrites the row of a client, given by its place in the cohort."""

@@ -8,11 +8,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedcams.bench.timing import Grid, Setup, best_of
@@ -23,6 +23,9 @@ from fedcams.local import Local
 from fedcams.rounds import Client
 from fedcams.rounds.server import start
 from fedcams.simulation import Phases
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODELS = ("mlp", "cnn")
 BY_HAND = "by hand"

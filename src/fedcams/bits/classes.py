@@ -9,10 +9,11 @@ Each function has kernels for one row on the CPU and a batched torch version for
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.bits.kept import (
     FRACTION,
@@ -25,6 +26,9 @@ from fedcams.bits.kept import (
 )
 from fedcams.bits.packing import pack_levels, packed_size, unpack_levels
 from fedcams.bits.parallel import kernel, map_ranges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Vector = NDArray[np.float32]
 Words = NDArray[np.uint32]

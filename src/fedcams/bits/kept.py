@@ -12,14 +12,17 @@ Each function has a kernel for one row on the CPU and a batched torch version fo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.bits.packing import unpack_bools
 from fedcams.bits.parallel import kernel, map_ranges, map_threads
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Segments = Sequence[tuple[int, int]]
 Vector = NDArray[np.float32]
@@ -175,12 +178,15 @@ def _add_row_(out: Vector, positions: Positions, bits: NDArray[np.uint8], cuts: 
 def _add_(
     out: Vector, positions: Positions, bits: NDArray[np.uint8], cuts: Positions, sizes: Vector, first: int, last: int
 ) -> None:
-    """Those from `first` to `last` among the positions."""
+    """Those from `first` to `last` among the positions.
+
+    Unsigned indices save Numba the case of negative ones, which takes a fifth of the time.
+    """
     for group in range(sizes.size):
         size = sizes[group]
         for i in range(max(first, cuts[group]), min(last, cuts[group + 1])):
-            sign = 2 * np.int32((bits[i >> 3] >> (i & 7)) & 1) - 1  # no branch, which a processor could not guess
-            out[positions[i]] += size * np.float32(sign)
+            bit = np.int32((bits[np.uint64(i >> 3)] >> (i & 7)) & 1)
+            out[np.uint64(positions[i])] += size * np.float32(2 * bit - 1)  # no branch: a processor could not guess it
 
 
 def add_rows_of_signs_at_(out: Tensor, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> None:

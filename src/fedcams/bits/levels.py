@@ -11,18 +11,22 @@ Each function has a kernel for one row on the CPU and a batched torch version fo
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.functional import pad
 
 from fedcams.bits.packing import pack_levels, packed_size, unpack_levels
 from fedcams.bits.parallel import kernel, map_ranges
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Vector = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
-BF16_MAX = float(torch.finfo(torch.bfloat16).max)
+BF16_MAX = (2 - 2.0**-7) * 2.0**127
+"""The largest bfloat16."""
 MASK = 0xFFFFFFFF
 MAGNITUDE = 0x7FFFFFFF
 
@@ -177,7 +181,7 @@ def _pack_(levels: Bytes, bits: int, out: Bytes) -> None:
 
 def _quantise_torch(x: Tensor, bits: int, block: int, seeds: Tensor | None) -> tuple[Tensor, Tensor]:
     d, half = x.shape[-1], most(bits)
-    blocks = pad(x, (0, -d % block)).unflatten(-1, (-1, block))
+    blocks = torch.nn.functional.pad(x, (0, -d % block)).unflatten(-1, (-1, block))
     high, low = blocks.amax(-1).clamp(min=0), -blocks.amin(-1).clamp(max=0)
     size = torch.maximum(high, low) / half
     if seeds is not None:
@@ -277,7 +281,8 @@ def _squares_(packed: Bytes, size: int, bits: int, block: int, out: NDArray[np.i
 
 def _squares_torch(levels: Tensor, bits: int, block: int, d: int) -> Tensor:
     q = unpack_levels(levels, bits, d).long() - (most(bits) - 1)
-    return pad(q * q, (0, -d % block)).unflatten(-1, (-1, block)).sum(-1)
+    sums: Tensor = torch.nn.functional.pad(q * q, (0, -d % block)).unflatten(-1, (-1, block)).sum(-1)
+    return sums
 
 
 # -- unpacking -----------------------------------------------------------------------------------------------------

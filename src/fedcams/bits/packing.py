@@ -5,14 +5,17 @@ Torch operations pack bools and levels (at most 8 bits) on any device; a kernel 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.functional import pad
 
 from fedcams.bits.parallel import kernel
 from fedcams.errors import BadPadding
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Bytes = NDArray[np.uint8]
 Values = NDArray[np.int64]
@@ -25,7 +28,7 @@ def packed_size(count: int) -> int:
 
 def pack_bools(mask: Tensor) -> Tensor:
     """Pack bool `[..., count]` into uint8 `[..., ceil(count/8)]`, on any device."""
-    padded = pad(mask.to(torch.uint8), (0, -mask.shape[-1] % 8))
+    padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.shape[-1] % 8))
     weights = 2 ** torch.arange(8, dtype=torch.uint8, device=mask.device)
     packed: Tensor = (padded.unflatten(-1, (-1, 8)) * weights).sum(-1, dtype=torch.uint8)
     return packed
@@ -40,7 +43,7 @@ def unpack_bools(bits: Tensor, count: int) -> Tensor:
 def pack_levels(levels: Tensor, bits: int) -> Tensor:
     """Pack uint8 `[..., count]`, each below 2^bits, into uint8 `[..., ceil(count·bits/8)]`, on any device."""
     count = levels.shape[-1]
-    groups = pad(levels, (0, -count % 8)).unflatten(-1, (-1, 8)).long()
+    groups = torch.nn.functional.pad(levels, (0, -count % 8)).unflatten(-1, (-1, 8)).long()
     words = (groups << bits * torch.arange(8, device=levels.device)).sum(-1)
     spread = (words[..., None] >> 8 * torch.arange(bits, device=levels.device)) & 255
     packed: Tensor = spread.to(torch.uint8).flatten(-2)[..., : packed_size(count * bits)]
@@ -49,7 +52,7 @@ def pack_levels(levels: Tensor, bits: int) -> Tensor:
 
 def unpack_levels(data: Tensor, bits: int, count: int) -> Tensor:
     """Unpack uint8 `[..., ceil(count·bits/8)]` to uint8 `[..., count]`, each below 2^bits, on any device."""
-    groups = pad(data, (0, -data.shape[-1] % bits)).unflatten(-1, (-1, bits)).long()
+    groups = torch.nn.functional.pad(data, (0, -data.shape[-1] % bits)).unflatten(-1, (-1, bits)).long()
     words = (groups << 8 * torch.arange(bits, device=data.device)).sum(-1)
     spread = (words[..., None] >> bits * torch.arange(8, device=data.device)) & ((1 << bits) - 1)
     levels: Tensor = spread.to(torch.uint8).flatten(-2)[..., :count]

@@ -9,13 +9,16 @@ keeps the map one to one.
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.bits.parallel import kernel, map_ranges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Times = NDArray[np.int32]
 Positions = NDArray[np.int64]
@@ -113,7 +116,7 @@ def _add_(
     out: NDArray[np.float32], positions: NDArray[np.int64], values: NDArray[np.float32], weight: np.float32
 ) -> None:
     for i in range(positions.size):
-        out[positions[i]] += weight * values[i]
+        out[np.uint64(positions[i])] += weight * values[i]  # unsigned: Numba need not ask if it is negative
 
 
 # -- changes -------------------------------------------------------------------------------------------------------

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.bits.parallel import kernel, map_ranges, map_threads, trailing_zeros
 from fedcams.bits.select_torch import top_positions_torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]

@@ -8,9 +8,12 @@ position. A row whose sample misleads is sorted as a whole.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAGNITUDE = 0x7FFFFFFF  # a float's bits without the sign order as its absolute value does
 SHORT = 1 << 17

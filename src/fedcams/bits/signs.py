@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.bits.packing import pack_bools, packed_size, unpack_bools
 from fedcams.bits.parallel import BLOCK, kernel, map_ranges
 from fedcams.bits.vectors import abs_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NEGATIVE_ZERO = np.uint32(0x80000000)  # as unsigned integers, exactly the negative floats are above it
 CHUNK = 4096  # elements that stay in the first-level cache

@@ -6,12 +6,16 @@ kernel. So on the CPU, these functions do not use torch.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.bits.parallel import BLOCK, kernel, map_ranges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Vector = NDArray[np.float32]
 SHORT = 1 << 15
@@ -27,13 +31,12 @@ def add_(out: Tensor, x: Tensor, threads: int | None = None) -> None:
     map_ranges(target.size, lambda a, b: _add_kernel_(target[a:b], source[a:b]), threads)
 
 
-def divide_(out: Tensor, by: float) -> None:
-    """Divide `out [n]` by a number, in place."""
+def divide_(out: Tensor, by: float) -> float:
+    """Divide `out [n]` by a number, in place; return the sum of |out| like `abs_sum`, taken in the same pass."""
     if out.numel() <= SHORT or not _suits_kernels(out):
-        out.div_(by)
-        return
+        return abs_sum(out.div_(by))
     target = out.numpy()
-    map_ranges(target.size, lambda a, b: _divide_kernel_(target[a:b], np.float32(by)))
+    return float(np.concatenate(map_ranges(target.size, lambda a, b: _divide_(target[a:b], np.float32(by)))).sum())
 
 
 def abs_sum(x: Tensor) -> float:
@@ -107,9 +110,18 @@ def _add_kernel_(out: Vector, x: Vector) -> None:
 
 
 @kernel
-def _divide_kernel_(out: Vector, by: np.float32) -> None:
-    for i in range(out.size):
-        out[i] /= by
+def _divide_(out: Vector, by: np.float32) -> NDArray[np.float64]:
+    """Return the sum of |out| over each block, which is still in the cache."""
+    sums = np.zeros((out.size + BLOCK - 1) // BLOCK)
+    for block in range(sums.size):
+        part = out[block * BLOCK : (block + 1) * BLOCK]
+        for i in range(part.size):
+            part[i] /= by
+        total = 0.0
+        for i in range(part.size):
+            total += np.float64(abs(part[i]))
+        sums[block] = total
+    return sums
 
 
 @kernel

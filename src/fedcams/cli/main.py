@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from fedcams.cli.deferred import defer
 from fedcams.cli.runs import report, resume, run, sweep
 from fedcams.cli.theory import theory
 from fedcams.cli.tools import bench, list_, plan
@@ -29,6 +30,7 @@ class Commands(TyperGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the command line and run it; a character that the terminal cannot show becomes a question mark."""
+        defer("torch")
         if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
             sys.stdout.reconfigure(errors="replace")
         return super().main(*args, **kwargs)
@@ -114,6 +116,7 @@ def load(modules: Sequence[str]) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     modules: Annotated[
         list[str] | None,
         typer.Option(
@@ -129,5 +132,6 @@ def main(
     ] = False,
 ) -> None:
     """Communication-efficient adaptive federated learning: FedAMS, FedCAMS and their relatives."""
+    context.obj = modules or []  # for the workers of `--jobs`
     if modules:
         load(modules)

@@ -6,10 +6,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.packing import packed_size
 from fedcams.bits.vectors import abs_sum, row_norms
@@ -17,6 +16,9 @@ from fedcams.errors import LayoutError, SpecError
 from fedcams.layout import Layout
 from fedcams.registry import Spec
 from fedcams.schedules import Constant  # noqa: F401  (registers what numbers may follow)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FieldKind = Literal["f32", "bf16", "uint", "sign", "packed", "index"]
 
@@ -71,7 +73,7 @@ class Field:
         return self.count * {"sign": 1, "uint": self.bits, "packed": self.bits}.get(self.kind, 32)
 
 
-Code = Mapping[str, Tensor]
+Code = Mapping[str, "Tensor"]
 """Field name -> tensor `[..., columns]`; leading axes, such as the cohort's, are always allowed."""
 
 
@@ -217,6 +219,11 @@ class Compressor(Spec, ABC):
     @property
     def unbiased(self) -> bool:
         """Whether the expectation of C(x) over the key is x."""
+        return False
+
+    @property
+    def never_lengthens(self) -> bool:
+        """Whether ‖C(x)‖ <= ‖x‖ for every x, up to the rounding of float32; privacy's clipping needs it."""
         return False
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.levels import add_levels_, block_norms, most, quantise
 from fedcams.bits.vectors import row_norms
@@ -14,6 +14,9 @@ from fedcams.compress.base import Code, Compressor, Field
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.registry import integer, register, text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BITS = (2, 3, 4, 8)
 STEP_ROUNDING = 2.0**-7

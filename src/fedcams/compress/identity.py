@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.layout import Layout
 from fedcams.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("identity")
@@ -26,6 +28,10 @@ class Identity(Compressor):
 
     def squared_error_bound(self, layout: Layout) -> float:
         return 0.0
+
+    @property
+    def never_lengthens(self) -> bool:
+        return True
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         return {"values": x.clone()}

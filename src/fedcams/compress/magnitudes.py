@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.errors import BadMagnitude, LayoutMismatch, NonCanonical
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_magnitudes(magnitudes: Tensor, counts: Tensor) -> None:

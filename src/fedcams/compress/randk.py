@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from fedcams.bits.positions import SEED_BITS, add_at_, sample_positions, take_at
 from fedcams.bits.vectors import row_norms
@@ -15,7 +16,10 @@ from fedcams.compress.budget import check_budget, kept
 from fedcams.layout import Layout
 from fedcams.registry import Number, flag, integer, number, register
 
-F32_MAX = torch.finfo(torch.float32).max
+if TYPE_CHECKING:
+    from torch import Tensor
+
+F32_MAX = float(np.finfo(np.float32).max)
 
 
 @register("randk")
@@ -55,6 +59,10 @@ class RandK(Compressor):
     @property
     def unbiased(self) -> bool:
         return self.scaled
+
+    @property
+    def never_lengthens(self) -> bool:
+        return not self.scaled
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         seeds = torch.tensor([key % (1 << SEED_BITS) for key in keys], device=x.device)

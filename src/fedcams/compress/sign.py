@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.signs import abs_sums, add_signs_, pack_signs
 from fedcams.bits.vectors import row_norms
 from fedcams.compress.base import Code, Compressor, Field
 from fedcams.layout import Layout, segments
 from fedcams.registry import register, text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("sign")
@@ -40,6 +43,10 @@ class Sign(Compressor):
 
     def squared_error_bound(self, layout: Layout) -> float:
         return 1 - 1 / max(stop - start for start, stop in segments(layout, self.scope))
+
+    @property
+    def never_lengthens(self) -> bool:
+        return True  # ‖x‖₁/√d <= ‖x‖, in every segment
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         parts = segments(layout, self.scope)

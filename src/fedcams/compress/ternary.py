@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.bits.kept import add_rows_of_signs_at_, add_signs_at_, group_bounds, group_means
 from fedcams.bits.select import top_values
@@ -17,6 +16,9 @@ from fedcams.compress.budget import check_budget, kept
 from fedcams.compress.magnitudes import check_magnitudes
 from fedcams.layout import Layout, segments
 from fedcams.registry import Number, integer, number, register, text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("ternary")
@@ -93,6 +95,10 @@ class Ternary(Compressor):
         else:
             most = k * max(1.0, *(d_j / k_j**2 for d_j, k_j in zip(sizes, counts, strict=True)))
         return 1 - 1 / most
+
+    @property
+    def never_lengthens(self) -> bool:
+        return True  # a projection
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         positions, values = top_values(x, segments(layout, self.scope), self._kept(layout))

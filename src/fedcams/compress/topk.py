@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.classes import class_sizes, signed_means, split_at_means
+from fedcams.bits.levels import BF16_MAX
 from fedcams.bits.positions import add_at_
 from fedcams.bits.select import top_values
 from fedcams.bits.vectors import row_norms
@@ -19,7 +20,9 @@ from fedcams.compress.magnitudes import check_magnitudes
 from fedcams.layout import Layout, segments
 from fedcams.registry import Number, integer, number, register, text
 
-BF16_MAX = torch.finfo(torch.bfloat16).max
+if TYPE_CHECKING:
+    from torch import Tensor
+
 BF16_ROUNDING = 2.0**-8
 """The largest relative change of a value by rounding to bfloat16: half a unit in the last place."""
 
@@ -96,6 +99,10 @@ class TopK(Compressor):
         dropped = max(1 - share for _, share in shares)
         lost = BF16_ROUNDING**2 if self.values == "bf16" else 0.0
         return lost + (1 - lost) * dropped
+
+    @property
+    def never_lengthens(self) -> bool:
+        return self.values != "bf16"  # it rounds up too; all others are projections
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         positions, values = top_values(x, segments(layout, self.scope), self._kept(layout))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
 from fedcams.compress import Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.parts import Parts
 from fedcams.registry import Spec, register
 from fedcams.schedules import Constant  # noqa: F401  (registers what numbers may follow)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Control(Spec, ABC):

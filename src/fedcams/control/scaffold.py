@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.compress import Compressor
 from fedcams.control.base import Control
 from fedcams.errors import SpecError, UpdateError
 from fedcams.parts import Parts
 from fedcams.registry import nested, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("scaffold")

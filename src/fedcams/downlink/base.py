@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from fedcams.buffers import add_change, change_between
 from fedcams.compress import Code, Compressor
@@ -18,6 +16,9 @@ from fedcams.layout import Layout
 from fedcams.registry import Spec
 from fedcams.rows import RowStore
 from fedcams.sampler import Contacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 REPLICA = "replica"
 """The name of the rows that a server may keep: the model that each client holds."""
@@ -123,6 +124,8 @@ class Downlink(Spec, ABC):
     """Whether the server keeps a model of every client, in a RowStore."""
     carries_buffers: ClassVar[bool] = False
     """Whether buffers that the method compresses travel by its rule too; if not, they go dense beside the model."""
+    hides_cohorts: ClassVar[bool] = False
+    """Whether what a client receives depends only on the server's models and on that client, never on who else came."""
 
     @property
     def starts_warm(self) -> bool:

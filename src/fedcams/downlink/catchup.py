@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fedcams.bits.positions import changed_since, take_at
 from fedcams.compress import Compressor
@@ -14,6 +12,9 @@ from fedcams.downlink.message import as_bytes, dense_size, message_size, replaci
 from fedcams.layout import Layout
 from fedcams.wire import pack, size
 from fedcams.wire.estimate import coordinates_changed, payload_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Way(NamedTuple):

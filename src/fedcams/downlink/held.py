@@ -16,11 +16,10 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedcams.downlink.message import (
     BUFFERS,
@@ -35,6 +34,9 @@ from fedcams.downlink.message import (
 from fedcams.durable import os_errors, private_folder, write_whole
 from fedcams.errors import LayoutError, ResidualError, WireError
 from fedcams.layout import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _HEADER = struct.Struct(f"<4sI8sQ{DIGEST}sQ")
 _MAGIC, _VERSION = b"FCHM", 1

@@ -18,10 +18,9 @@ import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.parallel import map_threads
 from fedcams.buffers import add_change
@@ -33,6 +32,9 @@ from fedcams.layout import Layout
 from fedcams.wire import decode, encode, unpack
 from fedcams.wire.estimate import payload_bytes
 from fedcams.wire.frames import Frame
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODEL, BUFFERS = "model", "buffers"
 """The names of what a client may hold."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent, Streams
@@ -17,12 +16,16 @@ from fedcams.sampler import Contacts
 from fedcams.wire import pack, size, unpack
 from fedcams.wire.estimate import payload_bytes
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @register("none")
 @dataclass(frozen=True)
 class NoDownlink(Downlink):
     """Sends the model as float32 to every client in every round; neither side keeps anything."""
 
+    hides_cohorts = True
     examples = ("none",)
 
     def send(self, state: None, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[int, Streams], None]:

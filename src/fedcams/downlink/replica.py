@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from fedcams.compress import Compressor
 from fedcams.downlink.base import (
@@ -44,6 +42,9 @@ from fedcams.sampler import Contacts
 from fedcams.wire import pack, sizes
 from fedcams.wire.estimate import payload_bytes
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class ReplicaState(NamedTuple):
     """What the server knows about the clients' models; their values are rows of a store."""
@@ -77,6 +78,7 @@ class Replica(Downlink):
     client_keeps_model = True
     server_keeps_rows = True
     carries_buffers = True
+    hides_cohorts = True
     examples = ("replica(blockq)", "replica(topk(ratio=1/64))", "replica(blockq(bits=2), warm=true)")
     refused = (("replica(randk(ratio=0.5, scaled=true))", "has no bound"), ("replica(topk)", "give either ratio"))
 

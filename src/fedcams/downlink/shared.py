@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedcams.bits.positions import note_changes
 from fedcams.compress import Compressor
@@ -41,6 +40,9 @@ from fedcams.registry import flag, nested, register
 from fedcams.sampler import Contacts
 from fedcams.wire import pack
 from fedcams.wire.estimate import coordinates_changed, payload_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NOTHING = -1
 

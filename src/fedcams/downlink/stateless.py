@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.compress import Compressor
 from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent, Streams, bound_of
@@ -17,6 +16,9 @@ from fedcams.registry import nested, register
 from fedcams.sampler import Contacts
 from fedcams.wire import encode, sizes, unpack
 from fedcams.wire.estimate import payload_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("stateless")
@@ -30,6 +32,7 @@ class Stateless(Downlink):
 
     codec: Compressor = nested("compressor", "blockq(bits=8, rounding=stochastic)", doc="how the model travels")
 
+    hides_cohorts = True
     examples = ("stateless", "stateless(blockq(rounding=stochastic))")
     refused = (
         ("stateless(sign)", "sign is biased.*choose an unbiased one"),

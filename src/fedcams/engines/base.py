@@ -6,14 +6,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import Tree, call
 from fedcams.errors import SpecError
 from fedcams.registry import Spec, resolve
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CohortUpdate(NamedTuple):

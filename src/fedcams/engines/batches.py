@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.engines.problem import Problem
 from fedcams.local import BatchOrder, batch_order
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Integers = NDArray[np.int64]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.engines.base import CohortUpdate, Engine, engine
 from fedcams.engines.problem import Problem
@@ -15,6 +15,9 @@ from fedcams.engines.trees import size, take
 from fedcams.errors import SpecError
 from fedcams.local import local
 from fedcams.registry import registered
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SIZES = (3, 2)
 """The numbers of examples of a trial's two clients; they differ, so that errors in padding would show."""

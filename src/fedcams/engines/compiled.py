@@ -6,15 +6,15 @@ import os
 import shutil
 import sysconfig
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedcams.engines.problem import Problem, Step
 from fedcams.local import Slots
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _OF_CODE: dict[str, Step] = {}  # compiling takes seconds, and the runs of a preset often need the same code
 
@@ -53,6 +53,8 @@ def compiled_step(problem: Problem, rows: Rows, x: Tensor, y: Tensor, weight: Te
 
 def _compile(step: Step, inputs: list[Tensor]) -> Step:
     """Record the step, then compile it: it is then one flat list of operations, with little to check at each call."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes long, so only processes that compile import it
+
     recorded = make_fx(step)(*inputs)
     shared = not any(node.op == "get_attr" for node in recorded.graph.nodes)  # frozen parameters are the model's own
     code = f"{[(t.shape, t.stride(), t.dtype, t.device) for t in inputs]}\n{recorded.code}"
@@ -73,12 +75,12 @@ def _step(problem: Problem, names: list[str], shifted: bool) -> Step:
     def weighted_loss(row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         parts = zip(layout.names, row.split(layout.sizes), layout.shapes, strict=True)
         parameters = {name: part.view(shape) for name, part, shape in parts}
-        return (loss(functional_call(model, parameters, (x,)), y) * weight).sum()
+        return (loss(torch.func.functional_call(model, parameters, (x,)), y) * weight).sum()
 
     def step(
         parameters: Tensor, rate: Tensor, x: Tensor, y: Tensor, weight: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        gradient, losses = vmap(grad_and_value(weighted_loss))(parameters, x, y, weight)
+        gradient, losses = torch.func.vmap(torch.func.grad_and_value(weighted_loss))(parameters, x, y, weight)
         gradient = gradient + rest[0] if shifted else gradient
         slots = {name: slot.clone() for name, slot in zip(names, rest[shifted:], strict=True)}
         after = parameters.clone()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.engines.base import CohortUpdate, Engine, local_rate, rows
 from fedcams.engines.problem import Problem, naming
@@ -15,6 +15,9 @@ from fedcams.engines.trees import Tree, call, size, take
 from fedcams.keys import derive
 from fedcams.local import BatchOrder, batch_order
 from fedcams.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GENERATOR = threading.RLock()
 """Random layers draw from torch's generator, which all threads share, so clients take turns."""

@@ -6,12 +6,11 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from fedcams.engines.trees import Tree, call, concatenate, map_tensors, size, take
 from fedcams.errors import SpecError, UpdateError
@@ -20,13 +19,14 @@ from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.tasks import Augmentation
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 Examples = tuple[Tree, Tree]
 """Inputs `[n, ...]` and targets `[n, ...]`, each a tensor, or a tuple or dict of tensors."""
-Loss = Callable[[Any, Any], Tensor]
+Loss = Callable[[Any, Any], "Tensor"]
 """(outputs, targets) -> the loss of each example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
-Step = Callable[..., tuple[Tensor, ...]]
-MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
-"""Layers that mix the examples of a batch."""
+Step = Callable[..., "tuple[Tensor, ...]"]
 
 
 @contextlib.contextmanager
@@ -107,7 +107,8 @@ class Problem:
     @functools.cached_property
     def may_pad(self) -> bool:
         """Return whether examples of weight zero change nothing: no layer mixes examples, and each has its own loss."""
-        if any(isinstance(module, MIXES_EXAMPLES) for module in self.model.modules()):
+        mixes_examples = torch.nn.modules.batchnorm._BatchNorm
+        if any(isinstance(module, mixes_examples) for module in self.model.modules()):
             return False
         x, y = take(self.examples_of(next(iter(self.clients))), slice(1))
         training = self.model.training
@@ -120,7 +121,7 @@ class Problem:
     @functools.cached_property
     def is_plain(self) -> bool:
         """Whether a client's inputs and targets are one tensor each."""
-        return all(isinstance(part, Tensor) for part in self.clients[next(iter(self.clients))])
+        return all(isinstance(part, torch.Tensor) for part in self.clients[next(iter(self.clients))])
 
     def losses(self, outputs: Any, targets: Tree) -> Tensor:
         """Return the loss of each example `[B]`, or the mean `[]` if the loss function returns only that."""

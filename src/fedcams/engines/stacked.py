@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from fedcams.engines.base import CohortUpdate, Engine, local_rate
 from fedcams.engines.batches import Grid, Integers, lay_out
@@ -20,8 +18,9 @@ from fedcams.errors import SpecError
 from fedcams.local import BatchOrder, Slots, batch_order, step_count
 from fedcams.registry import flag, register
 
-DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
-"""Layers that draw from torch's generator; a batched computation would draw in another order."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
 GATHERED = 1 << 24
 """Bytes of examples that are gathered and prepared at once: few calls, and the data still fits into the cache."""
 COMPILE_BREAK_EVEN_STEPS = 10_000
@@ -48,8 +47,9 @@ class Stacked(Engine):
     needs_trial = True
 
     def supports(self, problem: Problem) -> str:
+        draws = (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU)  # a batched computation draws in another order
         for name, module in problem.model.named_modules():
-            if isinstance(module, DRAWS) and getattr(module, "p", 1.0) > 0:
+            if isinstance(module, draws) and getattr(module, "p", 1.0) > 0:
                 return f"engine=stacked: layer {name!r} is a random {type(module).__name__}; use engine=loop"
             if isinstance(module, nn.RNNBase):
                 kind = type(module).__name__
@@ -231,10 +231,10 @@ def _gradients(
     model = problem.model
 
     def losses(p: dict[str, Tensor], b: dict[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
-        return problem.losses(functional_call(model, (p, b), *arguments(inputs)), targets)
+        return problem.losses(torch.func.functional_call(model, (p, b), *arguments(inputs)), targets)
 
     leaf = parameters.detach().requires_grad_()
-    each = vmap(losses)(problem.layout.split(leaf), buffers, x, y)
+    each = torch.func.vmap(losses)(problem.layout.split(leaf), buffers, x, y)
     per_client = (each * weight).sum(-1) if each.dim() > 1 else each
     (gradient,) = torch.autograd.grad(per_client.sum(), leaf)
     return per_client.detach(), gradient

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Tree = Any
 """A tensor, or a tuple or dict of trees."""
@@ -14,7 +16,7 @@ Tree = Any
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
     """Return the tree with `function` applied to every tensor; other leaves, such as None, stay as they are."""
-    if isinstance(tree, Tensor):
+    if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, Mapping):
         return _like(tree, {key: map_tensors(function, value) for key, value in tree.items()})
@@ -30,14 +32,14 @@ def _like(tree: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
 
 def take(tree: Tree, which: Any) -> Tree:
     """Return some examples, chosen by an index, a slice or a tensor of places."""
-    if isinstance(which, Tensor):
+    if isinstance(which, torch.Tensor):
         return map_tensors(lambda part: part.index_select(0, which), tree)  # copies whole rows, unlike indexing
     return map_tensors(lambda part: part[which], tree)
 
 
 def named_tensors(tree: Tree, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the path and the tensor of every leaf, such as `x/input_ids`."""
-    if isinstance(tree, Tensor):
+    if isinstance(tree, torch.Tensor):
         yield name, tree
     elif isinstance(tree, Mapping | tuple):
         for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
@@ -60,7 +62,7 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
     What is not a tensor becomes None. Raises RuntimeError if examples differ in shape.
     """
     first = trees[0]
-    if isinstance(first, Tensor):
+    if isinstance(first, torch.Tensor):
         return torch.cat(list(trees)) if first.dim() else torch.stack(list(trees))
     if isinstance(first, Mapping):
         return _like(first, {key: concatenate([tree[key] for tree in trees]) for key in first})

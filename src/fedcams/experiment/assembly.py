@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedcams import models
@@ -19,6 +19,9 @@ from fedcams.rounds import ServerState
 from fedcams.simulation import Simulation
 from fedcams.simulation.evaluate import SCORE
 from fedcams.tasks import TaskData
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from fedcams.errors import SpecError
 from fedcams.models import Model
 from fedcams.registry import register
 from fedcams.tasks import Task, TaskData
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @register("python")

@@ -48,6 +48,10 @@ class Trial:
     setting: str
     experiments: list[Experiment]
 
+    def folders(self, below: Path) -> dict[Path, Experiment]:
+        """Return its experiments by the folder of each one, below a common one."""
+        return {below / folder_name(experiment): experiment for experiment in self.experiments}
+
 
 @dataclass(frozen=True)
 class Result:
@@ -86,14 +90,14 @@ def load_sweep(path: Path) -> list[Trial]:
     return trials
 
 
-def sweep(path: Path, folder: Path, runner: Runner) -> list[Result]:
-    """Try every setting in a sweep file, keep the leaderboard in `folder` up to date, and return the results.
+def sweep(trials: Sequence[Trial], folder: Path, runner: Runner) -> list[Result]:
+    """Try every setting of `load_sweep`, keep the leaderboard in `folder` up to date, and return the results.
 
     `runner` runs each experiment in its own folder below `folder`. A runner that skips finished rounds makes the sweep
     resumable.
     """
     results: list[Result] = []
-    for trial in load_sweep(path):
+    for trial in trials:
         results.append(_result(trial, folder, runner))
         write_leaderboard(results, folder)
     return results
@@ -163,9 +167,9 @@ def _spell(value: Any) -> str:
 
 def _result(trial: Trial, folder: Path, runner: Runner) -> Result:
     scores, diverged = [], 0
-    for experiment in trial.experiments:
+    for path, experiment in trial.folders(folder).items():
         try:
-            records = runner(experiment, folder / folder_name(experiment))
+            records = runner(experiment, path)
         except UpdateError:  # a sweep may try steps that are too large
             diverged += 1
             continue

@@ -6,18 +6,20 @@ import fnmatch
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from fedcams.bits.parallel import map_threads
 from fedcams.errors import LayoutError, UpdateError
 from fedcams.flower.records import from_array, to_array
 from fedcams.layout import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 STATISTICS = ("*running_mean", "*running_var")
 """The names that batch-norm layers give to the buffers that are averaged."""

@@ -15,10 +15,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from torch import Tensor
 
 from fedcams.compress import Compressor, compressor
 from fedcams.downlink import BUFFERS
@@ -47,6 +47,9 @@ from fedcams.rounds.cohort import Received
 from fedcams.rounds.durable import Answer, DurableClient
 from fedcams.rounds.messages import PROTOCOL, Instruction, Refusal, check_protocol
 from fedcams.runs.files import disk_errors, locked
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SITE = ("site-id", "partition-id")
 """The keys in a node's configuration that say which site it is; the first one present counts."""

@@ -8,12 +8,11 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
-from torch import nn
 
 from fedcams.durable import private_folder
 from fedcams.errors import SpecError
@@ -34,6 +33,9 @@ from fedcams.rows import RowStore
 from fedcams.runs.checkpoint import REPLICAS
 from fedcams.runs.files import disk_errors, locked
 from fedcams.sampler import Sampler
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SPARES = 64
 """How many old replica files are kept so that new ones are written over them; each client in a round leaves one."""
@@ -108,6 +110,8 @@ class FedCAMS(FedAvg):
             )
         if clients is not None:
             self.sampler.expected(clients)  # refuses a cohort larger than the population
+        if self.method.privacy.active:
+            self.method.privacy.participation(self.sampler, clients or 0, None)
         self.min_available = min_available
         self.model, self.averaged = model, averaged
         self.averaged_arrays: ArrayRecord | None = None

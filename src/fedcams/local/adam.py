@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.local.base import (
     Local,
@@ -19,6 +19,9 @@ from fedcams.local.base import (
     steps_field,
 )
 from fedcams.registry import Number, number, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("adamw")

@@ -6,17 +6,19 @@ import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import torch
-from torch import Tensor
 
 from fedcams.errors import SpecError
 from fedcams.registry import Number, Spec, flag, integer, resolve
 
-Slots = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Slots = dict[str, "Tensor"]
 """What a rule remembers between steps: name -> tensor `[C, ...]`. It starts again in every round."""
-Rate = float | Tensor
+Rate: TypeAlias = "float | Tensor"
 """The learning rate of a step: one number, or a tensor `[C]` that captured and compiled code reads."""
 
 
@@ -99,12 +101,12 @@ def local(spec: str | Local) -> Local:
 
 def column(rate: Rate) -> Rate:
     """Return a rate that broadcasts along rows `[C, d]`: `[C, 1]` for `[C]`, and a number unchanged."""
-    return rate[:, None] if isinstance(rate, Tensor) else rate
+    return rate[:, None] if isinstance(rate, torch.Tensor) else rate
 
 
 def descend_(x: Tensor, direction: Tensor, rate: Rate) -> None:
     """Compute `x -= rate·direction` in place on rows `[C, d]`."""
-    if isinstance(rate, Tensor):
+    if isinstance(rate, torch.Tensor):
         x.addcmul_(direction, rate[:, None], value=-1)
     else:
         x.sub_(direction, alpha=rate)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.errors import SpecError
 from fedcams.local.base import (
@@ -21,6 +21,9 @@ from fedcams.local.base import (
     steps_field,
 )
 from fedcams.registry import Number, flag, number, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("sgd")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import nn
 
 from fedcams import keys
 from fedcams.errors import SpecError
 from fedcams.registry import Spec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Model(Spec, ABC):

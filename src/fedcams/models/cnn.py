@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
+import torch
 
 from fedcams.models.base import Model
 from fedcams.registry import integer, register
 
 
-def _halving(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+def _halving(inputs: int, outputs: int) -> tuple[torch.nn.Module, ...]:
     """`[n, inputs, h, w] -> [n, outputs, h/2, w/2]`, halves rounded up."""
-    return nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.ReLU()
+    return torch.nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), torch.nn.ReLU()
 
 
 @register("cnn")
@@ -26,8 +26,8 @@ class CNN(Model):
     examples = ("cnn", "cnn(channels=32)")
     refused = (("cnn(channels=0)", r"allowed: an integer in \[1, inf\)"),)
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], classes: int) -> torch.nn.Module:
         narrow, wide = self.channels, 2 * self.channels
         body = (*_halving(self.image_channels(shape, smallest=4), narrow), *_halving(narrow, wide))
         features = wide * -(-shape[1] // 4) * -(-shape[2] // 4)
-        return nn.Sequential(*body, nn.Flatten(), nn.Linear(features, classes))
+        return torch.nn.Sequential(*body, torch.nn.Flatten(), torch.nn.Linear(features, classes))

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from fedcams.errors import SpecError
 from fedcams.models.base import Model
 from fedcams.registry import integer, register
 
-
-class Residual(nn.Module):
-    """Add the input to the output of a module: `f(x) + x`."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `[n, c, h, w]` to `[n, c, h, w]`."""
-        out: Tensor = self.inner(x) + x
-        return out
-
-
-class GlobalAverage(nn.Module):
-    """Mean over height and width."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `[n, c, h, w]` to `[n, c]`."""
-        return x.mean((-2, -1))
-
-
-def _activated(convolution: nn.Conv2d) -> nn.Sequential:
-    return nn.Sequential(convolution, nn.GELU(), nn.BatchNorm2d(convolution.out_channels))
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @register("convmixer")
@@ -63,13 +39,7 @@ class ConvMixer(Model):
             raise SpecError(f"convmixer: kernel={self.kernel}: give an odd number, so that it has a centre")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        channels = self.image_channels(shape, smallest=self.patch)
-        patches = nn.Conv2d(channels, self.dim, self.patch, stride=self.patch)
-        head = (GlobalAverage(), nn.Linear(self.dim, classes))
-        return nn.Sequential(_activated(patches), *self._blocks(), *head)
+        from fedcams.models.networks.convmixer import convmixer
 
-    def _blocks(self) -> Iterator[nn.Module]:
-        for _ in range(self.depth):
-            across = nn.Conv2d(self.dim, self.dim, self.kernel, groups=self.dim, padding="same")
-            pointwise = nn.Conv2d(self.dim, self.dim, 1)
-            yield nn.Sequential(Residual(_activated(across)), _activated(pointwise))
+        channels = self.image_channels(shape, smallest=self.patch)
+        return convmixer(channels, classes, self.dim, self.depth, self.kernel, self.patch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torch import nn
+import torch
 
 from fedcams.models.base import Model
 from fedcams.registry import flag, register
@@ -22,5 +22,5 @@ class Linear(Model):
     examples = ("linear", "linear(bias=false)")
     refused = (("linear(bias=2)", "allowed: true or false"),)
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes, bias=self.bias))
+    def build(self, shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(math.prod(shape), classes, bias=self.bias))

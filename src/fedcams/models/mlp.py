@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from torch import nn
+import torch
 
 from fedcams.models.base import Model
 from fedcams.registry import integer, register
@@ -27,7 +27,8 @@ class MLP(Model):
         ("mlp(layers=0)", r"allowed: an integer in \[1, inf\)"),
     )
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], classes: int) -> torch.nn.Module:
         widths = [math.prod(shape), *[self.hidden] * self.layers]
-        pairs = ((nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(widths))
-        return nn.Sequential(nn.Flatten(), *itertools.chain.from_iterable(pairs), nn.Linear(self.hidden, classes))
+        pairs = ((torch.nn.Linear(a, b), torch.nn.ReLU()) for a, b in itertools.pairwise(widths))
+        body = itertools.chain.from_iterable(pairs)
+        return torch.nn.Sequential(torch.nn.Flatten(), *body, torch.nn.Linear(self.hidden, classes))

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from fedcams.models.base import Model
 from fedcams.registry import register
 
-
-class Difference(nn.Module):
-    """Difference to a parameter vector: `x [n, ...] -> w - x [n, d]`."""
-
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(d))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return `w - x` for each example, flattened."""
-        return self.w - x.flatten(1)
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @register("point")
@@ -34,4 +23,6 @@ class Point(Model):
     refused = (("point(dim=3)", "point has no key 'dim'"),)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        from fedcams.models.networks.difference import Difference
+
         return Difference(math.prod(shape))

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedcams.optimizers.base import ServerOptimizer
 
 RULES = frozenset({"fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedamsgrad", "fedams"})

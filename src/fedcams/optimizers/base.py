@@ -6,15 +6,17 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
 from fedcams.errors import LayoutError
 from fedcams.registry import Number, Spec, flag, number
 from fedcams.registry.fields import show
 from fedcams.schedules import Constant  # noqa: F401  (registers what numbers may follow)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PIECE = {"cpu": 2**18, "cuda": 2**22}
 """Elements per piece, by device. A formula is a handful of operations. On whole vectors each of them waits for memory;
@@ -66,7 +68,6 @@ class ServerOptimizer(Spec, ABC):
         state: State = self.state_type(0, *(torch.zeros_like(x, requires_grad=False) for _ in names))
         return state
 
-    @torch.no_grad()
     def step(self, state: State, x: Tensor, delta: Tensor) -> tuple[Tensor, State]:
         """Take one step on `x [d]` with the mean update `delta [d]`; return x and the new state.
 
@@ -79,13 +80,17 @@ class ServerOptimizer(Spec, ABC):
             raise LayoutError(f"the state holds {', '.join(vectors)}; {self.name} needs {needed}: start with its init")
         t = vectors.pop("t") + 1
         _check(x, {"delta": delta, **vectors})
-        if not _step_fused_(self, t, x, delta, vectors):
-            length = PIECE.get(x.device.type, PIECE["cuda"])
-            whole = (x, delta, *vectors.values())
-            parts = [whole] if x.numel() <= length else zip(*(vector.split(length) for vector in whole), strict=True)
-            for pieces in parts:
-                self.update_(t, *pieces)
+        with torch.no_grad():
+            if not _step_fused_(self, t, x, delta, vectors):
+                self._step_in_pieces_(t, x, delta, *vectors.values())
         return x, self.state_type(t, **vectors)
+
+    def _step_in_pieces_(self, t: int, *whole: Tensor) -> None:
+        """Apply the formula piece by piece, so that temporaries stay in the cache."""
+        length = PIECE.get(whole[0].device.type, PIECE["cuda"])
+        parts = [whole] if len(whole[0]) <= length else zip(*(vector.split(length) for vector in whole), strict=True)
+        for pieces in parts:
+            self.update_(t, *pieces)
 
     @abstractmethod
     def update_(self, t: int, x: Tensor, delta: Tensor, *args: Any, **kwargs: Any) -> None:

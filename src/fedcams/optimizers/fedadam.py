@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.optimizers.base import Adaptive, Moments
 from fedcams.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("fedadam")

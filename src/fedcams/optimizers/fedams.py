@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.optimizers.base import Adaptive, MaxMoments
 from fedcams.registry import Number, number, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("fedams")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedcams.optimizers.base import ServerOptimizer
 from fedcams.registry import Number, number, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Steps(NamedTuple):

@@ -9,10 +9,9 @@ import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from fedcams.engines import Examples
 from fedcams.engines.trees import named_tensors
@@ -42,6 +41,9 @@ from fedcams.simulation.clients import Clients
 from fedcams.simulation.evaluate import SCORE
 from fedcams.tasks import Task
 from fedcams.trackers import Tracker
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)

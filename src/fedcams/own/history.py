@@ -8,8 +8,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-
 from fedcams.errors import SpecError
 from fedcams.extras import load
 from fedcams.own.display import html_table, plot_records
@@ -24,6 +22,7 @@ from fedcams.trackers import Tracker
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+    from torch import Tensor, nn
 
 Callback = Callable[[RoundRecord], bool | None]
 """Called after every round with its record; True stops the run, which then counts as finished."""

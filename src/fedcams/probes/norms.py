@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.vectors import row_norms
 from fedcams.probes.base import Leftovers, Probe
 from fedcams.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 COLUMNS = 2**15
 """Coordinates that are multiplied in float32 at a time; the products are added in float64."""

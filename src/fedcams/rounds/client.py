@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedcams.buffers import change_between
 from fedcams.compress import Code, Compressor
@@ -28,6 +27,9 @@ from fedcams.rounds.sending import Sending, not_finite, unsound
 from fedcams.rows import RowStore
 from fedcams.transforms import Facts
 from fedcams.wire import decode, pack
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def respond_(
         client.rows.add_to_(RESIDUAL, sending.facts.ids, sending.h)
     for transform in method.transforms:
         transform.message_(sending.h, sending.facts, client.layout)
+    method.privacy.clip_(sending.h)
     sending = replace(sending, change=change)
     try:
         return _encode_(client, method, sending, measure)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedcams.compress import Code, Compressor
 from fedcams.errors import FedcamsError, UpdateError
@@ -20,6 +19,9 @@ from fedcams.method import BUFFERS, CONTROL, Method
 from fedcams.rounds.messages import UPDATE, Reply, expect_streams
 from fedcams.transforms import Facts
 from fedcams.wire import Payload, unpack
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Stream(NamedTuple):

@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedcams.bits.parallel import in_background
 from fedcams.downlink import HeldStore
@@ -29,6 +27,9 @@ from fedcams.rounds.cohort import Outgoing, Received
 from fedcams.rounds.messages import Instruction, Refusal, Reply
 from fedcams.rows import RowStore
 from fedcams.wire.frames import Frame
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PENDING, ROWS, MODELS = "pending.reply", "rows", "held"
 OLD_ROWS = "residuals"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.bits.vectors import row_norms
 from fedcams.buffers import below_zero
@@ -16,6 +15,9 @@ from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
 from fedcams.rounds.cohort import Arrival, Stream
 from fedcams.rounds.messages import UPDATE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROWS = {UPDATE: "an update", BUFFERS: "a change of buffers", CONTROL: "a change of the control variate"}
 WIDER = 4.0

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.errors import UpdateError
 from fedcams.layout import Layout
 from fedcams.rounds.cohort import Arrival, Outgoing, Received
 from fedcams.transforms import Facts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NOT_FINITE = "the training reports the loss {}; lower the learning rate or clip"
 

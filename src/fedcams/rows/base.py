@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
-from torch import Tensor
 
 from fedcams.errors import LayoutError, ResidualError
 from fedcams.layout import Layout
 from fedcams.registry.fields import nearest
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedcams.rows.disk import DiskRows
 
 Versions = list[list[Any]]

@@ -17,11 +17,10 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedcams.bits.checksum import sums, whole
 from fedcams.bits.parallel import map_ranges
@@ -31,6 +30,9 @@ from fedcams.errors import ResidualError
 from fedcams.layout import Layout
 from fedcams.rows.base import RowStore, Versions
 from fedcams.rows.format import RESTORE, VERSION, Header, Piece, RowFormat, file_name, open_file, read_range, version_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _STORE = "store.json"
 _EMPTY = "give an empty folder"

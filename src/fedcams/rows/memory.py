@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.vectors import add_
 from fedcams.layout import Layout
 from fedcams.rows.base import RowStore
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @final

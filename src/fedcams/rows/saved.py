@@ -6,12 +6,14 @@ import functools
 import os
 import shutil
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.errors import ResidualError
 from fedcams.rows.base import RowStore, Versions
 from fedcams.rows.disk import DiskRows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SavedRows:

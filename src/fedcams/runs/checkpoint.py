@@ -87,9 +87,10 @@ class Checkpoint:
     def save(self, state: ServerState, lines: str = "", last: bool = False) -> None:
         """Make this state the checkpoint; `lines` is a digest of the lines that its rounds left.
 
-        A run never continues from its `last` state, so that one has no rows.
+        A run never continues from its `last` state, so that one has no rows, and no secret key.
         """
         kept = {} if last else self.rows
+        state = state._replace(secret="") if last else state
         with disk_errors("write", self.folder):
             private_folder(self.folder)
             self._write(state, lines, {name: rows.save() for name, rows in kept.items()})

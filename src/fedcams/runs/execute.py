@@ -10,32 +10,36 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
+from fedcams.durable import OWNER_ONLY
 from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Built, Experiment, build
 from fedcams.rounds import ServerState
 from fedcams.rows import SavedRows
 from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint, clear_after_last, read_state
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
-from fedcams.runs.files import Lines, disk_errors, end_of, locked, write_public
+from fedcams.runs.files import EVERYONE, Lines, disk_errors, end_of, locked, write_file, write_public
 from fedcams.runs.folder import (
     CHECKPOINT,
     ENVIRONMENT,
     EXPERIMENT,
     PARTITION,
+    PRIVATE,
     ROUNDS,
     TIMINGS,
     Run,
     RunError,
+    private_note,
     read_call,
     read_experiment,
     read_object,
     read_run,
 )
 from fedcams.simulation import Phases, RoundRecord, Simulation
+
+if TYPE_CHECKING:
+    import torch
 
 Watch = Callable[[RoundRecord, dict[str, Any]], None]
 """Called after every round with its record and its timing; an exception stops the run."""
@@ -151,8 +155,8 @@ class Journal:
         saved = state.round
         _note_environment(self.folder / ENVIRONMENT, saved, environment(self.device, self.simulation.engine))
         with (
-            contextlib.closing(Lines(self.folder / ROUNDS, saved, self.checkpoint.lines)) as lines,
-            contextlib.closing(Lines(self.folder / TIMINGS, keep=saved)) as timings,
+            contextlib.closing(Lines(self.folder / ROUNDS, saved, self.checkpoint.lines, self._mode)) as lines,
+            contextlib.closing(Lines(self.folder / TIMINGS, saved, mode=self._mode)) as timings,
         ):
 
             def save() -> int:
@@ -166,7 +170,7 @@ class Journal:
                 state = step.state
                 lines.append(_line(step.record))
                 timings.append(json.dumps(step.timing))
-                if state.round % self.checkpoint_every == 0 or state.round == self.last:
+                if state.round % self._every == 0 or state.round == self.last:
                     saved = save()
                 try:
                     yield step
@@ -174,6 +178,16 @@ class Journal:
                     if saved != state.round:
                         save()
                     raise
+
+    @property
+    def _every(self) -> int:
+        """Rounds between checkpoints; with privacy 1, because a round must be durable before its model is seen."""
+        return 1 if self.simulation.server.method.privacy.active else self.checkpoint_every
+
+    @property
+    def _mode(self) -> int:
+        """Who may read the lines: with privacy their owner alone, since losses and norms are not covered by ε."""
+        return OWNER_ONLY if self.simulation.server.method.privacy.active else EVERYONE
 
     def _round(self, state: ServerState) -> Step:
         phases, started = Phases(), time.perf_counter()
@@ -209,7 +223,10 @@ def write_about(
 ) -> None:
     """Write the description of a new run; the experiment comes last, because a folder with it counts as a run."""
     write_public(folder / ENVIRONMENT, to_json(environment(device, simulation.engine)))
-    write_public(folder / PARTITION, to_json({"histogram": histogram}))
+    private = experiment.privacy.active
+    (write_file if private else write_public)(folder / PARTITION, to_json({"histogram": histogram}))
+    if private:
+        write_public(folder / PRIVATE, private_note(experiment).encode())
     write_public(folder / EXPERIMENT, experiment.to_toml().encode())
 
 

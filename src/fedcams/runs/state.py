@@ -6,10 +6,9 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from fedcams.bits.checksum import crc32_of
 from fedcams.durable import write_whole
@@ -17,16 +16,19 @@ from fedcams.rounds import Server, ServerState
 from fedcams.rounds.messages import Accepted
 from fedcams.runs.folder import RunError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 KINDS = {
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
+    "torch.float32": "F32",
+    "torch.float64": "F64",
+    "torch.bfloat16": "BF16",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.uint8": "U8",
 }
 PIECE = 2**24
-PLAIN = ("optimizer", "downlink", "control", "guard")
+PLAIN = ("optimizer", "downlink", "control", "guard", "secret")
 """Fields of the state that are saved unchanged; models are saved under the names of their own tensors."""
 
 
@@ -79,7 +81,7 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Return JSON for a tree of named tuples, dataclasses and mappings; its tensors are added to `tensors`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         tensors[name] = value
         return {"tensor": name}
     if isinstance(value, Mapping):
@@ -121,7 +123,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], over: Path | None =
     header, at = {}, 0
     for name, tensor in tensors.items():
         end = at + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        header[name] = {"dtype": KINDS[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from fedcams.engines import Engine, Examples, Problem, engine
 from fedcams.engines.trees import Tree, concatenate, map_tensors, size, take
 from fedcams.errors import SpecError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Metric = Callable[[Any, Any], Any]
 """(outputs, targets) -> one score per example `[B]`, or their mean; several numbers each `[B, ...]` are averaged."""
@@ -42,7 +44,6 @@ class _OverTestSet:
         return self.metric(outputs, targets)
 
 
-@torch.no_grad()
 def evaluate(
     problem: Problem, x: Tensor, buffers: Tensor | None, test: Examples, metrics: Metrics, by: str | Engine = "loop"
 ) -> dict[str, float | None]:
@@ -51,7 +52,13 @@ def evaluate(
     An engine computes the outputs. A metric that is not finite, such as the AUC of one class, becomes None. Refuses a
     metric that does not return one number, or one per example.
     """
-    predict = engine(by).predictor(problem, x, buffers)
+    with torch.no_grad():
+        return _evaluate(problem, engine(by).predictor(problem, x, buffers), test, metrics)
+
+
+def _evaluate(
+    problem: Problem, predict: Callable[[Tree], Any], test: Examples, metrics: Metrics
+) -> dict[str, float | None]:
     means = {name: metric for name, metric in metrics.items() if not isinstance(metric, _OverTestSet)}
     wholes = {name: metric for name, metric in metrics.items() if name not in means}
     totals = torch.zeros(1 + len(means), dtype=torch.float64, device=problem.device)
@@ -62,7 +69,7 @@ def evaluate(
         sums += [_total(_score(name, metric(outputs, targets)), count) for name, metric in means.items()]
         totals = totals + torch.stack([value.to(totals) for value in sums])
         if wholes:
-            seen.append(map_tensors(Tensor.cpu, (outputs, targets)))
+            seen.append(map_tensors(torch.Tensor.cpu, (outputs, targets)))
     found = dict(zip(["loss", *means], (totals / size(test)).tolist(), strict=True))
     everything = concatenate(seen) if wholes else ()
     found |= {name: float(_score(name, metric(*everything))) for name, metric in wholes.items()}
@@ -71,7 +78,7 @@ def evaluate(
 
 def _batches(problem: Problem, test: Examples) -> Iterator[tuple[Tree, Tree]]:
     """Yield the test set in parts, on the model's device."""
-    step = BATCH if all(isinstance(part, Tensor) for part in test) else STRUCTURED_BATCH
+    step = BATCH if all(isinstance(part, torch.Tensor) for part in test) else STRUCTURED_BATCH
     for first in range(0, size(test), step):
         yield map_tensors(lambda part: part.to(problem.device), take(test, slice(first, first + step)))
 
@@ -82,7 +89,7 @@ def _score(name: str, value: Any) -> Tensor:
         keys = ", ".join(map(str, value))
         raise SpecError(f"metric {name} returns a dict ({keys}); return one number, and give metric={{name: function}}")
     try:
-        return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+        return value if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         kind = type(value).__name__
         raise SpecError(f"metric {name} returns a {kind}; return one number, or one per example") from None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedcams.engines import Examples
 from fedcams.engines.trees import Tree, named_tensors
 from fedcams.errors import SpecError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Collate = Callable[[list[Any]], Any]
 """A list of examples -> one batch, as `torch.utils.data.DataLoader` has it."""
@@ -35,7 +37,7 @@ def as_examples(
     """
     x, y = _split(_batch(data, name, collate), name, keys)
     _check_sizes(x, y, name)
-    if classes is not None and isinstance(y, Tensor):
+    if classes is not None and isinstance(y, torch.Tensor):
         _check_targets(y, name, classes)
         y = y.long()
     return x, y
@@ -70,11 +72,11 @@ def _has_columns(data: Any) -> bool:
     """Return whether data is a pair of columns, or a longer tuple of them, and not a list of examples."""
     if not isinstance(data, tuple | list) or len(data) < 2 or not (isinstance(data, tuple) or len(data) == 2):
         return False
-    return all(isinstance(part, Tensor | np.ndarray | list) or hasattr(part, "to_numpy") for part in data)
+    return all(isinstance(part, torch.Tensor | np.ndarray | list) or hasattr(part, "to_numpy") for part in data)
 
 
 def _rows(data: Any, name: str) -> list[Any]:
-    if isinstance(data, Tensor | np.ndarray) or hasattr(data, "to_numpy") or not hasattr(data, "__getitem__"):
+    if isinstance(data, torch.Tensor | np.ndarray) or hasattr(data, "to_numpy") or not hasattr(data, "__getitem__"):
         fix = "give a pair of tensors, a dict of them, or a dataset with len() and []"
         raise SpecError(f"{name} is a {type(data).__name__}; {fix}")
     if not hasattr(data, "__len__"):
@@ -132,7 +134,7 @@ def _column(values: Any, name: str) -> Tree:
         return tuple(_column(value, name) for value in values)
     if hasattr(values, "to_numpy"):
         values = values.to_numpy()
-    if isinstance(values, Tensor) or (isinstance(values, np.ndarray) and values.dtype != object):
+    if isinstance(values, torch.Tensor) or (isinstance(values, np.ndarray) and values.dtype != object):
         return _tensor(values)
     return _stack(list(values), name)
 
@@ -174,4 +176,4 @@ def _tensor(values: Any) -> Tensor:
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         values = values.copy()  # torch warns of memory that it must not write to, such as that of pandas
     tensor = torch.as_tensor(values)
-    return tensor.float() if tensor.dtype == torch.float64 and not isinstance(values, Tensor) else tensor
+    return tensor.float() if tensor.dtype == torch.float64 and not isinstance(values, torch.Tensor) else tensor

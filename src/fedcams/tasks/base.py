@@ -11,17 +11,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from fedcams.errors import DataError, SpecError
 from fedcams.registry import Spec
 
-Score = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Score = Callable[["Tensor", "Tensor"], "Tensor"]
 """Outputs `[n, ...]` and targets `[n]` -> a tensor."""
 
 
@@ -88,7 +89,9 @@ class TaskData:
     def to(self, device: torch.device | str) -> TaskData:
         """Return the same data with all tensors on a device."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)
+        }
         return dataclasses.replace(self, **moved)
 
 
@@ -143,7 +146,9 @@ def class_axis(outputs: Tensor, targets: Tensor) -> int:
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of each target: `[n, classes, ...]` or `[n, ..., classes]` and `[n, ...]` -> `[n, ...]`."""
-    return functional.cross_entropy(outputs.movedim(class_axis(outputs, targets), 1), targets, reduction="none")
+    return torch.nn.functional.cross_entropy(
+        outputs.movedim(class_axis(outputs, targets), 1), targets, reduction="none"
+    )
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -188,6 +193,6 @@ class CropFlip:
         columns = left + torch.where(flip == 1, width - 1 - across, across)
         # One gather over the pixels of the padded planes, [..., n, c, (h+2p)·(w+2p)].
         places = rows.unsqueeze(-1) * (width + 2 * self.padding) + columns.unsqueeze(-2)
-        planes = functional.pad(x, [self.padding] * 4).flatten(-2)
+        planes = torch.nn.functional.pad(x, [self.padding] * 4).flatten(-2)
         index = places.flatten(-2).unsqueeze(-2).expand(*x.shape[:-2], -1)
         return planes.gather(-1, index).view(x.shape)

@@ -10,15 +10,17 @@ import math
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedcams.errors import DataError
 from fedcams.registry import flag, register
 from fedcams.tasks.base import CropFlip, Task, TaskData, accuracy, check_examples, cross_entropy, data_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHAPE = (3, 32, 32)
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # for both, as in the paper's experiments

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
 
 from fedcams import keys
 from fedcams.registry import Number, integer, number, register
 from fedcams.tasks.base import Task, TaskData, accuracy, cross_entropy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("logistic")
@@ -58,5 +60,5 @@ class Logistic(Task):
 
     def gradients(self, data: TaskData, w: Tensor) -> Tensor:
         """Return the gradient of each training example at `w [classes, dim]`, flattened to `[n, classes·dim]`."""
-        error = (data.train_x @ w.T).softmax(-1) - one_hot(data.train_y, self.classes)
+        error = (data.train_x @ w.T).softmax(-1) - torch.nn.functional.one_hot(data.train_y, self.classes)
         return (error.unsqueeze(-1) * data.train_x.unsqueeze(-2)).flatten(1)

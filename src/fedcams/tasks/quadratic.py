@@ -6,16 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedcams import keys
 from fedcams.errors import DataError
 from fedcams.registry import Number, integer, number, register
 from fedcams.tasks.base import Task, TaskData
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("quadratic")

@@ -6,10 +6,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedcams.engines import Problem, Shards
 from fedcams.experiment import Experiment
@@ -19,6 +19,9 @@ from fedcams.tasks import TaskData
 from fedcams.tasks.logistic import Logistic
 from fedcams.tasks.quadratic import Quadratic, noise
 from fedcams.theory.setting import BOUND, ESTIMATE, EXACT, LOWER, Constants
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SAMPLE = 10
 """Clients, batches of each and products with the Hessian, where constants are measured."""
@@ -175,6 +178,6 @@ def curvature(problem: Problem, x: Tensor, y: Tensor) -> float:
     return float(length)
 
 
-@torch.no_grad()
 def _loss(problem: Problem, x: Tensor, y: Tensor) -> float:
-    return float(problem.loss(problem.model.train()(problem.prepare(x)), y).mean())
+    with torch.no_grad():
+        return float(problem.loss(problem.model.train()(problem.prepare(x)), y).mean())

@@ -6,12 +6,14 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcams.registry import register
-from fedcams.runs import Run
-from fedcams.simulation import RoundRecord
 from fedcams.trackers.base import Tracker, TrackerSpec
+
+if TYPE_CHECKING:
+    from fedcams.runs import Run
+    from fedcams.simulation import RoundRecord
 
 FILE = "rounds.csv"
 OTHERS = ("cohort", "refused")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcams.extras import load
 from fedcams.registry import register, text
-from fedcams.runs import Run
-from fedcams.simulation import RoundRecord
 from fedcams.trackers.base import Tracker, TrackerSpec, scalars
+
+if TYPE_CHECKING:
+    from fedcams.runs import Run
+    from fedcams.simulation import RoundRecord
 
 FOLDER = "fedcams.folder"
 """The tag by which a resumed run is found."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from fedcams.errors import UpdateError
 from fedcams.keys import derive
@@ -14,6 +12,9 @@ from fedcams.layout import Layout
 from fedcams.parts import Parts
 from fedcams.registry import Spec
 from fedcams.schedules import Constant  # noqa: F401  (registers what numbers may follow)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POINTS = {"update": "update_", "message": "message_", "arrival": "arrival_", "guard": "refuses", "mean": "mean_"}
 """Where a transform can act -> the method that it overrides for that."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedcams.bits.vectors import row_norms
 from fedcams.layout import Layout
 from fedcams.registry import Number, number, register
 from fedcams.transforms.base import Facts, Transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("clip")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.errors import SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.parts import Parts
 from fedcams.registry import register
 from fedcams.transforms.base import Facts, Transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("fednova")

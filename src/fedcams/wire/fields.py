@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcams.bits.cells import signs_decode, signs_encode, signs_size
 from fedcams.bits.packing import pack_uints, packed_size, unpack_uints
@@ -20,6 +19,9 @@ from fedcams.bits.vectors import abs_sum, read_floats
 from fedcams.compress.base import Code, Field
 from fedcams.errors import BadPadding, NonFinite, Truncated, WireError
 from fedcams.layout import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 assert sys.byteorder == "little", "payloads are little-endian and are read and written without swapping"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from fedcams.bits.checksum import crc32, crc32_of
 from fedcams.bits.rice import MAX_D
@@ -25,6 +25,9 @@ from fedcams.errors import (
 )
 from fedcams.layout import Layout
 from fedcams.wire.fields import fixed_size, pack_field, unpack_field, varying_sizes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAGIC = b"FCMS"
 VERSION = 1

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedcams.layout import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ALIGN = 64
 """Elements: tensors start at multiples of 256 bytes of float32, so that loads are wide."""

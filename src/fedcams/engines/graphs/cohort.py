@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedcams.engines.batches import Batches
 from fedcams.engines.graphs.block import Block, Packing
@@ -20,6 +19,9 @@ from fedcams.engines.graphs.operations import Operations, TorchOperations, run
 from fedcams.engines.graphs.program import Program
 from fedcams.engines.problem import Loss, Problem
 from fedcams.errors import SpecError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 COMPUTE = {"bf16": torch.bfloat16, "tf32": torch.float32, "float32": torch.float32}
 AHEAD = 2**30

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedcams.engines.base import CohortUpdate, Engine
-from fedcams.engines.graphs.prepared import prepared
-from fedcams.engines.graphs.translation import translate
 from fedcams.engines.problem import Problem
 from fedcams.errors import SpecError
 from fedcams.local import Local
 from fedcams.registry import integer, register, text
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedcams.engines.graphs.prepared import Prepared
 
 OLDEST_TRITON = (3, 6)
 """The Triton of torch 2.11; the kernels were never run with an older one."""
@@ -49,7 +52,7 @@ class Graphs(Engine):
         try:
             check_device(problem.device, problem.dtype)
             check_rule(problem.local)
-            translate(problem.model)
+            check_layers(problem.model)
             check_loss(problem)
         except SpecError as error:
             return str(error)
@@ -61,17 +64,17 @@ class Graphs(Engine):
     ) -> CohortUpdate:  # fmt: skip
         check_device(problem.device, problem.dtype)
         check_rule(problem.local)
-        return prepared(problem).train(
+        return _prepared(problem).train(
             problem, self.precision, self.clients, self.streams, start, buffers, cohort, round, seed,
             rate=rate, shift=shift,
         )  # fmt: skip
 
     def predictor(self, problem: Problem, x: Tensor, buffers: Tensor | None) -> Callable[[Tensor], Tensor]:
         check_device(problem.device, problem.dtype)
-        return prepared(problem).predictor(problem, self.precision).of(x, buffers, problem.prepare)
+        return _prepared(problem).predictor(problem, self.precision).of(x, buffers, problem.prepare)
 
 
-def check_device(device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+def check_device(device: torch.device, dtype: torch.dtype | None = None) -> None:
     """Refuse a device or dtype that the kernels cannot run on."""
     if device.type != "cuda":
         raise SpecError(f"engine=graphs: the model is on {device}; move it to a CUDA device, or use engine=stacked")
@@ -80,7 +83,7 @@ def check_device(device: torch.device, dtype: torch.dtype = torch.float32) -> No
     if (found := torch.cuda.get_device_capability(device)) < OLDEST_DEVICE:
         old = f"{torch.cuda.get_device_name(device)} has compute capability {found[0]}.{found[1]}"
         raise SpecError(f"engine=graphs: {old}; use a device with 8.0 or more, or engine=stacked")
-    if dtype != torch.float32:
+    if dtype not in (None, torch.float32):
         raise SpecError(f"engine=graphs: the model is {dtype}; make it float32, or use engine=loop")
 
 
@@ -100,12 +103,25 @@ def check_rule(local: Local) -> None:
         raise SpecError(f"engine=graphs: local={local} needs the layout's own order; use engine=stacked")
 
 
-@torch.no_grad()
+def check_layers(model: nn.Module) -> None:
+    """Refuse a model with a layer that has no kernel."""
+    from fedcams.engines.graphs.translation import translate  # the engine's own modules load only where it may run
+
+    translate(model)
+
+
+def _prepared(problem: Problem) -> Prepared:
+    from fedcams.engines.graphs.prepared import prepared
+
+    return prepared(problem)
+
+
 def check_loss(problem: Problem) -> None:
     """Refuse examples that are not pairs of tensors, and a loss function that does not return one loss per example."""
     if not problem.is_plain:
         raise SpecError("engine=graphs: the examples are not pairs of tensors; use engine=loop")
     x, y = problem.examples_of(next(iter(problem.clients)))
-    each = problem.loss(problem.model.eval()(problem.prepare(x[:1])), y[:1])
+    with torch.no_grad():
+        each = problem.loss(problem.model.eval()(problem.prepare(x[:1])), y[:1])
     if each.dim() != 1:
         raise SpecError(f"engine=graphs needs the loss of each example, got shape {list(each.shape)}; use engine=loop")

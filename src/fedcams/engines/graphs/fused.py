@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from fedcams.engines.graphs import launch, launch_norms
 from fedcams.engines.graphs.block import Block
 from fedcams.engines.graphs.launch import Epilogue, Slot, Statistics
 from fedcams.engines.graphs.launch_norms import Normalized
 from fedcams.engines.graphs.program import Conv, ConvNorm, Norm
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class FusedOperations:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
-from torch import Tensor
 
 from fedcams.engines.graphs import tiles
 from fedcams.engines.graphs.kernels import convolution, depthwise, descent, rolling
 from fedcams.engines.graphs.program import Conv
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ACT = {"none": 0, "relu": 1, "gelu": 2}
 FAST_GELU = 3  # its error of 1e-7 is far below the rounding of bfloat16

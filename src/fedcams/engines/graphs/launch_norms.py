@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
-from torch import Tensor
 
 from fedcams.engines.graphs import tiles
 from fedcams.engines.graphs.kernels import normalization
 from fedcams.engines.graphs.launch import Slot, Statistics, act, add_parts, pointer_or
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def finalize(

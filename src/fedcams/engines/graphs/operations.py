@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from fedcams.engines.graphs.block import Block
 from fedcams.engines.graphs.program import Conv, ConvNorm, Norm, Parameterless, Program, Unfused
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ACTIVATE = {"none": lambda x: x, "relu": torch.relu, "gelu": F.gelu}
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn import functional as F
 
 from fedcams.engines.graphs.program import Conv, ConvNorm, Norm, Parameterless, Program, Unfused
 from fedcams.errors import SpecError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ACTIVATIONS: dict[Any, str] = {
     torch.relu: "relu",

@@ -1,4 +1,7 @@
-"""The example's app: before and after each step a controller is told, and may end this process right there."""
+"""The example's app: before and after each step a controller is told, and may end this process right there.
+
+Without a controller nothing ends it. With CHAOS_HOSTILE the node attacks.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
+from chaos_app import hostile
 from fedcams.durable import write_whole
 from fedcams.flower import uplink
 from fedcams.flower.records import REPLY, message_parts
@@ -19,12 +23,13 @@ from fedcams.rounds import Reply, answer_from_parts
 from fedcams_app import client_app
 
 FOLDER = Path(os.environ["CHAOS_FOLDER"])
+CONTROLLER = os.environ.get("CHAOS_PORT")
 
 
 def tell(message: Message, context: Context, event: str) -> None:
     """Returns when the controller says so; greetings belong to no round and are not told."""
-    if message.metadata.group_id:
-        with socket.create_connection(("127.0.0.1", int(os.environ["CHAOS_PORT"]))) as controller:
+    if CONTROLLER and message.metadata.group_id:
+        with socket.create_connection(("127.0.0.1", int(CONTROLLER))) as controller:
             said = {"site": context.node_config["site-id"], "round": int(message.metadata.group_id), "event": event}
             controller.sendall(json.dumps(said).encode() + b"\n")
             assert controller.recv(1), "the controller is gone"
@@ -54,5 +59,8 @@ def inside(message: Message, context: Context, app: ClientAppCallable) -> Messag
     return reply
 
 
-app = ClientApp(mods=[outside, uplink(state_dir=client_app.STATE, initial=client_app.initial), inside])
+mods = [outside, uplink(state_dir=client_app.STATE, initial=client_app.initial), inside]
+if os.environ.get("CHAOS_HOSTILE"):
+    mods = [hostile.outermost, *mods, hostile.innermost]
+app = ClientApp(mods=mods)
 app.train()(client_app.train)

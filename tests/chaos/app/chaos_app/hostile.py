@@ -1,0 +1,73 @@
+"""A node that attacks in every third round, each time in the next way, and is honest in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from fedcams.durable import write_whole
+from fedcams.flower.records import REPLY, message_parts, message_record
+
+EVERY = 3
+ATTACKS = ("huge", "garbage", "stale", "mute", "header")
+HEADER = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3"
+"""The head of a NumPy file that Python cannot parse."""
+
+
+def attack_in(round: int) -> str:
+    """Return how the node attacks in a round; empty if it is honest."""
+    return "" if round % EVERY else ATTACKS[(round // EVERY - 1) % len(ATTACKS)]
+
+
+def attack_of(message: Message) -> str:
+    """Return the attack in the round of a message; greetings belong to none."""
+    return attack_in(int(message.metadata.group_id)) if message.metadata.group_id else ""
+
+
+def outermost(message: Message, context: Context, app: ClientAppCallable) -> Message:
+    """Around everything: what the node sends in place of the reply, or after the round is over."""
+    what = attack_of(message)
+    reply = app(message, context)
+    if not (reply.has_content() and REPLY in reply.content.array_records):
+        return reply
+    folder = Path(os.environ["CHAOS_FOLDER"])
+    kept = folder / "last-reply"
+    if what == "mute":
+        outlast(folder, int(message.metadata.group_id))
+    elif what == "garbage":
+        reply.content[REPLY] = message_record([os.urandom(5000)])
+    elif what == "stale":
+        reply.content[REPLY] = message_record([kept.read_bytes()])
+    elif what == "header":
+        head = b"\x93NUMPY\x01\x00" + len(HEADER).to_bytes(2, "little") + HEADER
+        reply.content[REPLY] = ArrayRecord({"0": Array("float32", (2, 3), "numpy.ndarray", head + bytes(24))})
+    else:
+        write_whole(kept, b"".join(message_parts(reply.content.array_records[REPLY], 2**40)))
+    return reply
+
+
+def outlast(folder: Path, round: int) -> None:
+    """Return when the round is over: its deadline comes once all others have answered (`chaos_app.server_app`)."""
+    others = int(os.environ["CHAOS_OTHERS"])
+    while len(list((folder / "server" / "replies").glob("*"))) < others:
+        time.sleep(0.2)
+    (folder / f"jump-{round}").touch()
+    while json.loads((folder / "server" / "state.json").read_bytes())["round"] < round:
+        time.sleep(0.2)
+
+
+def innermost(message: Message, context: Context, app: ClientAppCallable) -> Message:
+    """Next to the app: a huge update goes the way of an honest one, and is compressed with the residual."""
+    reply = app(message, context)
+    if attack_of(message) == "huge":
+        trained = reply.content.array_records["arrays"]
+        for name, array in list(trained.items()):
+            values = array.numpy()
+            trained[name] = Array(np.where(values < 0, values - 1e3, values + 1e3).astype(values.dtype))
+    return reply

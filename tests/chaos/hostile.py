@@ -1,0 +1,112 @@
+"""A federation in which one of four sites attacks in every third round, and a stranger claims another's site.
+
+    python tests/chaos/hostile.py
+
+The attacks, in turn: an update of ±1e3, garbage, the reply of an earlier round, silence past the deadline, and an array
+whose head cannot be parsed. Checks that the server refuses each and that every other update counts once, with what
+error feedback owes in place; prints the accuracy on digits beside that of a run in which all sites are honest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from checks import Ledger, check, saved
+
+from chaos import HERE, ROOT  # its folders are on the path once it is imported
+from fedcams.experiment import Built, build
+from fedcams.flower.checkpoint import read_ledger
+from fedcams.rounds import ServerState
+from fedcams.simulation.evaluate import SCORE, evaluate
+from fedcams_app.settings import experiment
+from federation import federation
+
+sys.path.insert(0, str(HERE / "app"))
+from chaos_app.hostile import ATTACKS, EVERY, attack_in
+
+SITES, HOSTILE, ROBBED = 4, 3, 0
+DEADLINE = 600.0
+CONFIG: dict[str, Any] = {
+    "task": "digits",
+    "model": "mlp(hidden=64)",
+    "partition": "iid",
+    "clients": SITES,
+    "sampler": "full",
+    "local": "sgd(lr=0.1, epochs=2, batch=20)",
+    "server": "fedams(lr=0.03, beta1=0, eps=1e-3)",
+    "uplink": "sign(scope=tensor)",
+    "downlink": "none",
+    "seed": 4,
+    "rounds": EVERY * len(ATTACKS) + 3,
+}
+
+
+def hostile(folder: Path) -> Ledger:
+    """Return the ledger of a run with a node that attacks and another that claims a site."""
+    for name in ("payloads", "updates"):
+        (folder / name).mkdir(parents=True)
+    path = os.pathsep.join([str(ROOT / "examples" / "flower_app"), os.environ.get("PYTHONPATH", "")])
+    env = {"OMP_NUM_THREADS": "1", "CHAOS_FOLDER": str(folder), "PYTHONPATH": path}
+    with federation(folder, env=env) as fed:
+        for site in range(SITES):
+            fed.env = {**env, "CHAOS_HOSTILE": "1", "CHAOS_OTHERS": str(SITES - 1)} if site == HOSTILE else env
+            fed.start_node(site)
+        fed.env = env
+        run = fed.submit(HERE / "app", **CONFIG, min_available=SITES - 1, min_replies=2, deadline=DEADLINE)
+        fed.wait(run, 1)
+        fed.start_node(ROBBED, name="thief")
+        fed.wait(run, CONFIG["rounds"], seconds=1800.0)
+    return read_ledger(folder / "server")
+
+
+def check_refusals(ledger: Ledger) -> None:
+    """Every attack is refused or waited for in vain; honest sites take part in every round."""
+    for line in ledger:
+        honest = {str(site) for site in range(SITES) if site != HOSTILE}
+        assert honest <= line["accepted"].keys(), line
+        if what := attack_in(line["round"]):
+            left_out = line["absent"] if what == "mute" else line["refused"]
+            assert str(HOSTILE) in map(str, left_out), (what, line)
+
+
+def clean(built: Built) -> ServerState:
+    """Return the state after a run without attacks; the simulator computes what a federation does."""
+    state = built.state
+    while state.round < CONFIG["rounds"]:
+        state, _ = built.simulation.advance(state)
+    return state
+
+
+def accuracy(built: Built, state: ServerState) -> float:
+    """Return the test accuracy of the server's model, in percent."""
+    simulation = built.simulation
+    assert simulation.test is not None
+    found = evaluate(simulation.problem, state.x, state.buffers, simulation.test, simulation.metrics)[SCORE]
+    assert found is not None
+    return 100 * found
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    built = build(experiment({**CONFIG, "data": ""}))
+    with tempfile.TemporaryDirectory(prefix="fedcams-hostile-") as name:
+        folder = Path(name)
+        ledger = hostile(folder)
+        for line in ledger:
+            refused = "; ".join(f"{site}: {why}" for site, why in line["refused"].items())
+            print(f"round {line['round']} {attack_in(line['round']):8} {refused or line['absent'] or ''}")
+        check_refusals(ledger)
+        check(folder, ledger, built.simulation.problem.layout)
+        attacked = accuracy(built, saved(folder / "server", built.simulation.server, built.state))
+    peaceful = accuracy(built, clean(built))
+    print(f"{attacked:.2f} % with attacks, {peaceful:.2f} % without")
+    assert attacked >= peaceful - 1
+
+
+if __name__ == "__main__":
+    main()
