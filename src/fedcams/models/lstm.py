@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from fedcams.models.base import Model
 from fedcams.registry import integer, register
 
-
-class CharacterLSTM(nn.Module):
-    """Predictions of the next token at each place of a sequence: `[n, length] -> [n, length, classes]`."""
-
-    def __init__(self, classes: int, embedding: int, hidden: int, layers: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(classes, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
-        self.head = nn.Linear(hidden, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs for `x [n, length]`; the state before the first token is zero."""
-        states, _ = self.lstm(self.embedding(x))
-        outputs: Tensor = self.head(states)
-        return outputs
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @register("lstm")
@@ -44,5 +30,7 @@ class LSTM(Model):
     )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        from fedcams.models.networks.lstm import CharacterLSTM
+
         self.sequence_length(shape)
         return CharacterLSTM(classes, self.embedding, self.hidden, self.layers)

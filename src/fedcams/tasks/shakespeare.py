@@ -8,16 +8,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
 from fedcams.errors import DataError
 from fedcams.registry import integer, register
 from fedcams.tasks.base import Task, TaskData, data_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHARACTERS = "\n !\"#$%&'()*,-./0123456789:;?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]_abcdefghijklmnopqrstuvwxyz"
 """The vocabulary, fixed so that a model fits every selection of plays; class 0 stands for all other characters."""
@@ -81,7 +83,7 @@ class Shakespeare(Task):
 
 def character_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy over the characters of each sequence: `[n, T, V]` and `[n, T]` -> `[n]`."""
-    return functional.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none").mean(-1)
+    return torch.nn.functional.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none").mean(-1)
 
 
 def character_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
