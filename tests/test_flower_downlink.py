@@ -32,7 +32,7 @@ DOWNLINKS = ["shared(topk(ratio=1/8))", "shared(blockq)", "replica(blockq(bits=2
 ROUNDS = 6
 
 
-BATCH_NORM = {"task": "digits", "model": "convmixer(dim=4, depth=1, kernel=3)", "local": "sgd(steps=2)"}
+BATCH_NORM = {"task": "digits", "model": "convmixer(dim=4, depth=1, kernel=3)", "local": "sgd(steps=2, batch=4)"}
 BUFFERS = {**BATCH_NORM, "buffers": "blockq"}
 
 

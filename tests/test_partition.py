@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -46,7 +46,6 @@ def test_every_example_has_one_owner_and_every_client_an_example(method: Partiti
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
 
 
-@settings(max_examples=50)
 @given(data=st.data(), labels=LABEL_SETS, seed=st.integers(0, 2**32))
 def test_odd_data_are_split_or_refused(data: st.DataObject, labels: Ints, seed: int) -> None:
     clients = data.draw(st.integers(1, len(labels)))
@@ -149,6 +148,8 @@ def test_histogram_of_given_classes() -> None:
     parts = [np.array([0, 1]), np.array([2])]
     assert label_histogram(parts, np.array([0, 2, 2]), classes=4).tolist() == [[1, 0, 1, 0], [0, 0, 1, 0]]
     assert label_histogram([], LABELS).shape == (0, 10)
+    of_sequences = label_histogram(parts, np.array([[0, 2], [2, 2], [1, 0]]))
+    assert of_sequences.tolist() == [[1, 0, 3], [1, 1, 0]], "each target of a sequence counts"
     with pytest.raises(SpecError, match="classes=2, but there is a label 2; give at least 3"):
         label_histogram(parts, np.array([0, 2, 2]), classes=2)
 

@@ -21,7 +21,7 @@ everyone = pytest.mark.parametrize("method", SAMPLERS, ids=str)
 
 CLIENTS = [3 * client - 50 for client in range(40)]
 WEIGHTS = [1.0 + client % 7 for client in range(40)]
-ROUNDS = 2000
+ROUNDS = 1000
 
 
 def inclusion(method: Sampler, population: int, weights: list[float] | None = None) -> NDArray[np.int64]:

@@ -71,6 +71,27 @@ def test_every_combination_is_tried_with_every_seed(tmp_path: Path) -> None:
     assert last.label == "ams, eps=1e-3, lr=10, uplink=sign"
 
 
+def test_settings_change_every_run_and_take_the_place_of_their_values_in_a_grid(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    trials = load_sweep(path, {"uplink": "topk(ratio=1/8)", "rounds": "3", "seeds": "[7]"}, ["ams", "plain"])
+    assert [(trial.label, trial.setting) for trial in trials] == [
+        ("ams", "eps=1e-3, lr=1/3"),
+        ("ams", "eps=1e-3, lr=10"),
+        ("plain", ""),
+    ]
+    experiments = [experiment for trial in trials for experiment in trial.experiments]
+    assert {(str(each.uplink), each.rounds, each.seed) for each in experiments} == {("topk(ratio=1/8)", 3, 7)}
+    assert all(len(trial.experiments) == 1 for trial in load_sweep(path, {"seed": "5"})), "instead of the file's seeds"
+    for settings, only, message in (
+        ({"server": "fedavg"}, (), r"no value contains \{lr\}"),
+        ({"lr": "1"}, (), "-s: no key 'lr'"),
+        ({"label": "x"}, (), "label cannot be set for all runs at once"),
+        ({}, ("asm",), r"--only asm: no run has this label \(did you mean 'ams'\?\); known: 'avg', 'ams', 'plain'"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            load_sweep(path, settings, only)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -35,6 +35,7 @@ class Settings:
     track: Sequence[str] = ()
     checkpoint_every: int = 25
     modules: Sequence[str] = ()
+    keep_rows: bool = False
 
     def to_json(self) -> str:
         """Return the settings as one line."""
@@ -215,7 +216,9 @@ def carry_out_in_turn(tasks: Mapping[Path, Experiment], settings: Settings, scre
     A run that diverges does not stop the others; any other error is raised, because it mostly concerns all of them.
     """
     trackers = [tracker(spec) for spec in settings.track]
-    session = Session(settings.data, settings.device, trackers, settings.checkpoint_every, screen)
+    session = Session(
+        settings.data, settings.device, trackers, settings.checkpoint_every, screen, keep_rows=settings.keep_rows
+    )
     for path, experiment in tasks.items():
         try:
             yield Outcome(experiment, session.carry_out(experiment, path))

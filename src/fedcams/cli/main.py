@@ -74,7 +74,6 @@ def fail(message: str, code: int) -> None:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="`fedcams run demo` compares eight methods on a small problem. It downloads nothing.",

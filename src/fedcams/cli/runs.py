@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Column, Table
 
+from fedcams.cli.completion import labels, piece_names, preset_names
 from fedcams.errors import SpecError
 from fedcams.recipes import RECIPES
-from fedcams.registry.fields import nearest
 
 if TYPE_CHECKING:
     from fedcams.cli.jobs import Outcome, Settings
@@ -34,6 +34,10 @@ Data = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, ...")]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")]
+KeepRows = Annotated[
+    bool,
+    typer.Option("--keep-rows", help="Save what clients keep with the last round too, so that runs can be extended."),
+]
 Jobs = Annotated[
     int,
     typer.Option("--jobs", "-j", min=1, help="Runs at once, each in a process of its own; the cores are divided."),
@@ -43,10 +47,16 @@ Track = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SPEC",
+        autocompletion=piece_names("tracker"),
         help="Send every round to a tracker: tensorboard, csv, wandb(project=mine), ...; repeat for several.",
     ),
 ]
 SET = f"Set a key for every run: -s rounds=5 -s uplink=sign -s recipe=light. Recipes: {', '.join(RECIPES)}."
+Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help=SET)]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="LABEL", autocompletion=labels, help="Run only this label; repeat for several."),
+]
 Target = Annotated[
     float | None,
     typer.Option(help="Test accuracy at which methods are compared: 0.9, or 90 for 90 %.", show_default=False),
@@ -58,29 +68,30 @@ Target = Annotated[
 
 def run(
     context: typer.Context,
-    preset: Annotated[str, typer.Argument(metavar="PRESET", help="A preset (`fedcams list presets`) or a TOML file.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help=SET),
-    ] = None,
+    preset: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET", autocompletion=preset_names, help="A preset (`fedcams list presets`) or a TOML file."
+        ),
+    ],
+    settings: Set = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; default: runs/PRESET.", show_default=False)
     ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LABEL", help="Run only this label; repeat for several."),
-    ] = None,
+    only: Only = None,
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
     checkpoint_every: CheckpointEvery = 25,
+    keep_rows: KeepRows = False,
     report: Annotated[bool, typer.Option(help="Write a report when all runs are finished.")] = True,
     jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
     """Run all experiments of a preset, each in its own folder.
 
-    Finished runs are left alone and interrupted ones continue, so you can repeat the same command after a stop.
+    Finished runs are left alone and interrupted ones continue, so you can repeat the same command after a stop. With
+    more rounds than before (-s rounds=600), runs are extended if no schedule follows their length.
     """
     from fedcams.cli.jobs import Settings
     from fedcams.cli.session import refuse_other
@@ -91,7 +102,8 @@ def run(
     tasks = {folder / name: experiment for name, experiment in chosen.folders.items()}
     for path, experiment in tasks.items():
         refuse_other(experiment, path)  # now, not after hours of earlier runs
-    progress, outcomes = _begin(tasks, Settings(data, device, track or [], checkpoint_every, context.obj), jobs, quiet)
+    options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
+    progress, outcomes = _begin(tasks, options, jobs, quiet)
     done = _summarize(progress, list(outcomes))
     if report:
         progress.say(_report(done, folder / "report"))
@@ -104,6 +116,7 @@ def resume(
     device: Device = "cpu",
     track: Track = None,
     checkpoint_every: CheckpointEvery = 25,
+    keep_rows: KeepRows = False,
     jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
@@ -112,16 +125,19 @@ def resume(
     from fedcams.runs.folder import read_experiment, runs_below
 
     tasks = {path: read_experiment(path) for path in runs_below(folder) or [folder]}
-    progress, outcomes = _begin(tasks, Settings(data, device, track or [], checkpoint_every, context.obj), jobs, quiet)
+    options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
+    progress, outcomes = _begin(tasks, options, jobs, quiet)
     _summarize(progress, list(outcomes))
 
 
 def sweep(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file: a preset whose runs have grids.")],
+    settings: Set = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; default: runs/FILE.", show_default=False)
     ] = None,
+    only: Only = None,
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
@@ -134,13 +150,14 @@ def sweep(
 
     server = "fedams(lr={lr})" and grid = { lr = [0.1, 1] }
 
-    Finished runs are left alone, so you can repeat the same command after a stop.
+    A key set with -s takes the place of its values in a grid. Finished runs are left alone, so you can repeat the same
+    command after a stop.
     """
     from fedcams.cli.jobs import Settings
     from fedcams.experiment import sweep as sweeps
 
     folder = Path("runs") / file.stem if out is None else out
-    trials = sweeps.load_sweep(file)
+    trials = sweeps.load_sweep(file, _settings(settings or []), only or [])
     tasks = {path: experiment for trial in trials for path, experiment in trial.folders(folder).items()}
     progress, outcomes = _begin(tasks, Settings(data, device, track or [], modules=context.obj), jobs, quiet)
 
@@ -195,11 +212,9 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _only(preset: Preset, labels: Sequence[str]) -> Preset:
-    known = dict.fromkeys(experiment.label for experiment in preset.experiments)
-    for label in labels:
-        if label not in known:
-            choice = ", ".join(map(repr, known))
-            raise SpecError(f"--only {label}: no run has this label{nearest(label, known)}; known: {choice}")
+    from fedcams.experiment.preset import check_labels
+
+    check_labels(labels, [experiment.label for experiment in preset.experiments])
     chosen = [experiment for experiment in preset.experiments if not labels or experiment.label in labels]
     return dataclasses.replace(preset, experiments=chosen)
 

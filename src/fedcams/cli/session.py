@@ -29,16 +29,17 @@ class Session:
     trackers: Sequence[Tracker] = ()
     checkpoint_every: int = 25
     screen: Screen = field(default_factory=Progress)
+    keep_rows: bool = False
+    """Whether finished runs may be extended later, even if clients keep something."""
 
     def carry_out(self, experiment: Experiment, folder: Path) -> Run:
-        """Run an experiment in its folder, or continue it there; return the finished run."""
+        """Run an experiment in its folder, or continue or extend it there; return the finished run."""
         if not is_run(folder):
             with self.watching(known(experiment, folder)) as watch:
-                every = self.checkpoint_every
-                return runs.run(
-                    experiment, folder, data=self.data, device=self.device, checkpoint_every=every, watch=watch
-                )
+                return runs.run(experiment, folder, **self._options, watch=watch)
         refuse_other(experiment, folder)
+        if read_experiment(folder).rounds < experiment.rounds:
+            runs.extend(folder, experiment.rounds)
         return self.resume(folder)
 
     def resume(self, folder: Path) -> Run:
@@ -46,14 +47,15 @@ class Session:
         found = known(read_experiment(folder), folder)
         if found.finished:
             self.screen.say(f"{title(found.experiment)}: already finished, in {found.path}")
-            return self._resume(found.path, None)  # a kill may have come before the last checkpoint
+            return runs.resume(found.path, **self._options)  # a kill may have come before the last checkpoint
         self.screen.say(f"{title(found.experiment)}: continuing in {found.path}")
         with self.watching(found) as watch:
-            return self._resume(found.path, watch)
+            return runs.resume(found.path, **self._options, watch=watch)
 
-    def _resume(self, path: Path, watch: Watch | None) -> Run:
-        every = self.checkpoint_every
-        return runs.resume(path, data=self.data, device=self.device, checkpoint_every=every, watch=watch)
+    @property
+    def _options(self) -> dict[str, Any]:
+        options = {"data": self.data, "device": self.device}
+        return {**options, "checkpoint_every": self.checkpoint_every, "keep_rows": self.keep_rows}
 
     @contextlib.contextmanager
     def watching(self, run: Run) -> Iterator[Watch]:
@@ -92,11 +94,15 @@ def rounds_left(experiment: Experiment, folder: Path) -> int:
 
 
 def refuse_other(experiment: Experiment, folder: Path) -> None:
-    """Raise RunError if the folder holds another run, and name the keys that differ."""
+    """Refuse a folder that holds another run, naming the keys that differ, or one that cannot get this many rounds."""
     if not is_run(folder) or (found := read_experiment(folder)) == experiment:
         return
     there, here = found.to_dict(), experiment.to_dict()
-    differences = ", ".join(f"{key}={there[key]} there, {here[key]} here" for key in here if there[key] != here[key])
+    keys = [key for key in here if there[key] != here[key]]
+    if keys == ["rounds"] and experiment.rounds > found.rounds:
+        runs.check_extension(folder, experiment.rounds)
+        return
+    differences = ", ".join(f"{key}={there[key]} there, {here[key]} here" for key in keys)
     raise RunError(f"{folder} holds another run ({differences}); choose another folder with --out, or delete that one")
 
 

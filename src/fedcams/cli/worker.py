@@ -62,7 +62,8 @@ def main() -> None:
         load(settings["modules"])
     data = None if settings["data"] is None else Path(settings["data"])
     trackers = [tracker(spec) for spec in settings["track"]]
-    session = Session(data, settings["device"], trackers, settings["checkpoint_every"], reporter)
+    every, keep = settings["checkpoint_every"], settings["keep_rows"]
+    session = Session(data, settings["device"], trackers, every, reporter, keep_rows=keep)
     for line in sys.stdin:
         _carry_out(session, reporter, **json.loads(line))
 

@@ -16,7 +16,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,7 +26,7 @@ from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.escaping import csv_cell, plain
 from fedcams.experiment.experiment import Experiment
-from fedcams.experiment.preset import KEYS, Table, folder_name, folders, read_file
+from fedcams.experiment.preset import KEYS, Table, check_labels, folder_name, folders, read_file, read_settings
 from fedcams.recipes import merged
 from fedcams.registry.fields import nearest, show
 from fedcams.registry.numbers import exact
@@ -82,10 +82,18 @@ class Result:
         return f"{self.accuracy:.4f}" + ("" if self.spread is None else f" ± {self.spread:.4f}")
 
 
-def load_sweep(path: Path) -> list[Trial]:
-    """Return every setting of every run in a sweep file; refuses grids that do not match its placeholders."""
+def load_sweep(path: Path, settings: Mapping[str, str] | None = None, only: Collection[str] = ()) -> list[Trial]:
+    """Return every setting of every run in a sweep file; refuses grids that do not match its placeholders.
+
+    `settings` change keys of every run, as `-s` does, and take the place of their values in grids. `only` names the
+    labels of the runs to keep; all are kept if it is empty.
+    """
     file = read_file(path, also=("grid",))
-    trials = [trial for run in file.runs for trial in _trials(run, file.seeds)]
+    values, seeds = read_settings(settings or {})
+    check_labels(only, [_label(run) for run in file.runs])
+    runs = [_override(run, values) for run in file.runs if not only or _label(run) in only]
+    seeds = file.seeds if not {"seed", "seeds"} & (settings or {}).keys() else seeds
+    trials = [trial for run in runs for trial in _trials(run, seeds)]
     folders([experiment for trial in trials for experiment in trial.experiments], path.name)
     return trials
 
@@ -124,12 +132,22 @@ def has_diverged(records: Sequence[RoundRecord]) -> bool:
 # -- from a file to trials -----------------------------------------------------------------------------------------
 
 
+def _label(run: Table) -> str:
+    return str(run.values.get("label", "run"))
+
+
+def _override(run: Table, values: Mapping[str, Any]) -> Table:
+    grid = run.values.get("grid", {})
+    left = {key: tried for key, tried in grid.items() if key not in values} if isinstance(grid, dict) else grid
+    return Table(run.where, merged(run.values, values) | ({"grid": left} if "grid" in run.values else {}))
+
+
 def _trials(run: Table, seeds: list[dict[str, Any]]) -> Iterator[Trial]:
     grid = run.values.get("grid", {})
     fixed = {key: value for key, value in run.values.items() if key != "grid"}
     places = {place for value in fixed.values() if isinstance(value, str) for place in PLACE.findall(value)}
     _check_grid(grid, places, run.where)
-    label = str(fixed.get("label", "run"))
+    label = _label(run)
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         words = {key: _spell(value) for key, value in chosen.items()}

@@ -53,11 +53,12 @@ def run(
     device: str | torch.device = "cpu",
     checkpoint_every: int = 25,
     watch: Watch | None = None,
+    keep_rows: bool = False,
 ) -> Run:
     """Run an experiment in a new folder and return the finished run; however it stops, `resume` continues it there.
 
-    `data` is the folder of downloaded files; a checkpoint is written every `checkpoint_every` rounds and at the end.
-    Refuses a folder that already holds a run.
+    `data` is the folder of downloaded files. A checkpoint is written every `checkpoint_every` rounds and at the end;
+    the last has what clients keep only if `keep_rows`, which `extend` needs. Refuses a folder that already holds a run.
     """
     folder = Path(folder)
     check_interval(checkpoint_every)
@@ -67,7 +68,7 @@ def run(
     with locked(folder):
         refuse_taken(folder)  # again, in case another process was faster
         write_about(folder, experiment, device, built.simulation, built.histogram.tolist())
-        return _finish(folder, experiment, built, device, checkpoint_every, watch)
+        return _finish(folder, experiment, built, device, checkpoint_every, watch, keep_rows)
 
 
 def resume(
@@ -77,6 +78,7 @@ def resume(
     device: str | torch.device = "cpu",
     checkpoint_every: int = 25,
     watch: Watch | None = None,
+    keep_rows: bool = False,
 ) -> Run:
     """Continue a run from its last checkpoint, or from its start, and return it; a finished run is returned unchanged.
 
@@ -94,14 +96,22 @@ def resume(
         if _is_finished(folder, experiment):
             return read_run(folder)
         built = build(experiment, data, device)
-        return _finish(folder, experiment, built, device, checkpoint_every, watch)
+        return _finish(folder, experiment, built, device, checkpoint_every, watch, keep_rows)
 
 
 def _finish(
-    folder: Path, experiment: Experiment, built: Built, device: str | torch.device, every: int, watch: Watch | None
+    folder: Path,
+    experiment: Experiment,
+    built: Built,
+    device: str | torch.device,
+    every: int,
+    watch: Watch | None,
+    keep_rows: bool,
 ) -> Run:
     """Run all rounds that are left."""
-    journal = Journal(folder, built.simulation, experiment.to_dict(), experiment.rounds, device, every)
+    journal = Journal(
+        folder, built.simulation, identity(experiment), experiment.rounds, device, every, may_grow=keep_rows
+    )
     steps = journal.rounds(journal.load(built.state))
     for step in steps:
         try:
@@ -110,6 +120,12 @@ def _finish(
         except BaseException as error:
             steps.throw(error)  # end the rounds now, while the folder is locked, not when they are garbage-collected
     return read_run(folder)
+
+
+def identity(experiment: Experiment) -> dict[str, Any]:
+    """Return the values that must be equal for a run to continue, with its length only if a schedule follows it."""
+    values = experiment.to_dict()
+    return {key: value for key, value in values.items() if key != "rounds" or experiment.depends_on_rounds}
 
 
 class Step(NamedTuple):
@@ -241,11 +257,12 @@ def _is_finished(folder: Path, experiment: Experiment) -> bool:
     """Return whether the last round was saved; a finished run's checkpoint may have been deleted to save space."""
     if not (folder / CHECKPOINT).exists():
         return read_run(folder).finished
-    saved = read_state(folder / CHECKPOINT, experiment.to_dict())
+    saved = read_state(folder / CHECKPOINT, identity(experiment))
     if saved is None or saved["round"] != experiment.rounds:
         return False
     end_of(folder / ROUNDS, experiment.rounds, saved.get("lines", ""))  # refuses lines that were lost or changed since
-    clear_after_last(folder / CHECKPOINT, experiment.rounds)
+    if not saved["rows"]:
+        clear_after_last(folder / CHECKPOINT, experiment.rounds)
     return True
 
 
