@@ -3,6 +3,8 @@
 PYTHON = python3
 VENV = .venv
 ARGS =
+# Runs of the demo at once: two, unless there is only one core.
+JOBS = $(shell [ "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -gt 1 ] && echo 2 || echo 1)
 
 PY = $(VENV)/bin/python
 READY = $(VENV)/.ready
@@ -21,7 +23,7 @@ help: ## Print this list
 	@echo '  ARGS="..." is passed on (make test ARGS="-k wire -x"), PYTHON=python3.12 chooses the interpreter of a new $(VENV).'
 
 demo: $(READY) ## Compare eight methods on digits, three seeds each, and write a report
-	$(PY) -m fedcams run demo $(ARGS)
+	$(PY) -m fedcams run demo --jobs $(JOBS) $(ARGS)
 
 flower-demo: $(READY) ## Run a federation over Flower with TLS and count the bytes on its sockets
 	PYTHONPATH=examples/flower_app:examples/flower_demo $(PY) examples/flower_demo/demo.py $(ARGS)

@@ -31,6 +31,7 @@ KINDS = {
         "Changes to an update, to the message that is compressed, to an arrival or to the mean; join several with `+`.",
     ),
     "guard": ("Guards", "How long the rows of one client may be before the server refuses them."),
+    "privacy": ("Privacy", "What hides single clients from those who see the models: see [privacy](privacy.md)."),
     "aggregate": ("Aggregates", "How decoded updates become one vector."),
     "average": ("Averages", "The averaged model, which is evaluated and saved in addition to the last one."),
     "probe": ("Probes", "What is measured and recorded in every round."),

@@ -20,6 +20,7 @@ from fedcams.rounds import ClientUpdate, Instruction, Received, answer_from_byte
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
 from fedcams.rounds.messages import instruction_size
+from fedcams.rounds.private import draw_cohort
 
 
 def net(norm: bool = False) -> nn.Module:
@@ -70,8 +71,8 @@ def through_bytes(history: History) -> Iterator[tuple[Any, Any, int, int]]:
         after = None if update.buffers is None else update.buffers[0]
         return ClientUpdate(update.delta[0], after, update.examples[0], update.steps[0], float(update.loss[0]))
 
-    for round in range(1, history.rounds + 1):
-        cohort = simulation.sampler.sample(list(problem.clients), round, server.seed)
+    for _ in range(history.rounds):
+        cohort = draw_cohort(server, state, simulation.sampler, list(problem.clients))
         instructions, state = server_side.instruct(server, state, cohort)
         down = {i: instruction.to_bytes() for i, instruction in instructions.items()}
         answers = [client_side.answer(me, Instruction.from_bytes(down[i]), train) for i in reversed(cohort)]

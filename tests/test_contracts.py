@@ -53,6 +53,15 @@ def test_contraction(codec: Compressor, d: int) -> None:
 
 
 @everyone
+@pytest.mark.parametrize("d", DIMENSIONS)
+def test_what_never_lengthens(codec: Compressor, d: int) -> None:
+    for layout in layouts(d) if codec.never_lengthens else []:
+        for name, x in vectors(d).items():
+            decoded = codec.decode(codec.encode(x, layout, key=d), layout)
+            assert float(decoded.double().norm()) <= float(x.double().norm()) * (1 + 1e-6) + 1e-38, name
+
+
+@everyone
 @pytest.mark.parametrize("d", [7, 64, 1000])
 def test_what_holds_in_expectation(codec: Compressor, d: int) -> None:
     """Over many keys: the contraction where it is claimed so, and unbiasedness where it is claimed."""

@@ -99,6 +99,14 @@ def test_the_page_on_deploying_shows_the_recorded_numbers() -> None:
         assert (ROOT / "benchmarks" / "records" / name).read_text() in (DOCS / "deploying.md").read_text()
 
 
+def test_the_page_on_privacy_shows_the_recorded_numbers() -> None:
+    """And no run of them spent more than it was allowed to."""
+    assert (DOCS / "privacy" / "accuracy.md").read_text("utf-8") in (DOCS / "privacy.md").read_text("utf-8")
+    rows = list(csv.DictReader((DOCS / "privacy" / "accuracy.csv").read_text("utf-8").splitlines()))
+    assert {row["epsilon"] for row in rows} == {"1", "2", "4", "8", "none"}
+    assert all(float(row["spent"]) <= float(row["epsilon"]) for row in rows if row["epsilon"] != "none")
+
+
 def test_what_the_wire_promises_is_what_was_recorded() -> None:
     """Four nodes, five rounds, a model of 1.5 million parameters: 26 times fewer bytes up with sign, 40 with top-k, and
     40 times fewer both ways with the recipe."""

@@ -18,6 +18,7 @@ from fedcams import SpecError
 from fedcams.experiment import Experiment, build
 from fedcams.experiment.preset import load_preset
 from fedcams.runs import read_run
+from test_tasks import write_plays
 
 SMALL = {"clients": 12, "rounds": 3, "sampler": "uniform(n=4)", "local": "sgd(lr=0.1)"}
 
@@ -126,6 +127,36 @@ def test_data_that_say_whose_they_are_can_be_split_by_nature() -> None:
     assert (
         build(Experiment.from_dict({**values, "clients": 4})).histogram.tolist() == (5 * np.eye(4, dtype=int)).tolist()
     )
+
+
+TEXT = {"task": "shakespeare(length=20)", "model": "transformer(dim=8, depth=1)", "clients": 4, "sampler": "full"}
+
+
+def test_text_is_split_by_role_and_trains(tmp_path: Path) -> None:
+    """Loss and accuracy are means over characters, so the training loss of the first round is about log 86."""
+    write_plays(tmp_path)
+    by_role = build(Experiment.from_dict({**TEXT, "partition": "natural", "local": "sgd(lr=0.5, batch=2)"}), tmp_path)
+    assert by_role.histogram.shape == (4, 86)
+    assert by_role.histogram.sum(1).tolist() == [20 * 9, 20 * 9, 20 * 4, 20 * 3], "the target characters"
+    state, losses = by_role.state, []
+    for _ in range(5):
+        state, record = by_role.simulation.advance(state)
+        losses.append(record.train_loss)
+    assert losses[0] == pytest.approx(np.log(86), abs=1)
+    assert losses[-1] < losses[0] - 0.5
+    merged = build(Experiment.from_dict({**TEXT, "partition": "natural", "clients": 2}), tmp_path)
+    assert merged.histogram.sum(1).tolist() == [20 * 13, 20 * 12], "roles are dealt in turn"
+    assert build(Experiment.from_dict({**TEXT, "partition": "shards"}), tmp_path).histogram.sum() == 20 * 25
+
+
+def test_a_model_that_does_not_take_the_tasks_data_is_refused(tmp_path: Path) -> None:
+    write_plays(tmp_path)
+    with pytest.raises(
+        SpecError, match=r"model=mlp takes numbers, but task=shakespeare\(.*\) has tokens; use model=lstm"
+    ):
+        build(Experiment.from_dict({**TEXT, "model": "mlp"}), tmp_path)
+    with pytest.raises(SpecError, match="model=lstm takes tokens, but task=digits has numbers; use model=mlp"):
+        build(Experiment.from_dict({"model": "lstm"}))
 
 
 def test_weights_are_there_for_those_who_sample_by_them() -> None:

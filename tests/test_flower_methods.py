@@ -89,6 +89,42 @@ def test_a_method_is_bit_for_bit_the_simulators_also_after_a_restart(tmp_path: P
         assert len(set(map(len, build(experiment(**METHODS[name])).simulation.problem.clients.parts))) > 1  # type: ignore[attr-defined]
 
 
+def test_a_private_method_is_the_simulators_with_the_same_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Secret cohorts, noise and ε; after a restart the key is that of the checkpoint, and not a new one."""
+    saved = tmp_path / "checkpoint" / "state.json"
+    monkeypatch.setattr("fedcams.rounds.server.new_key", lambda: ("00" if saved.exists() else "5a") * 32)
+    keys = {"privacy": "server(clip=1, epsilon=30)", "guard": "none", "sampler": "bernoulli(p=0.4)", "rounds": 6}
+    state, records = expected = simulation(experiment(**keys))
+    assert any(record.cohort for record in records)
+    found = run_method(tmp_path, restarts=(2,), **keys)
+    assert_simulated(found, expected)
+    assert [line["epsilon"] for line in found.ledger] == [record.probes["epsilon"] for record in records]
+    assert 29 < found.ledger[-1]["epsilon"] <= 30
+    files = [tmp_path / "checkpoint" / name for name in ("state.json", "ledger.jsonl")]
+    assert [path.stat().st_mode & 0o777 for path in files] == [0o600, 0o600]
+    assert state.secret.encode() not in files[1].read_bytes()
+
+
+def test_a_private_round_with_too_few_nodes_is_a_step_of_noise(tmp_path: Path) -> None:
+    """Whether there was a step would tell whether a client is connected."""
+    what = experiment(privacy="server(clip=1, noise=1)", guard="none", sampler="full")
+    grid, strategy, arrays = federation(tmp_path, what)
+    strategy.min_available = 9
+    run(grid, strategy, arrays, 2, timeout=0.05)
+    for line in read_ledger(tmp_path / "checkpoint"):
+        assert (line["skipped"], line["accepted"]) == ("4 clients connected, min_available=9", {})
+        assert line["delta_norm"] > 0
+        assert line["epsilon"] > 0
+
+
+def test_a_private_federation_needs_to_know_its_clients_and_a_secret_sampler(tmp_path: Path) -> None:
+    private = {"privacy": "server(clip=1, noise=1)", "guard": "none", "checkpoint": tmp_path / "checkpoint"}
+    with pytest.raises(SpecError, match=r"privacy=server.* divides by a fixed number of clients.*give clients"):
+        FedCAMS(**private, sampler="bernoulli(p=0.5)")
+    with pytest.raises(SpecError, match=r"privacy=server.* and sampler=uniform\(n=3\)"):
+        FedCAMS(**private, sampler="uniform(n=3)", clients=9)
+
+
 @pytest.mark.parametrize("moment", ["before", "between"])
 def test_a_server_killed_while_it_saves_goes_on_with_control_average_and_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str

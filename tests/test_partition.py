@@ -148,6 +148,8 @@ def test_histogram_of_given_classes() -> None:
     parts = [np.array([0, 1]), np.array([2])]
     assert label_histogram(parts, np.array([0, 2, 2]), classes=4).tolist() == [[1, 0, 1, 0], [0, 0, 1, 0]]
     assert label_histogram([], LABELS).shape == (0, 10)
+    of_sequences = label_histogram(parts, np.array([[0, 2], [2, 2], [1, 0]]))
+    assert of_sequences.tolist() == [[1, 0, 3], [1, 1, 0]], "each target of a sequence counts"
     with pytest.raises(SpecError, match="classes=2, but there is a label 2; give at least 3"):
         label_histogram(parts, np.array([0, 2, 2]), classes=2)
 

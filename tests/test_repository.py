@@ -27,7 +27,7 @@ LEVELS: list[set[str]] = [
     {"layout", "bits", "keys", "schedules", "buffers", "recipes"},
     {"compress", "optimizers", "local", "models", "tasks", "partition", "sampler"}
     | {"parts", "transforms", "probes", "control", "aggregates", "averages", "guards"},
-    {"wire", "feedback", "rows", "downlink", "aggregate", "engines"},
+    {"wire", "feedback", "rows", "downlink", "aggregate", "engines", "privacy"},
     {"method"},
     {"rounds"},
     {"simulation"},

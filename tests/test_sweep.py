@@ -71,6 +71,27 @@ def test_every_combination_is_tried_with_every_seed(tmp_path: Path) -> None:
     assert last.label == "ams, eps=1e-3, lr=10, uplink=sign"
 
 
+def test_settings_change_every_run_and_take_the_place_of_their_values_in_a_grid(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    trials = load_sweep(path, {"uplink": "topk(ratio=1/8)", "rounds": "3", "seeds": "[7]"}, ["ams", "plain"])
+    assert [(trial.label, trial.setting) for trial in trials] == [
+        ("ams", "eps=1e-3, lr=1/3"),
+        ("ams", "eps=1e-3, lr=10"),
+        ("plain", ""),
+    ]
+    experiments = [experiment for trial in trials for experiment in trial.experiments]
+    assert {(str(each.uplink), each.rounds, each.seed) for each in experiments} == {("topk(ratio=1/8)", 3, 7)}
+    assert all(len(trial.experiments) == 1 for trial in load_sweep(path, {"seed": "5"})), "instead of the file's seeds"
+    for settings, only, message in (
+        ({"server": "fedavg"}, (), r"no value contains \{lr\}"),
+        ({"lr": "1"}, (), "-s: no key 'lr'"),
+        ({"label": "x"}, (), "label cannot be set for all runs at once"),
+        ({}, ("asm",), r"--only asm: no run has this label \(did you mean 'ams'\?\); known: 'avg', 'ams', 'plain'"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            load_sweep(path, settings, only)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -114,7 +135,7 @@ def test_the_best_setting_of_a_label_comes_first(tmp_path: Path) -> None:
             raise UpdateError("not finite")
         return rounds(0.5 + 0.125 * experiment.seed + (0.125 if experiment.uplink.name == "sign" else 0))
 
-    results = sweep(written(tmp_path), tmp_path / "out", runner)
+    results = sweep(load_sweep(written(tmp_path)), tmp_path / "out", runner)
     assert len(results) == 7
     assert asked[:2] == ["avg-lr-0.1-s1", "avg-lr-0.1-s2"]
     with (tmp_path / "out" / "leaderboard.csv").open() as file:
@@ -146,7 +167,7 @@ def test_other_errors_end_the_sweep_and_keep_the_leaderboard(tmp_path: Path) -> 
         return rounds(0.5)
 
     with pytest.raises(SpecError, match="no data"):
-        sweep(written(tmp_path), tmp_path, runner)
+        sweep(load_sweep(written(tmp_path)), tmp_path, runner)
     assert "| avg | lr=0.1 | 0.5000 ± 0.0000 |" in (tmp_path / "leaderboard.md").read_text("utf-8")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from fedcams.tasks import CropFlip, Task, TaskData, digits, task
 from fedcams.tasks.base import accuracy
 from fedcams.tasks.logistic import Logistic
 from fedcams.tasks.quadratic import Quadratic, noise
+from fedcams.tasks.shakespeare import CHARACTERS, character_accuracy, character_loss, encode, speeches
 
 # -- CIFAR: miniature files in the official layout, opcode by opcode as Python 2 wrote them ---------------------------
 
@@ -80,6 +82,50 @@ def write_cifar100(folder: Path, n: int = 4) -> None:
         (folder / "cifar-100-python" / name).write_bytes(content)
 
 
+# -- Shakespeare: a play of three roles in the format of the plays ----------------------------------------------------
+
+PLAY = """\tTHE STORM
+
+\tDRAMATIS PERSONAE
+
+MIRA\ta sailor.
+
+SCENE\tA ship
+\tat sea.
+
+ACT I
+
+SCENE I\tThe deck.
+
+\t[Enter MIRA and
+\tSIR OTTO]
+
+MIRA\tThe wind has turned, and every rope
+\tis singing.   What is left to hope?
+
+SIR
+OTTO\t[Aside]  That is no song for those who fear
+\tthe water. [To MIRA]  Is the harbour near?
+
+\t[A wave]
+
+\tI cannot swim, I never could.
+
+First Sailor\tHold on to what is made of wood!
+MIRA\tHe jests; be calm: the night is long,
+\tand we shall have another song.
+"""
+
+
+def write_plays(folder: Path, roles: int = 2) -> None:
+    """Two plays, the second with a number of roles more, each with 240 characters."""
+    more = "".join(f"\nROLE {i}\tBut {'what a day, what a day! ' * 10}\n" for i in range(roles))
+    (folder / "shakespeare").mkdir(parents=True)
+    (folder / "shakespeare" / "storm.txt").write_text(PLAY)
+    with zipfile.ZipFile(folder / "shakespeare" / "plays.zip", "w") as archive:
+        archive.writestr("calm.txt", f"ACT I\n{more}")
+
+
 # -- everyone ----------------------------------------------------------------------------------------------------
 
 TASKS = [task(spec) for cls in registered("task").values() for spec in cls.examples]
@@ -92,6 +138,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     write_cifar10(folder)
     write_cifar100(folder)
+    write_plays(folder)
     return folder
 
 
@@ -137,10 +184,11 @@ def test_loading_twice_gives_the_same_and_touches_no_generator(spec: Task, folde
 
 
 @everyone
-def test_prepared_examples_are_floats(spec: Task, folder: Path) -> None:
+def test_prepared_examples_are_floats_or_tokens(spec: Task, folder: Path) -> None:
     data = load(spec, folder)
     x = data.prepare(data.train_x)
-    assert x.dtype == torch.float32
+    assert x.dtype == (torch.int64 if model(spec.model).takes_tokens else torch.float32)
+    assert data.has_tokens == model(spec.model).takes_tokens
     assert x.shape == data.train_x.shape
     assert bool(x.isfinite().all())
     assert torch.equal(data.prepare(data.train_x[:4].unflatten(0, (2, 2))), x[:4].unflatten(0, (2, 2)))
@@ -162,7 +210,7 @@ def test_loss_is_a_mean_and_the_metric_a_score_for_each(spec: Task, folder: Path
 def test_loss_and_metric_under_vmap_are_a_loop(spec: Task, folder: Path) -> None:
     data = load(spec, folder)
     outputs, y = outputs_and_targets(spec, data, 4)
-    outputs, y = outputs.detach().unflatten(0, (2, 2)), y.view(2, 2)
+    outputs, y = outputs.detach().unflatten(0, (2, 2)), y.unflatten(0, (2, 2))
     for score in (data.loss, data.metric):
         one_by_one = torch.stack([score(*pair) for pair in zip(outputs, y, strict=True)])
         torch.testing.assert_close(vmap(score)(outputs, y), one_by_one)
@@ -190,6 +238,7 @@ def test_data_that_do_not_fit_are_refused() -> None:
         ({"train_y": y.float()}, "train: the targets are torch.float32"),
         ({"test_y": y - 1}, "test: targets reach from -1 to 1; allowed: 0 to 2"),
         ({"test_y": y + 1}, "test: targets reach from 1 to 3; allowed: 0 to 2"),
+        ({"train_y": y[:, None].expand(4, 2)}, r"train: the targets are torch.int64 \[4, 2\]; expected: int64 \[4\]"),
         ({"groups": y[:3]}, r"train: the groups are torch.int64 \[3\]; expected: int64 \[4\]"),
     ]:
         tensors: dict[str, Any] = {"train_x": x, "train_y": y, "test_x": x, "test_y": y, **wrong}
@@ -201,6 +250,80 @@ def test_pixels_without_statistics_become_fractions() -> None:
     x, y = torch.tensor([[0, 255]], dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
     data = TaskData(x, y, x, y, classes=1, loss=cross_entropy, metric=accuracy)
     assert data.prepare(x).tolist() == [[0.0, 1.0]]
+
+
+# -- Shakespeare -------------------------------------------------------------------------------------------------
+
+
+def test_a_play_is_read_role_by_role() -> None:
+    """Names over two lines, speeches that go on after a direction, and no blank line between two speeches."""
+    assert list(speeches(PLAY)) == [
+        ("MIRA", "The wind has turned, and every rope"),
+        ("MIRA", "is singing. What is left to hope?"),
+        ("SIR OTTO", "That is no song for those who fear"),
+        ("SIR OTTO", "the water. Is the harbour near?"),
+        ("SIR OTTO", "I cannot swim, I never could."),
+        ("First Sailor", "Hold on to what is made of wood!"),
+        ("MIRA", "He jests; be calm: the night is long,"),
+        ("MIRA", "and we shall have another song."),
+    ]
+    assert list(speeches(PLAY.replace("\n", "\r\n"))) == list(speeches(PLAY))
+    assert list(speeches("A\tWell [Exit\n\nB\tGone.")) == [("A", "Well"), ("B", "Gone.")]
+
+
+def text_of(classes: Tensor) -> str:
+    return "".join(CHARACTERS[i - 1] for i in classes.tolist())
+
+
+def test_each_role_trains_on_its_earlier_and_is_tested_on_its_later_text(folder: Path) -> None:
+    data = task("shakespeare(length=20)").load(folder)
+    assert data.groups is not None
+    assert data.groups.bincount().tolist() == [9, 9, 4, 3]  # two roles of the first play, MIRA, SIR OTTO
+    own = data.groups == 2
+    said = "".join(f"{line}\n" for role, line in speeches(PLAY) if role == "MIRA")
+    pieces = [*data.train_y[own], *data.test_y[-3:-1]]  # SIR OTTO's one sequence is the last
+    assert "".join(map(text_of, pieces)) == said[1:121]
+    assert torch.equal(data.train_x[own][1:, 0], data.train_y[own][:-1, -1]), "a target is the next input"
+    assert torch.equal(data.train_x[:, 1:], data.train_y[:, :-1])
+
+
+def test_roles_keeps_those_with_most_text(folder: Path) -> None:
+    every, most = (task(f"shakespeare({spec})").load(folder) for spec in ("length=20", "length=20, roles=3"))
+    assert every.groups is not None
+    assert most.groups is not None
+    assert torch.equal(most.train_x, every.train_x[every.groups < 3]), "and their order"
+    assert most.groups.tolist() == [0] * 9 + [1] * 9 + [2] * 4
+    with pytest.raises(DataError, match=r"the plays have 4 roles with at least 2 .* of 20 characters; give roles="):
+        task("shakespeare(roles=5, length=20)").load(folder)
+
+
+def test_loss_and_accuracy_count_characters() -> None:
+    targets = torch.tensor([[1, 2, 3], [4, 0, 0]])
+    outputs = torch.nn.functional.one_hot(torch.tensor([[1, 2, 0], [4, 4, 4]]), 3 + 2).float()
+    torch.testing.assert_close(character_accuracy(outputs, targets), torch.tensor([2 / 3, 1 / 3]))
+    sure, wrong = np.log(4 + np.e) - 1, np.log(4 + np.e)
+    expected = torch.tensor([(2 * sure + wrong) / 3, (sure + 2 * wrong) / 3], dtype=torch.float32)
+    torch.testing.assert_close(character_loss(outputs, targets), expected)
+    square = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(0))  # as long as there are classes
+    torch.testing.assert_close(
+        character_loss(square, torch.zeros(2, 5, dtype=torch.int64)), -square.log_softmax(-1)[..., 0].mean(-1)
+    )
+
+
+def test_unknown_characters_share_a_class() -> None:
+    assert encode("a\u03b3|\n").tolist() == [1 + CHARACTERS.index("a"), 0, 0, 1]
+    assert len(set(CHARACTERS)) == len(CHARACTERS)
+
+
+def test_missing_and_damaged_plays_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"shakespeare has no plays; put plays.zip or its .txt files there, .*--data DIR"
+    ):
+        task("shakespeare").load(tmp_path)
+    (tmp_path / "shakespeare").mkdir()
+    (tmp_path / "shakespeare" / "plays.zip").write_bytes(b"PK not really")
+    with pytest.raises(DataError, match=r"plays.zip cannot be read: .*; download it again"):
+        task("shakespeare").load(tmp_path)
 
 
 # -- digits ------------------------------------------------------------------------------------------------------

@@ -7,17 +7,16 @@ import json
 import struct
 import sys
 from collections.abc import Mapping
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 import fedcams
 from fedcams import runs
+from fedcams.cli.progress import Progress
 from fedcams.cli.session import Session
 from fedcams.errors import SpecError
 from fedcams.experiment import Experiment
@@ -50,7 +49,7 @@ class Fake:
 
 
 def session(*trackers: Tracker) -> Session:
-    return Session(trackers=trackers, quiet=True, console=Console(file=StringIO()))
+    return Session(trackers=trackers, screen=Progress(quiet=True))
 
 
 def test_a_tracker_follows_a_run(tmp_path: Path) -> None:

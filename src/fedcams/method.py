@@ -16,6 +16,7 @@ import fedcams.downlink
 import fedcams.guards
 import fedcams.local
 import fedcams.optimizers
+import fedcams.privacy
 import fedcams.schedules
 import fedcams.transforms  # noqa: F401  (what they register is what specs may name)
 from fedcams.aggregates import Aggregate
@@ -30,6 +31,7 @@ from fedcams.guards import Guard
 from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.optimizers import ServerOptimizer
+from fedcams.privacy import Privacy
 from fedcams.recipes import KEY, merged
 from fedcams.registry import Spec, flag, format_number, integer, nested, params, several, text
 from fedcams.registry.fields import nearest
@@ -68,6 +70,7 @@ class Method(Spec):
     weighting: str = text(
         "uniform", choices=("uniform", "examples", "sampler"), doc="how clients are weighted in the mean of the cohort"
     )
+    privacy: Privacy = nested("privacy", "none", doc="what hides single clients from those who see the models")
     average: Average = nested("average", "none", doc="an average of the server's models, evaluated in addition")
 
     kind = "method"
@@ -94,6 +97,7 @@ class Method(Spec):
             check_contractive(f"downlink={first.downlink}, buffers={first.buffers}", first.buffers)
         first.control.check(first)
         first.aggregate.check(first)
+        first.privacy.check(first)
         for transform in first.transforms:
             transform.check(first)
 
@@ -117,6 +121,8 @@ class Method(Spec):
 
     def check_rounds(self, rounds: int | None) -> None:
         """Refuse a run of this many rounds if one of the schedules lasts longer; None means an unknown number."""
+        if rounds is None and self.privacy.depends_on_rounds:
+            raise SpecError(f"privacy={self.privacy} spreads epsilon over a run of unknown length; give rounds=...")
         for path, schedule in self.schedules():
             if rounds is None and schedule.depends_on_rounds:
                 raise SpecError(f"{path}={schedule} follows the length of the run, which is unknown; give rounds=...")
@@ -129,7 +135,8 @@ class Method(Spec):
     @functools.cached_property
     def depends_on_rounds(self) -> bool:
         """Whether what happens in a round depends on the length of the run."""
-        return any(schedule.depends_on_rounds for _, schedule in self.schedules())
+        scheduled = any(schedule.depends_on_rounds for _, schedule in self.schedules())
+        return scheduled or self.privacy.depends_on_rounds
 
     # -- what clients keep -------------------------------------------------------------------------------------------
 

@@ -74,7 +74,6 @@ def fail(message: str, code: int) -> None:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="`fedcams run demo` compares eight methods on a small problem. It downloads nothing.",
@@ -116,6 +115,7 @@ def load(modules: Sequence[str]) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     modules: Annotated[
         list[str] | None,
         typer.Option(
@@ -131,5 +131,6 @@ def main(
     ] = False,
 ) -> None:
     """Communication-efficient adaptive federated learning: FedAMS, FedCAMS and their relatives."""
+    context.obj = modules or []  # for the workers of `--jobs`
     if modules:
         load(modules)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Column, Table
 
-from fedcams.errors import SpecError, UpdateError
+from fedcams.cli.completion import labels, piece_names, preset_names
+from fedcams.errors import SpecError
 from fedcams.recipes import RECIPES
-from fedcams.registry.fields import nearest
 
 if TYPE_CHECKING:
-    from fedcams.cli.session import Session
+    from fedcams.cli.jobs import Outcome, Settings
+    from fedcams.cli.progress import Progress
     from fedcams.experiment import Experiment
     from fedcams.experiment.preset import Preset
     from fedcams.runs import Run
@@ -33,15 +34,29 @@ Data = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, ...")]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")]
+KeepRows = Annotated[
+    bool,
+    typer.Option("--keep-rows", help="Save what clients keep with the last round too, so that runs can be extended."),
+]
+Jobs = Annotated[
+    int,
+    typer.Option("--jobs", "-j", min=1, help="Runs at once, each in a process of its own; the cores are divided."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Track = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SPEC",
+        autocompletion=piece_names("tracker"),
         help="Send every round to a tracker: tensorboard, csv, wandb(project=mine), ...; repeat for several.",
     ),
 ]
 SET = f"Set a key for every run: -s rounds=5 -s uplink=sign -s recipe=light. Recipes: {', '.join(RECIPES)}."
+Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help=SET)]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="LABEL", autocompletion=labels, help="Run only this label; repeat for several."),
+]
 Target = Annotated[
     float | None,
     typer.Option(help="Test accuracy at which methods are compared: 0.9, or 90 for 90 %.", show_default=False),
@@ -52,69 +67,81 @@ Target = Annotated[
 
 
 def run(
-    preset: Annotated[str, typer.Argument(metavar="PRESET", help="A preset (`fedcams list presets`) or a TOML file.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help=SET),
-    ] = None,
+    context: typer.Context,
+    preset: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET", autocompletion=preset_names, help="A preset (`fedcams list presets`) or a TOML file."
+        ),
+    ],
+    settings: Set = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; default: runs/PRESET.", show_default=False)
     ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LABEL", help="Run only this label; repeat for several."),
-    ] = None,
+    only: Only = None,
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
     checkpoint_every: CheckpointEvery = 25,
+    keep_rows: KeepRows = False,
     report: Annotated[bool, typer.Option(help="Write a report when all runs are finished.")] = True,
+    jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
     """Run all experiments of a preset, each in its own folder.
 
-    Finished runs are left alone and interrupted ones continue, so you can repeat the same command after a stop.
+    Finished runs are left alone and interrupted ones continue, so you can repeat the same command after a stop. With
+    more rounds than before (-s rounds=600), runs are extended if no schedule follows their length.
     """
-    from fedcams.cli.session import Session, refuse_other
+    from fedcams.cli.jobs import Settings
+    from fedcams.cli.session import refuse_other
     from fedcams.experiment.preset import load_preset, overridden
-    from fedcams.trackers import tracker
 
     chosen = _only(overridden(load_preset(preset), _settings(settings or [])), only or [])
-    session = Session(data, device, quiet, [tracker(name) for name in track or []], checkpoint_every)
     folder = Path("runs") / chosen.name if out is None else out
-    for name, experiment in chosen.folders.items():
-        refuse_other(experiment, folder / name)  # now, not after hours of earlier runs
-    done = [session.carry_out(experiment, folder / name) for name, experiment in chosen.folders.items()]
-    _summarize(session, done)
+    tasks = {folder / name: experiment for name, experiment in chosen.folders.items()}
+    for path, experiment in tasks.items():
+        refuse_other(experiment, path)  # now, not after hours of earlier runs
+    options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
+    progress, outcomes = _begin(tasks, options, jobs, quiet)
+    done = _summarize(progress, list(outcomes))
     if report:
-        session.say(_report(done, folder / "report"))
+        progress.say(_report(done, folder / "report"))
 
 
 def resume(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or a folder that holds runs.")],
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
     checkpoint_every: CheckpointEvery = 25,
+    keep_rows: KeepRows = False,
+    jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run from its last checkpoint, or one after the other all runs in a folder."""
-    from fedcams.cli.session import Session
-    from fedcams.runs.folder import runs_below
-    from fedcams.trackers import tracker
+    """Continue a run from its last checkpoint, or all runs in a folder."""
+    from fedcams.cli.jobs import Settings
+    from fedcams.runs.folder import read_experiment, runs_below
 
-    session = Session(data, device, quiet, [tracker(name) for name in track or []], checkpoint_every)
-    _summarize(session, [session.resume(path) for path in runs_below(folder) or [folder]])
+    tasks = {path: read_experiment(path) for path in runs_below(folder) or [folder]}
+    options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
+    progress, outcomes = _begin(tasks, options, jobs, quiet)
+    _summarize(progress, list(outcomes))
 
 
 def sweep(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file: a preset whose runs have grids.")],
+    settings: Set = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; default: runs/FILE.", show_default=False)
     ] = None,
+    only: Only = None,
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
+    jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
     """Try every setting of every grid, and rank them in leaderboard.md and leaderboard.csv.
@@ -123,25 +150,23 @@ def sweep(
 
     server = "fedams(lr={lr})" and grid = { lr = [0.1, 1] }
 
-    Finished runs are left alone, so you can repeat the same command after a stop.
+    A key set with -s takes the place of its values in a grid. Finished runs are left alone, so you can repeat the same
+    command after a stop.
     """
-    from fedcams.cli.session import Session, title
+    from fedcams.cli.jobs import Settings
     from fedcams.experiment import sweep as sweeps
-    from fedcams.trackers import tracker
 
-    session = Session(data, device, quiet, [tracker(spec) for spec in track or []])
     folder = Path("runs") / file.stem if out is None else out
+    trials = sweeps.load_sweep(file, _settings(settings or []), only or [])
+    tasks = {path: experiment for trial in trials for path, experiment in trial.folders(folder).items()}
+    progress, outcomes = _begin(tasks, Settings(data, device, track or [], modules=context.obj), jobs, quiet)
 
     def runner(experiment: Experiment, path: Path) -> Sequence[RoundRecord]:
-        try:
-            return session.carry_out(experiment, path).records
-        except UpdateError as error:
-            session.say(f"{title(experiment)}: diverged, {error}")
-            raise
+        return next(outcomes).finished().records  # they come in the order in which the sweep asks for them
 
-    for label, results in sweeps.ranking(sweeps.sweep(file, folder, runner)).items():
-        session.say(f"{label}: the best of {len(results)} is {results[0].setting}: {results[0].verdict}")
-    session.say(f"leaderboard: {folder / 'leaderboard.md'}")
+    for label, results in sweeps.ranking(sweeps.sweep(trials, folder, runner)).items():
+        progress.say(f"{label}: the best of {len(results)} is {results[0].setting}: {results[0].verdict}")
+    progress.say(f"leaderboard: {folder / 'leaderboard.md'}")
 
 
 def report(
@@ -187,35 +212,63 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _only(preset: Preset, labels: Sequence[str]) -> Preset:
-    known = dict.fromkeys(experiment.label for experiment in preset.experiments)
-    for label in labels:
-        if label not in known:
-            choice = ", ".join(map(repr, known))
-            raise SpecError(f"--only {label}: no run has this label{nearest(label, known)}; known: {choice}")
+    from fedcams.experiment.preset import check_labels
+
+    check_labels(labels, [experiment.label for experiment in preset.experiments])
     chosen = [experiment for experiment in preset.experiments if not labels or experiment.label in labels]
     return dataclasses.replace(preset, experiments=chosen)
+
+
+def _begin(
+    tasks: Mapping[Path, Experiment], settings: Settings, jobs: int, quiet: bool
+) -> tuple[Progress, Iterator[Outcome]]:
+    """Return the console, and what becomes of each experiment; the first one begins when that is asked for."""
+    from fedcams.cli.jobs import carry_out_at_once, carry_out_in_turn
+    from fedcams.cli.progress import Progress
+    from fedcams.cli.session import check_device, rounds_left
+    from fedcams.trackers import tracker
+
+    for spec in settings.track:
+        tracker(spec)  # refuses one that is unknown
+    check_device(settings.device)
+    jobs = min(jobs, len(tasks))
+    left = {path: rounds_left(experiment, path) for path, experiment in tasks.items()}
+    progress = Progress(left=left, jobs=jobs, quiet=quiet)
+    if jobs == 1:
+        return progress, carry_out_in_turn(tasks, settings, progress)
+    return progress, carry_out_at_once(tasks, settings, jobs, progress)
 
 
 NUMBERS = ("seeds", "rounds", "accuracy", "up", "down")
 
 
-def _summarize(session: Session, done: Sequence[Run]) -> None:
-    """Print one row per label, averaged over seeds, with final accuracy and bytes sent; then who never adapted."""
-    from fedcams.cli.session import title
+def _summarize(progress: Progress, outcomes: Sequence[Outcome]) -> list[Run]:
+    """Print what came out and return the runs; refuses to go on if some have failed, and names them."""
+    from fedcams.cli.progress import title
+    from fedcams.runs import RunError
 
-    if session.quiet:
-        return
+    done = [outcome.run for outcome in outcomes if outcome.run is not None]
+    if done and not progress.quiet:
+        progress.console.print(_table(done))
+        for run in done:
+            if note := run.on_floor:
+                progress.say(f"{title(run.experiment)}: {note}")
+        progress.say("accuracy: mean over the last fifth of the rounds and over seeds; bytes: all clients, all rounds")
+    if failed := [outcome for outcome in outcomes if outcome.error is not None]:
+        names = "; ".join(f"{title(outcome.experiment)} ({outcome.error})" for outcome in failed)
+        raise RunError(f"{len(failed)} of {len(outcomes)} runs failed: {names}")
+    return done
+
+
+def _table(done: Sequence[Run]) -> Table:
+    """Return one row per label, averaged over seeds, with final accuracy and bytes sent."""
     table = Table("run", *(Column(name, justify="right") for name in NUMBERS), box=SIMPLE_HEAD)
     for label in dict.fromkeys(run.experiment.label for run in done):
         same = [run for run in done if run.experiment.label == label]
         up, down = (decimal(round(fmean(_sent(run, key) for run in same))) for key in ("wire_up", "wire_down"))
         rounds = ", ".join(sorted({str(len(run.records)) for run in same}))
         table.add_row(label, str(len(same)), rounds, _accuracy(same), up, down)
-    session.console.print(table)
-    for run in done:
-        if note := run.on_floor:
-            session.say(f"{title(run.experiment)}: {note}")
-    session.say("accuracy: mean over the last fifth of the rounds and over seeds; bytes: all clients, all rounds")
+    return table
 
 
 def _sent(run: Run, key: str) -> int:

@@ -39,8 +39,13 @@ def pieces(kind: str | None) -> Table:
         return _listed(["key", "default", "meaning"], _keys())
     if kind in kinds():
         return _listed([kind, "defaults", "meaning"], map(_row, registered(kind).values()))
-    known = [PRESETS, RECIPE_LIST, EXPERIMENT, *kinds()]
+    known = known_kinds()
     raise SpecError(f"no kind is named {kind!r}{nearest(kind, known)}; known: {', '.join(known)}")
+
+
+def known_kinds() -> list[str]:
+    """Return every kind that can be listed."""
+    return [PRESETS, RECIPE_LIST, EXPERIMENT, *kinds()]
 
 
 def _overview() -> Table:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedcams.cli.completion import piece_names, preset_names
 from fedcams.cli.runs import Data
 
 if TYPE_CHECKING:
@@ -32,7 +33,12 @@ theory = typer.Typer(
 
 @theory.command()
 def check(
-    source: Annotated[str, typer.Argument(metavar="PRESET|RUN|TOML", help="A preset, the folder of a run, or a file.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET|RUN|TOML", autocompletion=preset_names, help="A preset, the folder of a run, or a file."
+        ),
+    ],
     only: Annotated[list[str] | None, typer.Option(metavar="LABEL", help="Check only this label; repeatable.")] = None,
     data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -127,7 +133,9 @@ def _conditions(each: Checked) -> Table:
 
 @theory.command()
 def steps(
-    task: Annotated[str, typer.Option(help="The task whose constants count.")] = "logistic",
+    task: Annotated[
+        str, typer.Option(autocompletion=piece_names("task"), help="The task whose constants count.")
+    ] = "logistic",
     partition: Annotated[str, typer.Option(help="How the data is split over clients.")] = "iid",
     rounds: Annotated[int, typer.Option("--rounds", "-T", min=1, help="Rounds T.")] = 1000,
     local_steps: Annotated[int, typer.Option("--steps", "-K", min=1, help="Local steps K.")] = 5,

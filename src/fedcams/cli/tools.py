@@ -9,6 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedcams.cli.completion import kind_names, piece_names
+
+COMPRESSORS = piece_names("compressor")
 GPU_MODELS, GPU_UPLINKS = ["resnet18", "convmixer"], ["sign", "topk(ratio=1/64)"]
 
 
@@ -16,7 +19,10 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="KIND", help="presets, recipes, experiment, server, ...; default: an overview.", show_default=False
+            metavar="KIND",
+            autocompletion=kind_names,
+            help="presets, recipes, experiment, server, ...; default: an overview.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -36,16 +42,26 @@ def not_negative(value: float) -> float:
 def plan(
     size: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="Number of parameters, such as 11173962 or 25M, or a model's spec."),
+        typer.Argument(
+            metavar="MODEL",
+            autocompletion=piece_names("model"),
+            help="Number of parameters, such as 11173962 or 25M, or a model's spec.",
+        ),
     ] = "resnet18",
     clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 100,
     cohort: Annotated[str, typer.Option(help="Clients per round, or a sampler's spec.")] = "10",
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 500,
-    uplink: Annotated[str, typer.Option(help="Compressor for the updates.")] = "sign",
-    buffers: Annotated[str, typer.Option(help="Compressor for batch-norm statistics.")] = "identity",
+    uplink: Annotated[str, typer.Option(autocompletion=COMPRESSORS, help="Compressor for the updates.")] = "sign",
+    buffers: Annotated[
+        str, typer.Option(autocompletion=COMPRESSORS, help="Compressor for batch-norm statistics.")
+    ] = "identity",
     downlink: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="A downlink to compare; repeat for several. Default: a set of seven."),
+        typer.Option(
+            metavar="SPEC",
+            autocompletion=piece_names("downlink"),
+            help="A downlink to compare; repeat for several. Default: a set of seven.",
+        ),
     ] = None,
     memory: Annotated[
         float, typer.Option(callback=not_negative, help="Memory the server has for the downlink, in GiB.")

@@ -222,6 +222,11 @@ class Compressor(Spec, ABC):
         return False
 
     @property
+    def never_lengthens(self) -> bool:
+        """Whether ‖C(x)‖ <= ‖x‖ for every x, up to the rounding of float32; privacy's clipping needs it."""
+        return False
+
+    @property
     def per_tensor(self) -> bool:
         """Whether decoding needs the layout's tensor boundaries."""
         return False

@@ -29,6 +29,10 @@ class Identity(Compressor):
     def squared_error_bound(self, layout: Layout) -> float:
         return 0.0
 
+    @property
+    def never_lengthens(self) -> bool:
+        return True
+
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         return {"values": x.clone()}
 

@@ -60,6 +60,10 @@ class RandK(Compressor):
     def unbiased(self) -> bool:
         return self.scaled
 
+    @property
+    def never_lengthens(self) -> bool:
+        return not self.scaled
+
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         seeds = torch.tensor([key % (1 << SEED_BITS) for key in keys], device=x.device)
         k = self._kept(layout)

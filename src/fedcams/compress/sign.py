@@ -44,6 +44,10 @@ class Sign(Compressor):
     def squared_error_bound(self, layout: Layout) -> float:
         return 1 - 1 / max(stop - start for start, stop in segments(layout, self.scope))
 
+    @property
+    def never_lengthens(self) -> bool:
+        return True  # ‖x‖₁/√d <= ‖x‖, in every segment
+
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         parts = segments(layout, self.scope)
         sizes = torch.tensor([stop - start for start, stop in parts], dtype=torch.float64, device=x.device)

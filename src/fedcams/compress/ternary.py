@@ -96,6 +96,10 @@ class Ternary(Compressor):
             most = k * max(1.0, *(d_j / k_j**2 for d_j, k_j in zip(sizes, counts, strict=True)))
         return 1 - 1 / most
 
+    @property
+    def never_lengthens(self) -> bool:
+        return True  # a projection
+
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         positions, values = top_values(x, segments(layout, self.scope), self._kept(layout))
         magnitudes = group_means(values, self._bounds(positions, layout))

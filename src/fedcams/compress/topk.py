@@ -100,6 +100,10 @@ class TopK(Compressor):
         lost = BF16_ROUNDING**2 if self.values == "bf16" else 0.0
         return lost + (1 - lost) * dropped
 
+    @property
+    def never_lengthens(self) -> bool:
+        return self.values != "bf16"  # it rounds up too; all others are projections
+
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
         positions, values = top_values(x, segments(layout, self.scope), self._kept(layout))
         if not self._bits:

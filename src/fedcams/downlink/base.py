@@ -124,6 +124,8 @@ class Downlink(Spec, ABC):
     """Whether the server keeps a model of every client, in a RowStore."""
     carries_buffers: ClassVar[bool] = False
     """Whether buffers that the method compresses travel by its rule too; if not, they go dense beside the model."""
+    hides_cohorts: ClassVar[bool] = False
+    """Whether what a client receives depends only on the server's models and on that client, never on who else came."""
 
     @property
     def starts_warm(self) -> bool:

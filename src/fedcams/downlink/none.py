@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class NoDownlink(Downlink):
     """Sends the model as float32 to every client in every round; neither side keeps anything."""
 
+    hides_cohorts = True
     examples = ("none",)
 
     def send(self, state: None, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[int, Streams], None]:

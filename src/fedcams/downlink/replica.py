@@ -78,6 +78,7 @@ class Replica(Downlink):
     client_keeps_model = True
     server_keeps_rows = True
     carries_buffers = True
+    hides_cohorts = True
     examples = ("replica(blockq)", "replica(topk(ratio=1/64))", "replica(blockq(bits=2), warm=true)")
     refused = (("replica(randk(ratio=0.5, scaled=true))", "has no bound"), ("replica(topk)", "give either ratio"))
 

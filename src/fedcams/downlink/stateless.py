@@ -32,6 +32,7 @@ class Stateless(Downlink):
 
     codec: Compressor = nested("compressor", "blockq(bits=8, rounding=stochastic)", doc="how the model travels")
 
+    hides_cohorts = True
     examples = ("stateless", "stateless(blockq(rounding=stochastic))")
     refused = (
         ("stateless(sign)", "sign is biased.*choose an unbiased one"),

@@ -51,6 +51,9 @@ class Stacked(Engine):
         for name, module in problem.model.named_modules():
             if isinstance(module, draws) and getattr(module, "p", 1.0) > 0:
                 return f"engine=stacked: layer {name!r} is a random {type(module).__name__}; use engine=loop"
+            if isinstance(module, torch.nn.RNNBase):
+                kind = type(module).__name__
+                return f"engine=stacked: layer {name!r} is an {kind}, which torch.func cannot batch; use engine=loop"
         if self.compile and not can_compile(problem):
             needs = "a model without buffers and per-example losses of pairs of tensors"
             return f"engine={self}: compiling needs {needs}; use engine=stacked"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedcams import models
 from fedcams.engines import Problem, Shards
+from fedcams.errors import SpecError
 from fedcams.experiment.experiment import Experiment
 from fedcams.keys import generator
 from fedcams.partition import label_histogram, take_fraction
@@ -44,7 +45,8 @@ def build(experiment: Experiment, data: Path | None = None, device: str | torch.
 def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.device = "cpu") -> Built:
     """Return the simulation of an experiment on data that is already loaded, whatever the experiment's task."""
     loaded = loaded.to(device)
-    labels = loaded.train_y.cpu().numpy()
+    _check_fit(experiment, loaded)
+    labels = loaded.labels.cpu().numpy()
     groups = None if loaded.groups is None else loaded.groups.cpu().numpy()
     parts = experiment.partition.split(labels, experiment.clients, generator(experiment.seed, "partition"), groups)
     parts = take_fraction(parts, experiment.train_fraction)
@@ -63,4 +65,14 @@ def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.devic
         evaluate_every=experiment.evaluate_every,
         probes=experiment.probes,
     )
-    return Built(simulation, simulation.start(), label_histogram(parts, labels, loaded.classes))
+    return Built(simulation, simulation.start(), label_histogram(parts, loaded.train_y.cpu().numpy(), loaded.classes))
+
+
+def _check_fit(experiment: Experiment, loaded: TaskData) -> None:
+    """Refuse a model that takes tokens if the data are not, and the other way round."""
+    if experiment.model.takes_tokens != loaded.has_tokens:
+        has, takes = ("tokens", "numbers") if loaded.has_tokens else ("numbers", "tokens")
+        raise SpecError(
+            f"model={experiment.model} takes {takes}, but task={experiment.task} has {has}; "
+            f"use model={experiment.task.model}"
+        )

@@ -61,6 +61,8 @@ class Experiment(Method):
             object.__setattr__(self, "engine", str(resolve("engine", self.engine)))
         self.sampler.expected(self.clients)  # refuses a cohort larger than the population
         self.check_rounds(self.rounds)
+        if self.privacy.active:
+            self.privacy.epsilon_after(1, self.privacy.participation(self.sampler, self.clients, self.rounds))
 
     @property
     def method(self) -> Method:

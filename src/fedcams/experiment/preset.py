@@ -95,14 +95,27 @@ def overridden(preset: Preset, settings: Mapping[str, str]) -> Preset:
     `seeds` repeats every run. Runs that become equal, such as two seeds with the same `seed` given, are kept once.
     Refuses `label`, which tells runs apart, and unknown keys.
     """
+    values, seeds = read_settings(settings)
+    bases = [merged(experiment.to_dict(), values) for experiment in preset.experiments]
+    changed = [Experiment.from_dict(base | seed) for base in bases for seed in seeds]
+    return dataclasses.replace(preset, experiments=list(dict.fromkeys(changed)))
+
+
+def read_settings(settings: Mapping[str, str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the values that `-s` sets in every run, and the keys to add for each seed, as in `File.seeds`."""
     if "label" in settings:
         raise SpecError("label cannot be set for all runs at once, because it tells them apart; change it in the file")
     _check_keys(settings, (*KEYS, "seeds"), "-s")
     values = {key: _literal(value) for key, value in settings.items()}
-    seeds = _pop_seeds(values, "-s")
-    bases = [merged(experiment.to_dict(), values) for experiment in preset.experiments]
-    changed = [Experiment.from_dict(base | seed) for base in bases for seed in seeds]
-    return dataclasses.replace(preset, experiments=list(dict.fromkeys(changed)))
+    return values, _pop_seeds(values, "-s")
+
+
+def check_labels(labels: Collection[str], known: Collection[str]) -> None:
+    """Refuse a label that no run has, suggesting the nearest one."""
+    for label in labels:
+        if label not in known:
+            choice = ", ".join(map(repr, dict.fromkeys(known)))
+            raise SpecError(f"--only {label}: no run has this label{nearest(label, known)}; known: {choice}")
 
 
 def folder_name(experiment: Experiment) -> str:

@@ -16,7 +16,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,7 +26,7 @@ from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.escaping import csv_cell, plain
 from fedcams.experiment.experiment import Experiment
-from fedcams.experiment.preset import KEYS, Table, folder_name, folders, read_file
+from fedcams.experiment.preset import KEYS, Table, check_labels, folder_name, folders, read_file, read_settings
 from fedcams.recipes import merged
 from fedcams.registry.fields import nearest, show
 from fedcams.registry.numbers import exact
@@ -47,6 +47,10 @@ class Trial:
     label: str
     setting: str
     experiments: list[Experiment]
+
+    def folders(self, below: Path) -> dict[Path, Experiment]:
+        """Return its experiments by the folder of each one, below a common one."""
+        return {below / folder_name(experiment): experiment for experiment in self.experiments}
 
 
 @dataclass(frozen=True)
@@ -78,22 +82,30 @@ class Result:
         return f"{self.accuracy:.4f}" + ("" if self.spread is None else f" ± {self.spread:.4f}")
 
 
-def load_sweep(path: Path) -> list[Trial]:
-    """Return every setting of every run in a sweep file; refuses grids that do not match its placeholders."""
+def load_sweep(path: Path, settings: Mapping[str, str] | None = None, only: Collection[str] = ()) -> list[Trial]:
+    """Return every setting of every run in a sweep file; refuses grids that do not match its placeholders.
+
+    `settings` change keys of every run, as `-s` does, and take the place of their values in grids. `only` names the
+    labels of the runs to keep; all are kept if it is empty.
+    """
     file = read_file(path, also=("grid",))
-    trials = [trial for run in file.runs for trial in _trials(run, file.seeds)]
+    values, seeds = read_settings(settings or {})
+    check_labels(only, [_label(run) for run in file.runs])
+    runs = [_override(run, values) for run in file.runs if not only or _label(run) in only]
+    seeds = file.seeds if not {"seed", "seeds"} & (settings or {}).keys() else seeds
+    trials = [trial for run in runs for trial in _trials(run, seeds)]
     folders([experiment for trial in trials for experiment in trial.experiments], path.name)
     return trials
 
 
-def sweep(path: Path, folder: Path, runner: Runner) -> list[Result]:
-    """Try every setting in a sweep file, keep the leaderboard in `folder` up to date, and return the results.
+def sweep(trials: Sequence[Trial], folder: Path, runner: Runner) -> list[Result]:
+    """Try every setting of `load_sweep`, keep the leaderboard in `folder` up to date, and return the results.
 
     `runner` runs each experiment in its own folder below `folder`. A runner that skips finished rounds makes the sweep
     resumable.
     """
     results: list[Result] = []
-    for trial in load_sweep(path):
+    for trial in trials:
         results.append(_result(trial, folder, runner))
         write_leaderboard(results, folder)
     return results
@@ -120,12 +132,22 @@ def has_diverged(records: Sequence[RoundRecord]) -> bool:
 # -- from a file to trials -----------------------------------------------------------------------------------------
 
 
+def _label(run: Table) -> str:
+    return str(run.values.get("label", "run"))
+
+
+def _override(run: Table, values: Mapping[str, Any]) -> Table:
+    grid = run.values.get("grid", {})
+    left = {key: tried for key, tried in grid.items() if key not in values} if isinstance(grid, dict) else grid
+    return Table(run.where, merged(run.values, values) | ({"grid": left} if "grid" in run.values else {}))
+
+
 def _trials(run: Table, seeds: list[dict[str, Any]]) -> Iterator[Trial]:
     grid = run.values.get("grid", {})
     fixed = {key: value for key, value in run.values.items() if key != "grid"}
     places = {place for value in fixed.values() if isinstance(value, str) for place in PLACE.findall(value)}
     _check_grid(grid, places, run.where)
-    label = str(fixed.get("label", "run"))
+    label = _label(run)
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         words = {key: _spell(value) for key, value in chosen.items()}
@@ -163,9 +185,9 @@ def _spell(value: Any) -> str:
 
 def _result(trial: Trial, folder: Path, runner: Runner) -> Result:
     scores, diverged = [], 0
-    for experiment in trial.experiments:
+    for path, experiment in trial.folders(folder).items():
         try:
-            records = runner(experiment, folder / folder_name(experiment))
+            records = runner(experiment, path)
         except UpdateError:  # a sweep may try steps that are too large
             diverged += 1
             continue

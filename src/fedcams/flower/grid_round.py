@@ -20,6 +20,7 @@ from fedcams.flower.roster import PAUSE, Roster
 from fedcams.method import Method
 from fedcams.rounds import server as server_side
 from fedcams.rounds.messages import PROTOCOL, Instruction
+from fedcams.rounds.private import draw_cohort, epsilon_after
 from fedcams.rounds.server import Concluded, Server, ServerState
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class GridRound:
         """Run one round; return the new state, which is on disk by then, its ledger line and the clients' metrics."""
         self.roster.wait(grid, max(self._needed().values()), self.deadline)
         skipped = self._too_few("clients connected", len(self.roster.clients), self._needed())
-        cohort = self._cohort(state.round + 1)
+        cohort = self._cohort(state)
         asked = {client: node for client in cohort if (node := self.roster.node_of(client)) is not None}
         keeping = [client for client in asked if client not in self.roster.plain] if not skipped else []
         instructions, state = server_side.instruct(self.server, state, keeping)
@@ -81,12 +82,12 @@ class GridRound:
         short = (f"{found} {what}, {name}={getattr(self.strategy, name)}" for name, n in needed.items() if found < n)
         return next(short, "")
 
-    def _cohort(self, round: int) -> set[int]:
+    def _cohort(self, state: ServerState) -> set[int]:
         strategy, known = self.strategy, set(self.roster.clients)
         population = known if strategy.clients is None else {*range(strategy.clients), *self.roster.plain}
         if len(population) < strategy.sampler.min_population:
             return set()
-        return set(strategy.sampler.sample(sorted(population), round, strategy.seed))
+        return set(draw_cohort(self.server, state, strategy.sampler, sorted(population)))
 
     # -- instructions and replies --------------------------------------------------------------------------------
 
@@ -188,6 +189,7 @@ class GridRound:
             "delta_norm": concluded.delta_norm,
             "wire_up": sum(map(sum, inbox.came.values())) + inbox.other_bytes,
             "wire_down": down,
+            **epsilon_after(self.server, state.round),
         }
 
 

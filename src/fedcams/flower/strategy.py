@@ -110,6 +110,8 @@ class FedCAMS(FedAvg):
             )
         if clients is not None:
             self.sampler.expected(clients)  # refuses a cohort larger than the population
+        if self.method.privacy.active:
+            self.method.privacy.participation(self.sampler, clients or 0, None)
         self.min_available = min_available
         self.model, self.averaged = model, averaged
         self.averaged_arrays: ArrayRecord | None = None

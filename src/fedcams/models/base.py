@@ -25,10 +25,15 @@ class Model(Spec, ABC):
     kind = "model"
     reference: ClassVar[str] = ""
     """The paper that describes the model."""
+    takes_tokens: ClassVar[bool] = False
+    """Whether it takes sequences of integers `[n, length]`, as text, and returns `[n, length, classes]`."""
 
     @abstractmethod
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return a new module, `[n, *shape] -> [n, classes]`, drawn from the global generator; see `models.build`."""
+        """Return a new module, `[n, *shape] -> [n, classes]`, drawn from the global generator; see `models.build`.
+
+        A model that takes tokens returns `[n, length, classes]`; its tokens are integers below `classes`.
+        """
 
     def image_channels(self, shape: tuple[int, ...], smallest: int = 1) -> int:
         """Return the channels of an image `[c, h, w]`; refuse other shapes and sides shorter than `smallest`."""
@@ -36,6 +41,15 @@ class Model(Spec, ABC):
             raise SpecError(
                 f"{self}: an example has shape {list(shape)}; it takes images [channels, height, width] "
                 f"of at least {smallest}x{smallest}; mlp and linear take every shape"
+            )
+        return shape[0]
+
+    def sequence_length(self, shape: tuple[int, ...]) -> int:
+        """Return the length of a sequence of tokens `[length]`; refuse other shapes."""
+        if len(shape) != 1:
+            raise SpecError(
+                f"{self}: an example has shape {list(shape)}; it takes sequences of tokens [length], such as those of "
+                "the task shakespeare"
             )
         return shape[0]
 

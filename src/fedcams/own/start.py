@@ -25,7 +25,7 @@ from fedcams.simulation import Simulation
 from fedcams.simulation.evaluate import Metric
 from fedcams.simulation.examples import Collate
 from fedcams.tasks import Augmentation
-from fedcams.trackers import Tracker, tracker
+from fedcams.trackers import Tracker, check_trackers, tracker
 
 if TYPE_CHECKING:
     from torch import nn
@@ -102,6 +102,7 @@ def simulate(
     if (trackers or label != "run") and out is None:
         raise SpecError("trackers and label need the run's folder; give out=...")
     _check_objects(augment, rows, callbacks, trackers)
+    check_trackers(trackers, chosen.privacy)
     if rows is not None and out is not None:
         raise SpecError("rows and out: a run with out=... keeps its clients' rows in its folder; give only one of them")
     problem = make_problem(copy.deepcopy(model), clients, loss, chosen.local, prepare, augment, collate, device)

@@ -73,13 +73,16 @@ def shuffled_by(values: Ints, rng: Generator) -> Ints:
 
 
 def label_histogram(parts: Sequence[Ints], labels: Ints, classes: int | None = None) -> Ints:
-    """Count the examples of each class per client, `[clients, classes]`; default: classes = largest label + 1."""
-    labels = _labels(labels)
+    """Count the examples of each class per client, `[clients, classes]`; default: classes = largest label + 1.
+
+    Of labels `[N, ...]`, with several for each example, all are counted.
+    """
+    labels = _labels(np.ravel(labels)).reshape(np.shape(labels))
     needed = int(labels.max(initial=-1)) + 1
     classes = needed if classes is None else classes
     if classes < needed:
         raise SpecError(f"classes={classes}, but there is a label {needed - 1}; give at least {needed}")
-    rows = [np.bincount(labels[part], minlength=classes) for part in parts]
+    rows = [np.bincount(labels[part].ravel(), minlength=classes) for part in parts]
     return np.array(rows, dtype=np.int64).reshape(len(parts), classes)
 
 

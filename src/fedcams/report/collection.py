@@ -90,6 +90,15 @@ class Method:
         return found
 
     @property
+    def private(self) -> str | None:
+        """The note on what each run has spent, and that this report is not covered; None without privacy."""
+        spent = [record.get("epsilon") for run in self.runs for record in run.records[-1:]]
+        if not self.experiment.privacy.active or None in spent:
+            return None
+        claim = f"each model of each run is part of ε = {max(spent):.4g} by {self.experiment.privacy}"
+        return f"{self.label}: {claim}; losses, norms, counts and cohorts are not covered: keep this report private"
+
+    @property
     def on_floor(self) -> str | None:
         """The note that an adaptive server never adapted, of the first seed that says so; None if all adapted."""
         notes = (run.on_floor for run in self.runs)

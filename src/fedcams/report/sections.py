@@ -55,7 +55,8 @@ def versions(collection: Collection) -> str:
 
 def notes(collection: Collection) -> str:
     """Return warnings about the numbers, such as unfinished runs, exploding ones and refused updates."""
-    said = [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
+    said = [f"Private: {note}" for method in collection.methods if (note := method.private)]
+    said += [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
     said += [f"Exploding: {note}" for method in collection.methods for note in method.exploded]
     said += [f"Refused: {note}" for method in collection.methods for note in method.refusals]
     said += [f"Left out, no round recorded yet: {path}" for path in collection.empty]

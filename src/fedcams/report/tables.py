@@ -195,7 +195,8 @@ def markdown(collection: Collection, summary: Summary) -> str:
     lines = [heads, ["---"] * words + ["---:"] * (len(heads) - words)]
     lines += [[_markdown(cell) for cell in cells(row, summary)] for row in summary.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
+    notes = [f"Private: {note}" for method in collection.methods if (note := method.private)]
+    notes += [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
     notes += [f"Exploding: {note}" for method in collection.methods for note in method.exploded]
     notes += [f"Refused: {note}" for method in collection.methods for note in method.refusals]
     notes += [note for method in collection.methods if (note := method.on_floor)]

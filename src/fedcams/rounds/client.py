@@ -107,6 +107,7 @@ def respond_(
         client.rows.add_to_(RESIDUAL, sending.facts.ids, sending.h)
     for transform in method.transforms:
         transform.message_(sending.h, sending.facts, client.layout)
+    method.privacy.clip_(sending.h)
     sending = replace(sending, change=change)
     try:
         return _encode_(client, method, sending, measure)

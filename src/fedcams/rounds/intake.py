@@ -22,6 +22,7 @@ from fedcams.method import BUFFERS, CONTROL
 from fedcams.rounds.cohort import Arrival, Outgoing, arrival_of, some_rows, streams_up
 from fedcams.rounds.measuring import measures, norms_of, refusals, scatter
 from fedcams.rounds.messages import UPDATE, Refusal, Reply
+from fedcams.rounds.private import noisy_mean
 from fedcams.rounds.sending import not_finite
 from fedcams.transforms import Facts
 
@@ -85,6 +86,8 @@ class Intake:
         """Client -> stream -> the norm of its decoded row, refused or not; empty if nothing needs it."""
         self.skipped = ""
         """Why the round makes no step although nothing went wrong; set by `means`."""
+        private = self.method.privacy
+        self._clipped = private.clipped_sum(server.layout, in_order) if private.active else None
         self._accepted: dict[int, _Client] = {}
         self._rows: dict[int, Tensor] = {}
 
@@ -227,7 +230,9 @@ class Intake:
 
     def _add(self, arrival: Arrival, codec: Compressor, code: Code) -> None:
         ids, weights = arrival.facts.ids, arrival.facts.weights
-        if self.method.aggregate.streaming:
+        if self._clipped is not None:
+            self._clipped.add(ids, codec, code)
+        elif self.method.aggregate.streaming:
             self.sums[UPDATE].add_rows(ids, codec, code, weights)
         else:
             self._rows |= dict(zip(ids, codec.decode(code, self.server.layout), strict=True))
@@ -255,10 +260,11 @@ class Intake:
         """Return the means of the accepted arrivals; None if there are none, or fewer than the method's `min_replies`.
 
         Updates that are finite one by one may overflow in a sum, or when an optimizer squares them. It is then
-        unknown which of them is at fault, so all of them are refused.
+        unknown which of them is at fault, so all of them are refused. A method with privacy has a mean in every round,
+        of noise alone if nothing arrived.
         """
         try:
-            if len(self._accepted) < self.method.min_replies:
+            if self._clipped is None and len(self._accepted) < self.method.min_replies:
                 self.skipped = f"{len(self._accepted)} valid replies, min_replies={self.method.min_replies}"
                 raise UpdateError(self.skipped)
             return self._means()
@@ -280,6 +286,8 @@ class Intake:
         return Means(update, norm, buffers, control)
 
     def _combined(self, facts: Facts) -> Tensor:
+        if self._clipped is not None:
+            return noisy_mean(self.server, self.state, self._clipped)
         if self.method.aggregate.streaming:
             return self.sums[UPDATE].mean()
         rows = torch.stack([self._rows[client] for client in facts.ids])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +19,11 @@ from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.guards import Norms, Past
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
+from fedcams.privacy import Participation
+from fedcams.privacy.secret import new_key
 from fedcams.rounds.intake import Intake, Means
 from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply
+from fedcams.rounds.private import check_privacy
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.transforms import Facts
@@ -66,6 +70,12 @@ class Server:
                 "give Server(population=...)"
             )
         self.method.check_rounds(self.rounds)
+        check_privacy(self)
+
+    @cached_property
+    def participation(self) -> Participation:
+        """Who may take part, for a method with privacy; refuses what makes its claim wrong."""
+        return self.method.privacy.participation(self.sampler, self.population, self.rounds)
 
     def weight(self, examples: int) -> float:
         """Return the weight of a client with this many examples in the mean, unless the sampler sets the weights."""
@@ -98,6 +108,8 @@ class ServerState(NamedTuple):
     control: Tensor | None = None
     average: Averaged | None = None
     guard: Past = MappingProxyType({})
+    secret: str = ""
+    """The key of noise and cohorts, for a method with privacy; who has it can take the noise away."""
 
 
 class Concluded(NamedTuple):
@@ -128,7 +140,8 @@ def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerSta
         average = Averaged(method.average.init(x), None if buffers is None else method.average.init(buffers))
     carried = _carried(server, method, buffers)
     downlink = method.downlink.init(x) if carried is None else method.downlink.init(x, carried)
-    return ServerState(0, x, buffers, method.server.init(x), downlink, {}, control, average)
+    secret = new_key() if method.privacy.active else ""
+    return ServerState(0, x, buffers, method.server.init(x), downlink, {}, control, average, secret=secret)
 
 
 def broadcast(server: Server, state: ServerState) -> Broadcast:

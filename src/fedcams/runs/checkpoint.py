@@ -87,17 +87,19 @@ class Checkpoint:
     def save(self, state: ServerState, lines: str = "", last: bool = False) -> None:
         """Make this state the checkpoint; `lines` is a digest of the lines that its rounds left.
 
-        A run never continues from its `last` state, so that one has no rows.
+        A run does not continue from its `last` state, so that one has no rows and no secret key, and says so.
         """
         kept = {} if last else self.rows
+        left_out = [*self.rows, *(["secret"] if state.secret else [])] if last else []
+        state = state._replace(secret="") if last else state
         with disk_errors("write", self.folder):
             private_folder(self.folder)
-            self._write(state, lines, {name: rows.save() for name, rows in kept.items()})
+            self._write(state, lines, {name: rows.save() for name, rows in kept.items()}, left_out)
             for rows in kept.values():
                 rows.mark(state.round)
             self._tidy(f"{state.round}.safetensors", last, *kept)
 
-    def _write(self, state: ServerState, lines: str, versions: dict[str, Versions]) -> None:
+    def _write(self, state: ServerState, lines: str, versions: dict[str, Versions], left_out: list[str]) -> None:
         small, tensors = pack(state, self.server)
         spare = self.folder / SPARE
         over = spare if spare.exists() else None
@@ -111,6 +113,7 @@ class Checkpoint:
             "layouts": self._layouts,
             "tensors": checksum,
             "rows": versions,
+            "left_out": left_out,
             "lines": lines,
             "state": small,
         }
@@ -204,7 +207,8 @@ def read_state(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | No
         return None
     if (version := values.get("fedcams_checkpoint")) != VERSION:
         raise RunError(f"{path}: {old_format(version, VERSION)}; {_start_over(folder)}")
-    changed = differences(identity, values["identity"])
+    theirs = {key: value for key, value in values["identity"].items() if key != "rounds" or key in identity}
+    changed = differences(identity, theirs)  # the number of rounds counts only where a schedule follows it
     if changed:
         raise RunError(f"{path}: a checkpoint of another run: {changed}; {_start_over(folder)}")
     return values

@@ -12,22 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedcams.durable import OWNER_ONLY
 from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Built, Experiment, build
 from fedcams.rounds import ServerState
 from fedcams.rows import SavedRows
 from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint, clear_after_last, read_state
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
-from fedcams.runs.files import Lines, disk_errors, end_of, locked, write_public
+from fedcams.runs.files import EVERYONE, Lines, disk_errors, end_of, locked, write_file, write_public
 from fedcams.runs.folder import (
     CHECKPOINT,
     ENVIRONMENT,
     EXPERIMENT,
     PARTITION,
+    PRIVATE,
     ROUNDS,
     TIMINGS,
     Run,
     RunError,
+    private_note,
     read_call,
     read_experiment,
     read_object,
@@ -50,11 +53,12 @@ def run(
     device: str | torch.device = "cpu",
     checkpoint_every: int = 25,
     watch: Watch | None = None,
+    keep_rows: bool = False,
 ) -> Run:
     """Run an experiment in a new folder and return the finished run; however it stops, `resume` continues it there.
 
-    `data` is the folder of downloaded files; a checkpoint is written every `checkpoint_every` rounds and at the end.
-    Refuses a folder that already holds a run.
+    `data` is the folder of downloaded files. A checkpoint is written every `checkpoint_every` rounds and at the end;
+    the last has what clients keep only if `keep_rows`, which `extend` needs. Refuses a folder that already holds a run.
     """
     folder = Path(folder)
     check_interval(checkpoint_every)
@@ -64,7 +68,7 @@ def run(
     with locked(folder):
         refuse_taken(folder)  # again, in case another process was faster
         write_about(folder, experiment, device, built.simulation, built.histogram.tolist())
-        return _finish(folder, experiment, built, device, checkpoint_every, watch)
+        return _finish(folder, experiment, built, device, checkpoint_every, watch, keep_rows)
 
 
 def resume(
@@ -74,6 +78,7 @@ def resume(
     device: str | torch.device = "cpu",
     checkpoint_every: int = 25,
     watch: Watch | None = None,
+    keep_rows: bool = False,
 ) -> Run:
     """Continue a run from its last checkpoint, or from its start, and return it; a finished run is returned unchanged.
 
@@ -91,14 +96,22 @@ def resume(
         if _is_finished(folder, experiment):
             return read_run(folder)
         built = build(experiment, data, device)
-        return _finish(folder, experiment, built, device, checkpoint_every, watch)
+        return _finish(folder, experiment, built, device, checkpoint_every, watch, keep_rows)
 
 
 def _finish(
-    folder: Path, experiment: Experiment, built: Built, device: str | torch.device, every: int, watch: Watch | None
+    folder: Path,
+    experiment: Experiment,
+    built: Built,
+    device: str | torch.device,
+    every: int,
+    watch: Watch | None,
+    keep_rows: bool,
 ) -> Run:
     """Run all rounds that are left."""
-    journal = Journal(folder, built.simulation, experiment.to_dict(), experiment.rounds, device, every)
+    journal = Journal(
+        folder, built.simulation, identity(experiment), experiment.rounds, device, every, may_grow=keep_rows
+    )
     steps = journal.rounds(journal.load(built.state))
     for step in steps:
         try:
@@ -107,6 +120,12 @@ def _finish(
         except BaseException as error:
             steps.throw(error)  # end the rounds now, while the folder is locked, not when they are garbage-collected
     return read_run(folder)
+
+
+def identity(experiment: Experiment) -> dict[str, Any]:
+    """Return the values that must be equal for a run to continue, with its length only if a schedule follows it."""
+    values = experiment.to_dict()
+    return {key: value for key, value in values.items() if key != "rounds" or experiment.depends_on_rounds}
 
 
 class Step(NamedTuple):
@@ -152,8 +171,8 @@ class Journal:
         saved = state.round
         _note_environment(self.folder / ENVIRONMENT, saved, environment(self.device, self.simulation.engine))
         with (
-            contextlib.closing(Lines(self.folder / ROUNDS, saved, self.checkpoint.lines)) as lines,
-            contextlib.closing(Lines(self.folder / TIMINGS, keep=saved)) as timings,
+            contextlib.closing(Lines(self.folder / ROUNDS, saved, self.checkpoint.lines, self._mode)) as lines,
+            contextlib.closing(Lines(self.folder / TIMINGS, saved, mode=self._mode)) as timings,
         ):
 
             def save() -> int:
@@ -167,7 +186,7 @@ class Journal:
                 state = step.state
                 lines.append(_line(step.record))
                 timings.append(json.dumps(step.timing))
-                if state.round % self.checkpoint_every == 0 or state.round == self.last:
+                if state.round % self._every == 0 or state.round == self.last:
                     saved = save()
                 try:
                     yield step
@@ -175,6 +194,16 @@ class Journal:
                     if saved != state.round:
                         save()
                     raise
+
+    @property
+    def _every(self) -> int:
+        """Rounds between checkpoints; with privacy 1, because a round must be durable before its model is seen."""
+        return 1 if self.simulation.server.method.privacy.active else self.checkpoint_every
+
+    @property
+    def _mode(self) -> int:
+        """Who may read the lines: with privacy their owner alone, since losses and norms are not covered by ε."""
+        return OWNER_ONLY if self.simulation.server.method.privacy.active else EVERYONE
 
     def _round(self, state: ServerState) -> Step:
         phases, started = Phases(), time.perf_counter()
@@ -210,7 +239,10 @@ def write_about(
 ) -> None:
     """Write the description of a new run; the experiment comes last, because a folder with it counts as a run."""
     write_public(folder / ENVIRONMENT, to_json(environment(device, simulation.engine)))
-    write_public(folder / PARTITION, to_json({"histogram": histogram}))
+    private = experiment.privacy.active
+    (write_file if private else write_public)(folder / PARTITION, to_json({"histogram": histogram}))
+    if private:
+        write_public(folder / PRIVATE, private_note(experiment).encode())
     write_public(folder / EXPERIMENT, experiment.to_toml().encode())
 
 
@@ -225,11 +257,12 @@ def _is_finished(folder: Path, experiment: Experiment) -> bool:
     """Return whether the last round was saved; a finished run's checkpoint may have been deleted to save space."""
     if not (folder / CHECKPOINT).exists():
         return read_run(folder).finished
-    saved = read_state(folder / CHECKPOINT, experiment.to_dict())
+    saved = read_state(folder / CHECKPOINT, identity(experiment))
     if saved is None or saved["round"] != experiment.rounds:
         return False
     end_of(folder / ROUNDS, experiment.rounds, saved.get("lines", ""))  # refuses lines that were lost or changed since
-    clear_after_last(folder / CHECKPOINT, experiment.rounds)
+    if not saved["rows"]:
+        clear_after_last(folder / CHECKPOINT, experiment.rounds)
     return True
 
 

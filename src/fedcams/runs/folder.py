@@ -6,6 +6,7 @@ timings.jsonl     one object per line: round, seconds, phases (seconds each), pe
 environment.json  versions, machine, device, commit; under "resumed", those after a resumption if they changed
 partition.json    {"histogram": [[examples of client i with label j]]}
 python.json       only for a run started from Python: the call, and the values that must be equal to continue it
+PRIVATE.txt       only for a run with privacy: which of these files its ε covers, and which must stay private
 stopped.json      only for a run that was stopped early on purpose: the round and why; the run counts as finished
 checkpoint/       what the run continues from; may be deleted once the run is finished
 """
@@ -25,7 +26,15 @@ from fedcams.simulation import RoundRecord
 
 EXPERIMENT, ROUNDS, TIMINGS = "experiment.toml", "rounds.jsonl", "timings.jsonl"
 ENVIRONMENT, PARTITION, CHECKPOINT = "environment.json", "partition.json", "checkpoint"
-PYTHON, STOPPED = "python.json", "stopped.json"
+PYTHON, STOPPED, PRIVATE = "python.json", "stopped.json", "PRIVATE.txt"
+NOTE = """{privacy}
+
+Covered, and fit to be released: the models and their averages, and what is computed from them and from public data.
+
+Not covered, and private: training losses, counts, norms, compression errors, cohorts, refusals and message lengths,
+which are in rounds.jsonl, timings.jsonl, partition.json and in reports. The checkpoint holds the secret key of the
+noise and what clients keep: who has the key can take the noise away.
+"""
 
 
 class RunError(FedcamsError):
@@ -54,6 +63,11 @@ class Run:
     def on_floor(self) -> str | None:
         """A sentence if its adaptive server never adapted, naming the `fedavgm` that it was; otherwise None."""
         return floor_note((record.probes.get("off_floor") for record in self.records), self.experiment.server)
+
+
+def private_note(experiment: Experiment) -> str:
+    """Return what the files of a run with privacy say about what its ε covers."""
+    return NOTE.format(privacy=f"A run with privacy={experiment.privacy}, sampler={experiment.sampler}.")
 
 
 def is_run(path: Path) -> bool:

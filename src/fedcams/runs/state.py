@@ -28,7 +28,7 @@ KINDS = {
     "torch.uint8": "U8",
 }
 PIECE = 2**24
-PLAIN = ("optimizer", "downlink", "control", "guard")
+PLAIN = ("optimizer", "downlink", "control", "guard", "secret")
 """Fields of the state that are saved unchanged; models are saved under the names of their own tensors."""
 
 

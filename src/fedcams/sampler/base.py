@@ -50,6 +50,11 @@ class Sampler(Spec, ABC):
         return self.draw(population, generator(seed, "cohort", round), weights)
 
     @property
+    def probability(self) -> float | None:
+        """With which each client takes part in each round, independently of the others; None if they depend."""
+        return None
+
+    @property
     def min_population(self) -> int:
         """The smallest population that it can draw from."""
         return 1

@@ -30,6 +30,10 @@ class Bernoulli(Sampler):
         ("bernoulli(p=2)", r"allowed: a number in \(0, 1\]"),
     )
 
+    @property
+    def probability(self) -> float:
+        return float(self.p)
+
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
         return np.flatnonzero(rng.random(population) < float(self.p))
 

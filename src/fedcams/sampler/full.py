@@ -21,6 +21,10 @@ class Full(Sampler):
     examples = ("full",)
     refused = (("full(10)", "at most 0 values"), ("full(n=10)", "has no key 'n'"))
 
+    @property
+    def probability(self) -> float:
+        return 1.0
+
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
         return np.arange(population)
 

@@ -21,6 +21,7 @@ from fedcams.rounds.client import Client
 from fedcams.rounds.cohort import Outgoing, Received, code_rows, some_rows
 from fedcams.rounds.intake import Intake
 from fedcams.rounds.messages import UPDATE
+from fedcams.rounds.private import draw_cohort, epsilon_after
 from fedcams.rounds.server import Concluded, Server, ServerState
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
@@ -99,15 +100,23 @@ class Simulation:
         """
         phases = phases or Phases()
         round = state.round + 1
-        cohort = self.sampler.sample(self._population, round, self.server.seed, self.sampling_weights)
+        cohort = draw_cohort(self.server, state, self.sampler, self._population, self.sampling_weights)
         with torch.inference_mode(False):  # training needs gradients, even if the caller is in inference mode
             if not cohort:
-                state, found = state._replace(round=round), NOTHING_SENT
+                state, found = self._without_clients(state)
             else:
                 state, found = self._exchange(state, cohort, phases)
             with phases("evaluate"):
                 scores = self._evaluate(state)
-        return state, RoundRecord.from_dict({"round": round, "cohort": cohort, **found, **scores})
+        spent = epsilon_after(self.server, round)
+        return state, RoundRecord.from_dict({"round": round, "cohort": cohort, **found, **scores, **spent})
+
+    def _without_clients(self, state: ServerState) -> tuple[ServerState, dict[str, Any]]:
+        """Return the state after a round that nobody took part in, and what to record; with privacy it has noise."""
+        if not self.server.method.privacy.active:
+            return state._replace(round=state.round + 1), {**NOTHING_SENT}
+        state, concluded = server_side.conclude(self.server, state, Intake(self.server, state, []))
+        return state, {**NOTHING_SENT, "delta_norm": concluded.delta_norm}
 
     def _exchange(
         self, state: ServerState, cohort: Sequence[int], phases: Phases
@@ -167,7 +176,7 @@ class Simulation:
 
         `seen` has the inner products of the whole cohort's updates, and what the server's step left.
         """
-        if concluded.mean is None or not self.probes:
+        if not concluded.accepted or concluded.mean is None or not self.probes:
             return {}
         ids, facts, layout = outgoing.arrival.facts.ids, concluded.facts, self.server.layout
         places = [ids.index(client) for client in facts.ids]
@@ -194,11 +203,12 @@ class Simulation:
             transform.update_(delta, facts, layout)
         residual = None if kept is None else kept.gather(RESIDUAL, facts.ids)
         mean_h, norm = mean_before(delta, residual, facts.weights)
-        if method.transforms:
+        if method.transforms or method.privacy.active:
             mean_delta, _ = mean_before(delta, None, facts.weights)
             h = delta if residual is None else delta.add_(residual.to(delta.device))
             for transform in method.transforms:
                 transform.message_(h, facts, layout)
+            method.privacy.clip_(h)
             mean_h, _ = mean_before(h, None, facts.weights)
             for transform in method.transforms:
                 transform.mean_(mean_h, facts, layout)

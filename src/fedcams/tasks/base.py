@@ -30,8 +30,9 @@ Score = Callable[["Tensor", "Tensor"], "Tensor"]
 class TaskData:
     """The data of a task.
 
-    Images are uint8 `[n, c, h, w]`, other features float32 `[n, ...]`; targets are int64 `[n]`. Store examples as they
-    are, augment them if `augment` is given, and pass the model what `prepare` returns.
+    Images are uint8 `[n, c, h, w]`, tokens of text int64 `[n, length]`, other features float32 `[n, ...]`; targets are
+    int64 `[n]`, or `[n, length]` for tokens. Store examples as they are, augment them if `augment` is given, and pass
+    the model what `prepare` returns.
     """
 
     train_x: Tensor
@@ -53,17 +54,30 @@ class TaskData:
     def __post_init__(self) -> None:
         check_examples("train", self.train_x, self.train_y, self.shape, self.classes)
         check_examples("test", self.test_x, self.test_y, self.shape, self.classes)
-        if self.groups is not None and (self.groups.shape != self.train_y.shape or self.groups.dtype != torch.int64):
+        count = len(self.train_y)
+        if self.groups is not None and (self.groups.shape != (count,) or self.groups.dtype != torch.int64):
             found = f"{self.groups.dtype} {list(self.groups.shape)}"
-            raise DataError(f"train: the groups are {found}; expected: int64 {list(self.train_y.shape)}")
+            raise DataError(f"train: the groups are {found}; expected: int64 [{count}]")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return tuple(self.train_x.shape[1:])
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether examples are sequences of integers, as text is."""
+        return self.train_x.dtype == torch.int64
+
+    @property
+    def labels(self) -> Tensor:
+        """Return what partitions by label go by, `[n]`: the targets; of sequences the groups, or one label for all."""
+        if self.train_y.dim() == 1:
+            return self.train_y
+        return torch.zeros(len(self.train_y), dtype=torch.int64) if self.groups is None else self.groups
+
     def prepare(self, x: Tensor) -> Tensor:
-        """Return `x [..., *shape]` as the model takes it: pixels as normalised float32, floats unchanged."""
+        """Return `x [..., *shape]` as the model takes it: pixels as normalised float32, floats and tokens unchanged."""
         if x.dtype != torch.uint8:
             return x
         if self.mean is None or self.std is None:
@@ -82,11 +96,15 @@ class TaskData:
 
 
 def check_examples(where: str, x: Tensor, y: Tensor, shape: tuple[int, ...], classes: int) -> None:
-    """Refuse x unless it is `[n, *shape]` of uint8 or float32, n > 0, and y unless it is n targets below `classes`."""
-    if len(x) == 0 or tuple(x.shape[1:]) != shape or x.dtype not in (torch.uint8, torch.float32):
+    """Refuse x unless it is `[n, *shape]`, n > 0, and y unless it is n targets below `classes`.
+
+    x is of uint8 or float32, or int64 for tokens, which may have a target each.
+    """
+    if len(x) == 0 or tuple(x.shape[1:]) != shape or x.dtype not in (torch.uint8, torch.float32, torch.int64):
         expected = f"uint8 or float32 [n, {', '.join(map(str, shape))}], n > 0"
         raise DataError(f"{where}: the examples are {x.dtype} {list(x.shape)}; expected: {expected}")
-    if y.shape != (len(x),) or y.dtype != torch.int64:
+    one_each = x.dtype == torch.int64 and y.shape == x.shape
+    if not (y.shape == (len(x),) or one_each) or y.dtype != torch.int64:
         raise DataError(f"{where}: the targets are {y.dtype} {list(y.shape)}; expected: int64 [{len(x)}]")
     low, high = (int(end) for end in y.aminmax())
     if low < 0 or high >= classes:

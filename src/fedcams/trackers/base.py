@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from fedcams.errors import SpecError
+from fedcams.privacy import Privacy
 from fedcams.registry import Spec, resolve
 
 if TYPE_CHECKING:
@@ -44,6 +46,15 @@ def tracker(spec: str | TrackerSpec | Tracker) -> Tracker:
     found = resolve("tracker", spec)
     assert isinstance(found, TrackerSpec)
     return found.open()
+
+
+def check_trackers(trackers: Sequence[object], privacy: Privacy) -> None:
+    """Refuse trackers for a run with privacy: they would pass on losses and norms, which its ε does not cover."""
+    if trackers and privacy.active:
+        raise SpecError(
+            f"privacy={privacy} and a tracker: it would get losses and norms, which epsilon does not cover; "
+            "leave trackers out, and read rounds.jsonl, which only its owner may"
+        )
 
 
 def scalars(record: RoundRecord, timing: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -1,0 +1,1 @@
+"""LoRA adapters of a causal language model, trained by a federation: only the adapters travel."""

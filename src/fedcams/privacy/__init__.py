@@ -1,0 +1,6 @@
+"""Differential privacy of whole clients: the pieces that a method names, the accountant and the secret randomness."""
+
+from fedcams.privacy.base import Participation, Privacy
+from fedcams.privacy.server_noise import ServerNoise
+
+__all__ = ["Participation", "Privacy", "ServerNoise"]

@@ -1,0 +1,134 @@
+"""Privacy by noise at the server: clients trust the server, and nobody else who sees its models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedcams.bits.vectors import row_norms
+from fedcams.errors import SpecError
+from fedcams.layout import Layout
+from fedcams.privacy.accountant import LEAST_NOISE, MOST_NOISE, epsilon, noise_for
+from fedcams.privacy.base import Participation, Privacy, PrivateParts
+from fedcams.privacy.secret import gaussian
+from fedcams.privacy.sums import ClippedSum, digest
+from fedcams.registry import Number, number, register
+from fedcams.sampler import Sampler
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MIXES = {"arrival", "mean"}
+"""The points at which a transform may mix the rows of several clients."""
+
+
+@register("server")
+@dataclass(frozen=True)
+class ServerNoise(Privacy):
+    """Adds Gaussian noise to the sum of the updates, clipped one by one, so that no model reveals a single client.
+
+    Clients clip y = Δ + e to the norm `clip` before they compress it. The server clips every decoded row again, divides
+    the sum by the expected size p·m of a cohort, however many came, and adds noise of standard deviation
+    noise·clip/(p·m) to each coordinate. Every round makes a step, even without an update. Give `noise`, or the
+    `epsilon` that the whole run may spend at this `delta`. Neighbouring runs differ in one client with its data and
+    its memory. Needs `bernoulli(p)` or `full` cohorts, which are drawn from a secret key.
+    """
+
+    clip: Number = number(low=0, high=10**6, open="low", doc="largest norm of what a client sends")
+    noise: Number | None = number(
+        None, low=LEAST_NOISE, high=MOST_NOISE, doc="standard deviation of the noise on the sum, in units of clip"
+    )
+    epsilon: Number | None = number(None, low=0, open="low", doc="what the whole run may spend; instead of noise")
+    delta: Number = number(1e-5, low=0, high=1, open="both", doc="the δ at which epsilon is stated, below 1/clients")
+
+    reference = "McMahan et al.: Learning Differentially Private Recurrent Language Models, ICLR 2018"
+    examples = ("server(clip=1, noise=1.1)", "server(clip=0.5, epsilon=8, delta=1e-6)")
+    refused = (
+        ("server(clip=1)", "give either noise or epsilon"),
+        ("server(clip=1, noise=1, epsilon=8)", "give either noise or epsilon"),
+        ("server(noise=1)", "clip is missing"),
+        ("server(clip=0, noise=1)", r"allowed: a number in \(0, 1000000\]"),
+        ("server(clip=1, noise=0)", r"allowed: a number in \[0.1, 1000000\]"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.noise is None) == (self.epsilon is None):
+            raise SpecError(f"privacy {self}: give either noise or epsilon")
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        return self.epsilon is not None
+
+    # -- what is refused -------------------------------------------------------------------------------------------
+
+    def check(self, method: PrivateParts) -> None:
+        if reason := next(self._reasons(method), ""):
+            raise SpecError(f"privacy={self} and {reason}")
+
+    def _reasons(self, method: PrivateParts) -> Iterator[str]:
+        """Yield what does not go together with the claim, why, and the fix."""
+        if method.guard.active:
+            yield f"guard={method.guard}: what it refuses depends on other clients; set guard=none, clip is the bound"
+        if not method.aggregate.streaming:
+            yield f"aggregate={method.aggregate}: one client may change it by more than clip; set aggregate=mean"
+        if method.weighting != "uniform":
+            yield f"weighting={method.weighting}: a client may count for more than others; set weighting=uniform"
+        if method.control.active:
+            yield f"control={method.control}: control variates travel without noise; set control=none"
+        if method.min_replies != 1:
+            yield f"min_replies={method.min_replies}: whether there is a step would reveal who came; leave it out"
+        if mixing := [str(transform) for transform in method.transforms if transform.points & MIXES]:
+            yield f"transforms={mixing[0]}: it may mix updates at the server, where no bound covers it; leave it out"
+        if not method.uplink.never_lengthens:
+            yield f"uplink={method.uplink}: C(x) may be longer than x and lose more by clip; use topk, ternary or sign"
+        if not method.downlink.hides_cohorts:
+            yield f"downlink={method.downlink}: what clients receive depends on when others came; use none or replica"
+
+    def participation(self, sampler: Sampler | None, clients: int, rounds: int | None) -> Participation:
+        if sampler is None or sampler.probability is None:
+            raise SpecError(
+                f"privacy={self} and sampler={sampler}: sampling protects only if each client is drawn independently "
+                "and in secret; use bernoulli(p=...) or full"
+            )
+        if not clients:
+            raise SpecError(f"privacy={self} divides by a fixed number of clients, which is unknown; give clients=...")
+        if self.delta * clients >= 1:
+            raise SpecError(
+                f"privacy={self} with {clients} clients: a delta of 1/clients allows to reveal one of them completely; "
+                f"give a delta well below {1 / clients:.2g}"
+            )
+        return Participation(sampler.probability, clients, rounds)
+
+    # -- the mechanism ---------------------------------------------------------------------------------------------
+
+    def clip_(self, rows: Tensor) -> None:
+        bound = float(self.clip)
+        rows.mul_((bound / row_norms(rows).clamp(min=bound)).to(rows.dtype)[:, None])
+
+    def clipped_sum(self, layout: Layout, in_order: bool) -> ClippedSum:
+        return ClippedSum(layout, float(self.clip), in_order)
+
+    def noisy_mean(self, total: ClippedSum, who: Participation, key: str, round: int) -> Tensor:
+        sums = total.total()
+        # noise from the sum's own digest: a round that is run again with other replies gets other noise, because the
+        # difference of two sums with the same noise would have none
+        noise = gaussian(key, "noise", round, digest(sums), len(sums))
+        mean = (sums + self.multiplier(who) * float(self.clip) * noise) / (who.p * who.clients)
+        return torch.from_numpy(mean).float()
+
+    # -- what it costs ---------------------------------------------------------------------------------------------
+
+    def multiplier(self, who: Participation) -> float:
+        """Return the standard deviation of the noise on the sum in units of clip; solves for it if epsilon is given."""
+        if self.noise is not None:
+            return float(self.noise)
+        if self.epsilon is None or who.rounds is None:
+            raise SpecError(f"privacy={self} spreads epsilon over the run, whose length is unknown; give rounds=...")
+        return noise_for(float(self.epsilon), who.p, who.rounds, float(self.delta))
+
+    def epsilon_after(self, rounds: int, who: Participation) -> float:
+        return epsilon(who.p, self.multiplier(who), rounds, float(self.delta))

@@ -1,0 +1,51 @@
+"""Give a run more rounds than it was begun with, if its rounds so far are the first ones of the longer run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from fedcams.experiment import Experiment
+from fedcams.runs.checkpoint import read_state
+from fedcams.runs.execute import identity
+from fedcams.runs.files import locked, write_public
+from fedcams.runs.folder import CHECKPOINT, EXPERIMENT, RunError, read_call, read_experiment, read_run
+
+
+def extend(folder: Path, rounds: int) -> None:
+    """Set the number of rounds of a run, finished or not, to a larger one; `resume` then runs those that are left.
+
+    Refuses what `check_extension` refuses.
+    """
+    with locked(folder):
+        check_extension(folder, rounds)
+        longer = dataclasses.replace(read_experiment(folder), rounds=rounds)
+        write_public(folder / EXPERIMENT, longer.to_toml().encode())
+
+
+def check_extension(folder: Path, rounds: int) -> None:
+    """Refuse to extend a run to fewer rounds, or one whose schedules follow its length, or whose state is gone."""
+    found, elsewhere = read_experiment(folder), f"run {rounds} rounds in another folder"
+    if call := read_call(folder):
+        raise RunError(f"{folder}: this run was started from Python, which has its model and data; call {call}")
+    if rounds < found.rounds:
+        raise RunError(f"{folder}: rounds={rounds}, but the run there has rounds={found.rounds}; give at least as many")
+    follow = [f"{path}={schedule}" for path, schedule in found.schedules() if schedule.depends_on_rounds]
+    follow += [f"privacy={found.privacy}"] if found.privacy.depends_on_rounds else []
+    if follow:
+        raise RunError(
+            f"{folder}: {follow[0]} follows the length of the run, so {found.rounds} rounds are not the first ones of "
+            f"{rounds}; {elsewhere}"
+        )
+    _check_state(folder, found, elsewhere)
+
+
+def _check_state(folder: Path, found: Experiment, elsewhere: str) -> None:
+    saved = read_state(folder / CHECKPOINT, identity(found))
+    if saved is None and read_run(folder).finished:
+        raise RunError(f"{folder}: the run is finished, and its checkpoint was deleted; restore it, or {elsewhere}")
+    if saved is not None and (lacking := saved.get("left_out")):
+        raise RunError(
+            f"{folder}: the run is finished, and its last checkpoint leaves out what more rounds need "
+            f"({', '.join(lacking)}); {elsewhere}, or begin runs that may grow with --keep-rows"
+        )

@@ -1,0 +1,153 @@
+"""`fedcams run --jobs 2`: several runs at once, whose folders are those of one run after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcams.cli import app
+from fedcams.cli.jobs import Settings, Worker, threads_each
+from fedcams.cli.progress import Progress
+from fedcams.experiment import Experiment
+from fedcams.runs import RunError, read_run
+
+FILE = """
+task = "logistic(size=40)"
+model = "mlp(hidden=8)"
+clients = 4
+sampler = "full"
+rounds = 12
+
+[[run]]
+label = "FedAvg"
+server = "fedavg"
+
+[[run]]
+label = "too fast"
+server = "fedavg(lr=9e37)"
+
+[[run]]
+label = "FedCAMS sign"
+uplink = "sign"
+"""
+OF_MINE = """
+[[run]]
+label = "of mine"
+uplink = "echo"
+"""
+OWN = """
+from dataclasses import dataclass
+
+from fedcams.compress.identity import Identity
+from fedcams.registry import register
+
+
+@register("echo")
+@dataclass(frozen=True)
+class Echo(Identity):
+    print("what a module prints does not come between the lines of a worker")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mini.toml").write_text(FILE)
+    (tmp_path / "echoes.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def fedcams(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@contextlib.contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "fedcams", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        yield started
+
+
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def children(pid: int) -> list[int]:
+    """The processes that any thread of a process has started."""
+    return [int(child) for tasks in Path(f"/proc/{pid}/task").glob("*/children") for child in tasks.read_text().split()]
+
+
+def test_runs_at_once_are_those_in_turn_and_one_that_fails_stops_no_other(folder: Path) -> None:
+    (folder / "mini.toml").write_text(FILE + OF_MINE)
+    arguments = ("--import", "echoes", "run", "mini.toml", "--track", "csv", "--no-report")
+    in_turn = fedcams(*arguments)
+    at_once = fedcams(*arguments, "--out", "at-once", "--jobs", "2")
+    for result in (in_turn, at_once):
+        assert result.exit_code == 2
+        assert "too fast, seed 1: diverged, " in result.stdout
+        assert re.match(r"error: 1 of 4 runs failed: too fast, seed 1 \(.*\)\n$", result.stderr)
+    names = ("fedavg-s1", "fedcams-sign-s1", "of-mine-s1")
+    for name in names:
+        assert read_run(folder / "at-once" / name).finished
+        for file in ("experiment.toml", "rounds.jsonl", "partition.json"):
+            assert (folder / "at-once" / name / file).read_bytes() == (folder / "runs/mini" / name / file).read_bytes()
+        assert lines_of(folder / "at-once" / name / "rounds.csv") == 13
+    said = [line for line in at_once.stdout.splitlines() if ": round 12/12" in line]
+    assert sorted(line.partition(",")[0] for line in said) == ["FedAvg", "FedCAMS sign", "of mine"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the workers")
+def test_workers_that_are_killed_or_stopped_leave_runs_that_go_on(folder: Path) -> None:
+    """Two runs at once: the process of one is killed, then Ctrl-C stops the other."""
+    whole = ("run", "mini.toml", "--only", "FedAvg", "--only", "FedCAMS sign", "-s", "rounds=3000")
+    both = [folder / "runs/mini" / name / "rounds.jsonl" for name in ("fedavg-s1", "fedcams-sign-s1")]
+    with process(*whole, "--jobs", "2", "--no-report") as parent:
+        while parent.poll() is None and min(map(lines_of, both)) < 20:
+            time.sleep(0.01)
+        workers = children(parent.pid)
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGKILL)
+        assert parent.stdout is not None
+        killed = next(line for line in parent.stdout if "SIGKILL" in line)
+        assert re.match(r"Fed.*, seed 1: failed, its process ended early \(SIGKILL\); run the same command", killed)
+        parent.send_signal(signal.SIGINT)
+        _, said = parent.communicate(timeout=120)
+    assert parent.returncode == 130
+    assert said == "stopped; run the same command again to continue from the last checkpoint\n"
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert all(20 <= len(read_run(path.parent).records) < 3000 for path in both)
+
+
+def test_a_sweep_at_once_ranks_what_a_sweep_in_turn_does(folder: Path) -> None:
+    text = FILE.replace('"fedavg(lr=9e37)"', '"fedavg(lr={lr})"\ngrid = { lr = [1, 9e37] }')
+    (folder / "mini.toml").write_text(text.partition('[[run]]\nlabel = "FedCAMS sign"')[0])
+    for more in ((), ("--jobs", "2", "--out", "at-once")):
+        assert fedcams("sweep", "mini.toml", *more).exit_code == 0
+    for file in ("leaderboard.md", "leaderboard.csv"):
+        assert (folder / "at-once" / file).read_bytes() == (folder / "runs/mini" / file).read_bytes()
+    assert "diverged" in (folder / "at-once/leaderboard.md").read_text()
+
+
+def test_cores_are_divided() -> None:
+    assert threads_each(10**6) == 1
+    assert threads_each(1) == os.cpu_count()
+
+
+def test_a_worker_that_cannot_start_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    worker = Worker(Settings(), threads=1)
+    with pytest.raises(RunError, match="its process ended early \\(exit code 1\\)"):
+        worker.carry_out(Experiment(), folder / "x", Progress(quiet=True))
+    worker.close()
