@@ -246,14 +246,22 @@ def test_the_table_sorts_and_the_page_is_light_or_dark(own_page: Any) -> None:
     assert light[1] != dark[1]
 
 
+def within(page: Any, expression: str, limit: int) -> bool:
+    """Whether a number on the page comes under a limit, for which a busy machine gets some seconds."""
+    for _ in range(100):
+        if page.evaluate(expression) <= limit:
+            return True
+        page.wait_for_timeout(100)
+    return False
+
+
 def test_charts_are_drawn_for_the_window_and_nothing_sticks_out_sideways(own_page: Any) -> None:
-    width_of_chart = "document.getElementById('chart-q')._fullLayout.width"
+    own_page.reload()
+    own_page.locator("#chart-network .main-svg").first.wait_for()
     for width in (1360, 900, 420):
         own_page.set_viewport_size({"width": width, "height": 900})
-        own_page.wait_for_timeout(300)
-        assert own_page.evaluate("document.documentElement.scrollWidth") <= width
-    own_page.wait_for_timeout(200)  # it waits until the window has its width
-    assert own_page.evaluate(width_of_chart) < 400
+        assert within(own_page, "document.documentElement.scrollWidth", width)
+    assert within(own_page, "document.getElementById('chart-q')._fullLayout.width", 399)
 
 
 def test_a_browser_that_cannot_inflate_says_so_and_keeps_the_table(browser: Any, folder: Path) -> None:
