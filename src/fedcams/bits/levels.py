@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedcams.bits.packing import pack_levels, packed_size, unpack_levels
+from fedcams.bits.packing import pack_levels, pack_small_, packed_size, unpack_levels, unpack_small_
 from fedcams.bits.parallel import kernel, map_ranges
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _quantise_(
             _round_to_nearest_(part, step, bits, levels)
         levels[part.size :] = 0
         at = start * bits >> 3
-        _pack_(levels, bits, out[at : at + ((part.size * bits + 7) >> 3)])
+        pack_small_(levels, bits, out[at : at + ((part.size * bits + 7) >> 3)])
 
 
 @kernel
@@ -156,27 +156,6 @@ def _hash(i: np.uint32, first: np.uint32, second: np.uint32) -> np.uint32:
     value = np.uint32((value ^ (value >> np.uint32(16))) + second)
     value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x7FEB352D))
     return value ^ (value >> np.uint32(15))
-
-
-@kernel
-def _pack_(levels: Bytes, bits: int, out: Bytes) -> None:
-    """Pack levels, eight into `bits` bytes; the common cases of one or two per byte are loops that vectorise."""
-    if bits == 8:
-        out[:] = levels[: out.size]
-    elif bits == 4:
-        for i in range(out.size):
-            out[i] = levels[2 * i] | (levels[2 * i + 1] << np.uint8(4))
-    elif bits == 2:
-        for i in range(out.size):
-            low = levels[4 * i] | (levels[4 * i + 1] << np.uint8(2))
-            out[i] = low | (levels[4 * i + 2] << np.uint8(4)) | (levels[4 * i + 3] << np.uint8(6))
-    else:
-        for i in range(0, out.size, bits):
-            word = np.uint64(0)
-            for j in range(8):
-                word |= np.uint64(levels[8 * i // bits + j]) << np.uint64(bits * j)
-            for j in range(min(bits, out.size - i)):
-                out[i + j] = np.uint8((word >> np.uint64(8 * j)) & np.uint64(255))
 
 
 def _quantise_torch(x: Tensor, bits: int, block: int, seeds: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -238,7 +217,7 @@ def _add_(out: Vector, packed: Bytes, steps: Vector, bits: int, block: int) -> N
     for number in range((out.size + block - 1) // block):
         part = out[number * block : (number + 1) * block]
         at = number * block * bits >> 3
-        _unpack_(packed[at : at + ((part.size * bits + 7) >> 3)], bits, levels)
+        unpack_small_(packed[at : at + ((part.size * bits + 7) >> 3)], bits, levels)
         step = steps[number]
         for i in range(part.size):
             part[i] += step * (np.float32(levels[i]) - least)
@@ -271,7 +250,7 @@ def _squares_(packed: Bytes, size: int, bits: int, block: int, out: NDArray[np.i
     for number in range((size + block - 1) // block):
         length = min(block, size - number * block)
         at = number * block * bits >> 3
-        _unpack_(packed[at : at + ((length * bits + 7) >> 3)], bits, levels)
+        unpack_small_(packed[at : at + ((length * bits + 7) >> 3)], bits, levels)
         total = np.int32(0)  # at most 65536 squares of 128 at most: below 2^31
         for i in range(length):
             q = np.int32(levels[i]) - least
@@ -283,27 +262,3 @@ def _squares_torch(levels: Tensor, bits: int, block: int, d: int) -> Tensor:
     q = unpack_levels(levels, bits, d).long() - (most(bits) - 1)
     sums: Tensor = torch.nn.functional.pad(q * q, (0, -d % block)).unflatten(-1, (-1, block)).sum(-1)
     return sums
-
-
-# -- unpacking -----------------------------------------------------------------------------------------------------
-
-
-@kernel
-def _unpack_(packed: Bytes, bits: int, levels: Bytes) -> None:
-    if bits == 8:
-        levels[: packed.size] = packed
-    elif bits == 4:
-        for i in range(packed.size):
-            levels[2 * i] = packed[i] & np.uint8(15)
-            levels[2 * i + 1] = packed[i] >> np.uint8(4)
-    elif bits == 2:
-        for i in range(packed.size):
-            for j in range(4):
-                levels[4 * i + j] = (packed[i] >> np.uint8(2 * j)) & np.uint8(3)
-    else:
-        for i in range(0, packed.size, bits):
-            word = np.uint64(0)
-            for j in range(min(bits, packed.size - i)):
-                word |= np.uint64(packed[i + j]) << np.uint64(8 * j)
-            for j in range(8):
-                levels[8 * i // bits + j] = np.uint8((word >> np.uint64(bits * j)) & np.uint64((1 << bits) - 1))

@@ -101,3 +101,46 @@ def _unpack_(data: Bytes, bits: int, values: Values) -> bool:
         held >>= np.uint64(bits)
         width -= bits
     return bool(held != 0)
+
+
+@kernel
+def pack_small_(levels: Bytes, bits: int, out: Bytes) -> None:
+    """Pack levels of 2, 3, 4 or 8 bits, eight into `bits` bytes; where none crosses a byte, loops vectorise."""
+    if bits == 8:
+        out[:] = levels[: out.size]
+    elif bits == 4:
+        for i in range(out.size):
+            out[i] = levels[2 * i] | (levels[2 * i + 1] << np.uint8(4))
+    elif bits == 2:
+        for i in range(out.size):
+            low = levels[4 * i] | (levels[4 * i + 1] << np.uint8(2))
+            out[i] = low | (levels[4 * i + 2] << np.uint8(4)) | (levels[4 * i + 3] << np.uint8(6))
+    else:
+        for i in range(0, out.size, bits):
+            word = np.uint64(0)
+            for j in range(8):
+                word |= np.uint64(levels[8 * i // bits + j]) << np.uint64(bits * j)
+            for j in range(min(bits, out.size - i)):
+                out[i + j] = np.uint8((word >> np.uint64(8 * j)) & np.uint64(255))
+
+
+@kernel
+def unpack_small_(packed: Bytes, bits: int, levels: Bytes) -> None:
+    """Unpack what `pack_small_` packed; `levels` may be longer."""
+    if bits == 8:
+        levels[: packed.size] = packed
+    elif bits == 4:
+        for i in range(packed.size):
+            levels[2 * i] = packed[i] & np.uint8(15)
+            levels[2 * i + 1] = packed[i] >> np.uint8(4)
+    elif bits == 2:
+        for i in range(packed.size):
+            for j in range(4):
+                levels[4 * i + j] = (packed[i] >> np.uint8(2 * j)) & np.uint8(3)
+    else:
+        for i in range(0, packed.size, bits):
+            word = np.uint64(0)
+            for j in range(min(bits, packed.size - i)):
+                word |= np.uint64(packed[i + j]) << np.uint64(8 * j)
+            for j in range(8):
+                levels[8 * i // bits + j] = np.uint8((word >> np.uint64(bits * j)) & np.uint64((1 << bits) - 1))

@@ -27,10 +27,14 @@ class GlobalAverage(nn.Module):
 
 
 def convmixer(channels: int, classes: int, dim: int, depth: int, kernel: int, patch: int) -> nn.Sequential:
-    """Return the network for images `[n, channels, h, w]`: patches, `depth` blocks, global average, linear."""
+    """Return the network for images `[n, channels, h, w]`: patches, `depth` blocks, global average, linear.
+
+    The order in which layers are made decides what weights a seed gives them.
+    """
     patches = nn.Conv2d(channels, dim, patch, stride=patch)
+    head = (GlobalAverage(), nn.Linear(dim, classes))
     blocks = (_block(dim, kernel) for _ in range(depth))
-    return nn.Sequential(_activated(patches), *blocks, GlobalAverage(), nn.Linear(dim, classes))
+    return nn.Sequential(_activated(patches), *blocks, *head)
 
 
 def _block(dim: int, kernel: int) -> nn.Sequential:
