@@ -29,8 +29,9 @@ class GlobalAverage(nn.Module):
 def convmixer(channels: int, classes: int, dim: int, depth: int, kernel: int, patch: int) -> nn.Sequential:
     """Return the network for images `[n, channels, h, w]`: patches, `depth` blocks, global average, linear."""
     patches = nn.Conv2d(channels, dim, patch, stride=patch)
+    head = nn.Linear(dim, classes)  # before the blocks: what a seed draws depends on the order
     blocks = (_block(dim, kernel) for _ in range(depth))
-    return nn.Sequential(_activated(patches), *blocks, GlobalAverage(), nn.Linear(dim, classes))
+    return nn.Sequential(_activated(patches), *blocks, GlobalAverage(), head)
 
 
 def _block(dim: int, kernel: int) -> nn.Sequential:
