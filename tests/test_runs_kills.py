@@ -255,8 +255,8 @@ def other_experiment(folder: Path) -> None:
     (folder / "experiment.toml").write_text(small(seed=2, rounds=9).to_toml())
 
 
-def end_at_the_checkpoint(folder: Path) -> None:
-    (folder / "experiment.toml").write_text(small(rounds=3).to_toml())
+def end_before_the_checkpoint(folder: Path) -> None:
+    (folder / "experiment.toml").write_text(small(rounds=2).to_toml())
 
 
 def other_checkpoint(folder: Path) -> None:
@@ -283,8 +283,8 @@ DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
     (r"rows: damaged \(.*truncated", lambda f: cut(a_row(f), 4)),
     (r"rows: damaged \(.*the rows of client \d are missing", lambda f: a_row(f).unlink()),
     (r"rows: damaged \(.*the rows of client \d are missing", lambda f: shutil.rmtree(f / "checkpoint" / "rows")),
-    (r"another run: rounds is 7 there and 9 here, seed is 1 there and 2 here", other_experiment),
-    (r"another run: rounds is 7 there and 3 here", end_at_the_checkpoint),
+    (r"another run: seed is 1 there and 2 here", other_experiment),
+    (r"its checkpoint is of round 3, after rounds=2", end_before_the_checkpoint),
     (r"another run: model is 'mlp\(hidden=9\)' there and 'mlp\(hidden=8\)' here", other_checkpoint),
 ]
 

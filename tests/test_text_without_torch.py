@@ -14,10 +14,9 @@ from fedcams.bits.levels import BF16_MAX
 from fedcams.cli.deferred import defer
 from fedcams.cli.tables import EXPERIMENT, PRESETS, RECIPE_LIST
 from fedcams.compress.randk import F32_MAX
-from fedcams.registry import kinds
 
 LISTS = (PRESETS, RECIPE_LIST, EXPERIMENT)
-TEXTS = [["--help"], ["run", "--help"], ["list"], *(["list", kind] for kind in (*LISTS, *kinds()))]
+TEXTS = [["--help"], ["run", "--help"], ["list"], *(["list", name] for name in LISTS)]
 ERRORS = [
     ["nonsense"],
     ["list", "nonsense"],
@@ -51,8 +50,9 @@ def watch(event, arguments):
 
 sys.addaudithook(watch)
 from fedcams.cli import app
+from fedcams.registry import kinds
 
-for command, expected in json.loads(sys.argv[1]):
+for command, expected in [*json.loads(sys.argv[1]), *((["list", kind], 0) for kind in kinds())]:
     try:
         code = app(command)
     except SystemExit as end:

@@ -143,7 +143,7 @@ class Checkpoint:
             return start
         if values["layouts"] != self._layouts:
             found = f"layouts are {values['layouts']} there and {self._layouts} here"
-            raise RunError(f"{self.folder / STATE}: a checkpoint of another model: {found}; {_start_over(self.folder)}")
+            raise RunError(f"{self.folder / STATE}: a checkpoint of another model: {found}; {start_over(self.folder)}")
         state = self._load_state(values, start)
         self._load_rows(values)
         self.lines = values.get("lines", "")
@@ -160,18 +160,18 @@ class Checkpoint:
 
     def _load_state(self, values: dict[str, Any], start: ServerState) -> ServerState:
         path = self.folder / f"{values['round']}.safetensors"
-        with disk_errors("read", path, _start_over(self.folder)):
+        with disk_errors("read", path, start_over(self.folder)):
             found = file_checksum(path)
         if found != values["tensors"]:
             raise RunError(
-                f"{path}: damaged, checksum {found:08x} instead of {values['tensors']:08x}; {_start_over(self.folder)}"
+                f"{path}: damaged, checksum {found:08x} instead of {values['tensors']:08x}; {start_over(self.folder)}"
             )
         try:
             with safetensors.safe_open(path, "pt") as file:
                 return restore(values["round"], values["state"], file.keys(), file.get_tensor, self.server, start)
         except (AttributeError, KeyError, TypeError) as error:  # undamaged, so the state's fields have changed since
             raise RunError(
-                f"{path}: written by another version of fedcams ({error!r}); {_start_over(self.folder)}"
+                f"{path}: written by another version of fedcams ({error!r}); {start_over(self.folder)}"
             ) from error
 
     def _load_rows(self, values: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ class Checkpoint:
                 rows.load(values["round"], values["rows"].get(name, []))
             except ResidualError as error:
                 found = f"{self.folder / name}: damaged ({error}); a run needs all of its rows to continue"
-                raise RunError(f"{found}: {_start_over(self.folder)}") from error
+                raise RunError(f"{found}: {start_over(self.folder)}") from error
 
 
 def saved_round(folder: Path, identity: Mapping[str, Any]) -> int | None:
@@ -202,15 +202,15 @@ def clear_after_last(folder: Path, round: int) -> None:
 def read_state(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the contents of `state.json`; None if no checkpoint was completed. Refuses damage, and another run."""
     path = folder / STATE
-    values = read_sealed(path, _start_over(folder))
+    values = read_sealed(path, start_over(folder))
     if values is None:
         return None
     if (version := values.get("fedcams_checkpoint")) != VERSION:
-        raise RunError(f"{path}: {old_format(version, VERSION)}; {_start_over(folder)}")
+        raise RunError(f"{path}: {old_format(version, VERSION)}; {start_over(folder)}")
     theirs = {key: value for key, value in values["identity"].items() if key != "rounds" or key in identity}
     changed = differences(identity, theirs)  # the number of rounds counts only where a schedule follows it
     if changed:
-        raise RunError(f"{path}: a checkpoint of another run: {changed}; {_start_over(folder)}")
+        raise RunError(f"{path}: a checkpoint of another run: {changed}; {start_over(folder)}")
     return values
 
 
@@ -250,7 +250,8 @@ def read_sealed(path: Path, fix: str) -> dict[str, Any] | None:
     return values
 
 
-def _start_over(folder: Path) -> str:
+def start_over(folder: Path) -> str:
+    """Return what to do about a checkpoint that cannot be used."""
     return f"restore it, or delete {folder} and resume to run from the first round"
 
 

@@ -17,7 +17,7 @@ from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Built, Experiment, build
 from fedcams.rounds import ServerState
 from fedcams.rows import SavedRows
-from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint, clear_after_last, read_state
+from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint, clear_after_last, read_state, start_over
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
 from fedcams.runs.files import EVERYONE, Lines, disk_errors, end_of, locked, write_file, write_public
 from fedcams.runs.folder import (
@@ -258,8 +258,11 @@ def _is_finished(folder: Path, experiment: Experiment) -> bool:
     if not (folder / CHECKPOINT).exists():
         return read_run(folder).finished
     saved = read_state(folder / CHECKPOINT, identity(experiment))
-    if saved is None or saved["round"] != experiment.rounds:
+    if saved is None or saved["round"] < experiment.rounds:
         return False
+    if saved["round"] > experiment.rounds:
+        past = f"its checkpoint is of round {saved['round']}, after rounds={experiment.rounds}"
+        raise RunError(f"{folder}: {past}; {start_over(folder / CHECKPOINT)}")
     end_of(folder / ROUNDS, experiment.rounds, saved.get("lines", ""))  # refuses lines that were lost or changed since
     if not saved["rows"]:
         clear_after_last(folder / CHECKPOINT, experiment.rounds)
