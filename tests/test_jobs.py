@@ -76,8 +76,14 @@ def fedcams(*arguments: str) -> Any:
 @contextlib.contextmanager
 def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "fedcams", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=hear_control_c, **pipes) as started:
         yield started
+
+
+def hear_control_c() -> None:
+    """Undo what a shell does to the jobs that it runs in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def lines_of(path: Path) -> int:
