@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import device
+
+_TURNS = threading.RLock()
+"""All threads share torch's generator."""
 
 
 def derive(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
@@ -28,6 +38,16 @@ def permutations(
     """Return `count` random orders of 0 … n-1: those of `generator(...).permutation(n)`, without its start-up cost."""
     _REUSED.rekey(derive(seed, purpose, round, client))
     return [_REUSED.rng.permutation(n) for _ in range(count)]
+
+
+@contextlib.contextmanager
+def torch_generator(devices: Sequence[device] = ()) -> Iterator[None]:
+    """Have torch's global generator, and those of these GPUs, to yourself; afterwards they are as they were before.
+
+    Random layers and initial weights draw from it. Threads take turns.
+    """
+    with _TURNS, torch.random.fork_rng(devices=list(devices)):
+        yield
 
 
 class _Reused(threading.local):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,15 +11,12 @@ import torch
 from fedcams.engines.base import CohortUpdate, Engine, local_rate, rows
 from fedcams.engines.problem import Problem, naming
 from fedcams.engines.trees import Tree, call, size, take
-from fedcams.keys import derive
+from fedcams.keys import derive, torch_generator
 from fedcams.local import BatchOrder, batch_order
 from fedcams.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_GENERATOR = threading.RLock()
-"""Random layers draw from torch's generator, which all threads share, so clients take turns."""
 
 
 @register("loop")
@@ -61,7 +57,7 @@ def _train_one(
     draws = problem.draws(len(steps.order), seed, round, client)
     row = start.detach().to(problem.device, problem.dtype, copy=True)[None]
     gpu = [problem.device] if problem.device.type == "cuda" else []
-    with _GENERATOR, naming([client]), torch.random.fork_rng(devices=gpu):
+    with torch_generator(gpu), naming([client]):
         _seed(derive(seed, "dropout", round, client), problem.device)
         total = _descend_(row, problem, x, y, steps, draws, rate, shift)
     left = None

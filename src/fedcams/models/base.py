@@ -63,7 +63,7 @@ def build(spec: str | Model, shape: tuple[int, ...], classes: int, seed: int) ->
     """Return the module for a spec, on the CPU; it depends on the arguments only and leaves global generators alone."""
     if not shape or min(shape) < 1 or classes < 1:
         raise SpecError(f"{spec}: shape={list(shape)}, classes={classes}: give sizes of at least 1")
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with keys.torch_generator(), torch.device("cpu"):
         # torch.manual_seed would seed the generators of every GPU as well, which the fork does not bring back.
         torch.default_generator.manual_seed(keys.derive(seed, "model"))
         return model(spec).build(tuple(shape), classes)

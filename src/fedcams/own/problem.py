@@ -13,6 +13,7 @@ from torch.nn import functional
 from fedcams.engines import Examples, Loss, Problem
 from fedcams.engines.trees import call, map_tensors, size, take
 from fedcams.errors import SpecError
+from fedcams.keys import torch_generator
 from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.simulation.clients import Clients
@@ -40,7 +41,7 @@ def make_problem(
     known = Clients(clients, None, collate, keys)
     some: Examples = map_tensors(lambda part: part.to(_device(model)), take(known[next(iter(known))], slice(2)))
     loss = loss or (model_loss if isinstance(some[1], Mapping) else cross_entropy)
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), torch_generator():
         outputs = call(model.eval(), prepare(some[0]))
         if loss is cross_entropy:
             known = Clients(clients, _classes(outputs, some[1]), collate, keys)
