@@ -33,7 +33,7 @@ class Row(NamedTuple):
     method: str
     uplink: str
     epsilon: str
-    """What was asked for; `none` without privacy."""
+    """The target ε; `none` without privacy."""
     spent: str
     """What the records say was spent."""
     noise: str

@@ -222,7 +222,7 @@ def _only(preset: Preset, labels: Sequence[str]) -> Preset:
 def _begin(
     tasks: Mapping[Path, Experiment], settings: Settings, jobs: int, quiet: bool
 ) -> tuple[Progress, Iterator[Outcome]]:
-    """Return the console, and what becomes of each experiment; the first one begins when that is asked for."""
+    """Return the console, and an iterator that runs the experiments and yields what became of each."""
     from fedcams.cli.jobs import carry_out_at_once, carry_out_in_turn
     from fedcams.cli.progress import Progress
     from fedcams.cli.session import check_device, rounds_left
