@@ -20,6 +20,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator, PercentFormatter
 
+from fedcams.privacy.server_noise import ServerNoise
 from fedcams.report.collection import COLOURS, Method, collect
 from fedcams.report.figures import STYLE
 
@@ -65,10 +66,10 @@ def row_of(method: Method) -> Row:
         getattr(experiment.privacy, "epsilon", None),
     )
     spent, noise = "", ""
-    if experiment.privacy.active:
+    if isinstance(experiment.privacy, ServerNoise):
         who = experiment.privacy.participation(experiment.sampler, experiment.clients, experiment.rounds)
         spent = f"{max(run.records[-1].probes['epsilon'] or 0 for run in method.runs):.3f}"
-        noise = f"{experiment.privacy.multiplier(who):.3f}"  # type: ignore[attr-defined]
+        noise = f"{experiment.privacy.multiplier(who):.3f}"
     scores = [run.records[-1].averaged_accuracy or 0.0 for run in method.runs]
     records = [record for run in method.runs for record in run.records]
     up = sum(record.wire_up for record in records) / sum(len(record.cohort) for record in records)

@@ -13,7 +13,7 @@ class Deferred(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         """Load the module and return its attribute; Python asks here only for what the module does not have yet."""
-        self.__class__ = ModuleType  # type: ignore[assignment]  # from here on it is an ordinary module
+        object.__setattr__(self, "__class__", ModuleType)  # from here on it is an ordinary module
         spec = self.__spec__
         assert spec is not None
         assert spec.loader is not None
