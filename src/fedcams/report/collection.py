@@ -85,6 +85,9 @@ class Method:
         if not self.experiment.privacy.active or None in spent:
             return None
         claim = f"each model of each run is part of ε = {max(spent):.4g} by {self.experiment.privacy}"
+        local = [record.get("local_epsilon") for run in self.runs for record in run.records[-1:]]
+        if None not in local:
+            claim += f", and what the server sees of a client of ε = {max(local):.4g}"
         return f"{self.label}: {claim}; losses, norms, counts and cohorts are not covered: keep this report private"
 
     @property
