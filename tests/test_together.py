@@ -24,7 +24,7 @@ def test_every_case_is_run_and_all_that_fail_are_named() -> None:
     assert list(inspect.signature(check).parameters) == ["fixture"]
     with pytest.raises(BaseExceptionGroup, match="2 of 4 cases fail: number=2; number=3") as caught:
         check(fixture="given")
-    assert SEEN == [(number, letter) for number in range(4) for letter in "ab"]
+    assert [(number, letter) for number in range(4) for letter in "ab"] == SEEN
     second, third = caught.value.exceptions
     assert "1 of 2 cases fail: letter=b" in str(second)
     assert second.__notes__ == ["with number=2"]
