@@ -125,7 +125,7 @@ def test_the_page_on_records_names_every_file_and_every_key(folder: Path) -> Non
 
 def test_the_readmes_python_runs(folder: Path) -> None:
     snippets = [text for language, text in blocks("README.md") if language == "python"]
-    assert len(snippets) == 3
+    assert len(snippets) == 2
     first, *others = snippets
     names: dict[str, Any] = {}
     with torch.random.fork_rng():
