@@ -212,7 +212,7 @@ def test_every_claim_about_others_has_its_source() -> None:
     assert len({line.count(" |") for line in rows}) == 1, "all rows have as many cells"
 
 
-@together("page", sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")]), ids=lambda page: page.name)
+@together("page", sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), ROOT / "llms.txt"]), ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target and not target.startswith("api/"):  # pages that the site's build writes

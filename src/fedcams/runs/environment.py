@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +38,8 @@ def environment(device: str | torch.device, engine: Engine | None = None) -> dic
 
 def peak_memory() -> int:
     """Return the peak memory of this process in bytes."""
+    import resource  # not on Windows, where importing this module must work all the same
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, others KiB
 
