@@ -98,7 +98,8 @@ def _truth(candidate: Engine, problem: Problem, client: int) -> CohortUpdate:
 
 
 def _train(by: Engine, problem: Problem, cohort: list[int]) -> CohortUpdate:
-    own = dataclasses.replace(problem, model=copy.deepcopy(problem.model))
+    frozen = {id(p): p for p in problem.model.parameters() if not p.requires_grad}  # may be large, and are not copied
+    own = dataclasses.replace(problem, model=copy.deepcopy(problem.model, frozen))
     return by.train(own, *own.read(), cohort, *TURN)
 
 

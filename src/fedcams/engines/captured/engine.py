@@ -88,14 +88,14 @@ class Captured(Engine):
         """Return the model as a function of raw inputs, in the engine's precision; outputs are float32."""
         from fedcams.engines.captured.prepared import prepared
         from fedcams.engines.captured.staging import as_channels_last
-        from fedcams.engines.captured.step import computing
+        from fedcams.engines.captured.step import Computing
 
-        model, turned = problem.load(x, buffers).eval(), prepared(problem).has_channels_last(problem)
+        model, turned = problem.load(x, buffers).eval(), prepared(problem).habits_of(problem).channels_last
 
         def predict(inputs: Tree) -> Any:
             ready = problem.prepare(inputs)
             ready = map_tensors(as_channels_last, ready) if turned else ready
-            with computing(problem.device, self.precision):
+            with Computing(self.precision).on(problem.device):
                 outputs = call(model, ready)
             return map_tensors(lambda part: part.float() if part.dtype == torch.bfloat16 else part, outputs)
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcams.errors import SpecError
+
+
+class FusedDropout(SpecError):
+    """A fused kernel of attention draws from a generator; attention computed step by step draws by the key."""
+
 
 _WORD = 0xFFFFFFFF
 _aten = torch.ops.aten
@@ -33,10 +35,11 @@ def keyed_draws(words: Tensor) -> Iterator[Callable[[], None]]:
     """Let random operations inside draw by `words [3]`, int64: two of a key, and the number of the step.
 
     Yields a function that closes the drawing: an operation that draws later is refused, because a second pass over a
-    layer would draw other numbers. Operations that have no keyed form are refused as well.
+    layer would draw other numbers. Operations that have no keyed form are refused as well, and fused attention with
+    dropout by `FusedDropout`.
     """
     draws = _KeyedDraws(words)
-    with draws, _PlainAttention():
+    with draws:
         yield draws.close
 
 
@@ -58,6 +61,8 @@ class _KeyedDraws(TorchDispatchMode):
             return func(*args, **named)
         if self.closed:
             raise SpecError(f"the model draws by {func} in its backward pass; use engine=loop")
+        if "scaled_dot_product" in func.name():
+            raise FusedDropout(f"attention drops out in {func}; use engine=loop")
         if func not in _KEYED:
             raise SpecError(f"the model draws by {func}, which has no form with a key; use engine=loop")
         named.pop("generator", None)
@@ -70,19 +75,6 @@ class _KeyedDraws(TorchDispatchMode):
         stream = _mixed(self.words[2] * 0x9E3779B9 + self.count * 0x85EBCA6B & _WORD)
         mixed = _mixed(_mixed(place & _WORD ^ self.words[0]) + self.words[1] & _WORD ^ stream)
         return ((mixed >> 8).float() + 0.5).mul(2.0**-24).view(like.shape)
-
-
-class _PlainAttention(TorchFunctionMode):
-    """Computes attention with dropout step by step, because fused kernels draw from a generator."""
-
-    def __torch_function__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        named = dict(kwargs or {})
-        if func is scaled_dot_product_attention and (args[4] if len(args) > 4 else named.get("dropout_p", 0.0)) > 0:
-            with sdpa_kernel(SDPBackend.MATH):
-                return func(*args, **named)
-        return func(*args, **named)
 
 
 def _never_draws(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:

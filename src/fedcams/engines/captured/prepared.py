@@ -6,16 +6,16 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from fedcams.engines.base import CohortUpdate, local_rate, rows
 from fedcams.engines.captured.seat import Recipe, Seat
 from fedcams.engines.captured.staging import Staging, as_channels_last
-from fedcams.engines.captured.step import frozen_parameters
+from fedcams.engines.captured.step import Batch, Computing, draws_in_attention, frozen_parameters
 from fedcams.engines.problem import Problem, naming
-from fedcams.engines.trees import call, map_tensors, take
+from fedcams.engines.trees import Tree, call, map_tensors, take
 from fedcams.keys import derive
 
 if TYPE_CHECKING:
@@ -28,39 +28,59 @@ class Prepared:
     def __init__(self) -> None:
         self.seats: dict[Any, list[Seat]] = {}
         self.recipes: dict[Any, Recipe] = {}
-        self.channels_last: dict[Any, bool] = {}
+        self.habits: dict[Any, Habits] = {}
 
     def seats_for(self, problem: Problem, precision: str, compile: bool, count: int, shifted: bool) -> list[Seat]:
         """Return this many seats; they are made on first use, and share what is compiled."""
         frozen = tuple(tensor.data_ptr() for tensor in frozen_parameters(problem).values())
         kind = (str(problem.device), problem.dtype, problem.layout.id, frozen, problem.local, problem.loss)
         key = (precision, compile, shifted, *kind)
-        recipe = self.recipes.setdefault(key, Recipe(precision, compile))
+        recipe = self.recipes.setdefault(
+            key, Recipe(Computing(precision, self.habits_of(problem).plain_attention), compile)
+        )
         seats = self.seats.setdefault(key, [])
         seats += [Seat(problem, recipe, shifted) for _ in range(count - len(seats))]
         return seats[:count]
 
-    def has_channels_last(self, problem: Problem) -> bool:
-        """Return whether the model has convolutions of images and takes images with channels last in memory."""
-        if not any(isinstance(module, torch.nn.Conv2d) for module in problem.model.modules()):
-            return False
+    def habits_of(self, problem: Problem) -> Habits:
+        """Return what the model can take and needs; a trial with two examples shows it."""
         key = str(problem.device)
-        if key not in self.channels_last:
-            self.channels_last[key] = _takes_channels_last(problem)
-        return self.channels_last[key]
+        if key not in self.habits:
+            self.habits[key] = Habits.of(problem)
+        return self.habits[key]
 
 
-def _takes_channels_last(problem: Problem) -> bool:
-    x, _ = take(problem.examples_of(next(iter(problem.clients))), slice(2))
-    training = problem.model.training
+class Habits(NamedTuple):
+    """What is to be known of a model before it trains."""
+
+    channels_last: bool
+    """Whether it has convolutions of images and takes images with channels last in memory."""
+    plain_attention: bool
+    """Whether its attention drops out, and so has to be computed step by step."""
+
+    @classmethod
+    def of(cls, problem: Problem) -> Habits:
+        """Return the habits of a problem's model."""
+        x, y = take(problem.examples_of(next(iter(problem.clients))), slice(2))
+        training, prepared_x = problem.model.training, problem.prepare(x)
+        try:
+            turned = _takes_channels_last(problem.model.eval(), prepared_x)
+            problem.model.train()
+            draws = draws_in_attention(problem, Batch(prepared_x, y, None))
+        finally:
+            problem.model.train(training)
+        return cls(turned, draws)
+
+
+def _takes_channels_last(model: nn.Module, x: Tree) -> bool:
+    if not any(isinstance(module, torch.nn.Conv2d) for module in model.modules()):
+        return False
     try:
         with torch.no_grad():
-            call(problem.model.eval(), map_tensors(as_channels_last, problem.prepare(x)))
-        return True
+            call(model, map_tensors(as_channels_last, x))
     except RuntimeError:  # as `view` raises for images that are not contiguous
         return False
-    finally:
-        problem.model.train(training)
+    return True
 
 
 _PREPARED: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()  # compiling takes long
@@ -101,7 +121,7 @@ class Round:
         loss = torch.zeros(count, device=problem.device, dtype=problem.dtype)
         results = CohortUpdate(start.new_empty(count, start.shape[-1]), left, loss, [0] * count, [0] * count, used)
         held = None if buffers is None else rows(buffers, cohort)
-        channels_last = prepared(problem).has_channels_last(problem)
+        channels_last = prepared(problem).habits_of(problem).channels_last
         return cls(problem, round, seed, used, channels_last, cohort, rows(start, cohort), held, shift, results)
 
     def train(self, seats: list[Seat]) -> CohortUpdate:

@@ -14,8 +14,16 @@ import torch
 
 from fedcams.engines.captured.keyed_draws import key_words
 from fedcams.engines.captured.staging import Staged
-from fedcams.engines.captured.step import Batch, Compiled, Memory, compile_step, frozen_parameters, run_compiled
-from fedcams.engines.captured.step import take_step_ as take_plain_step_
+from fedcams.engines.captured.step import (
+    Batch,
+    Compiled,
+    Computing,
+    Memory,
+    compile_step,
+    frozen_parameters,
+    run_compiled,
+    take_step_,
+)
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import map_tensors, named_tensors
 
@@ -35,10 +43,10 @@ class Recorded(NamedTuple):
 
 
 class Recipe:
-    """How steps are made: the precision, whether they are compiled, and what was compiled, which all seats share."""
+    """How steps are made: how they compute, whether they are compiled, and what was compiled, for all seats."""
 
-    def __init__(self, precision: str, compile: bool) -> None:
-        self.precision, self.compile = precision, compile
+    def __init__(self, how: Computing, compile: bool) -> None:
+        self.how, self.compile = how, compile
         self.compiled: dict[Any, Compiled | None] = {}
         """Shapes of a batch -> the step; None if it could not be compiled."""
 
@@ -49,14 +57,14 @@ class Recipe:
         """
         if self.compile and is_full and (compiled := self._compiled(problem, memory, batch)) is not None:
             return lambda now: run_compiled(compiled, memory, frozen_parameters(now), batch)
-        return lambda now: take_plain_step_(now, self.precision, memory, frozen_parameters(now), batch)
+        return lambda now: take_step_(now, self.how, memory, frozen_parameters(now), batch)
 
     def _compiled(self, problem: Problem, memory: Memory, batch: Batch) -> Compiled | None:
         shape = shapes(batch)
         if shape not in self.compiled:
             try:
                 frozen = frozen_parameters(problem)
-                self.compiled[shape] = compile_step(problem, self.precision, memory, frozen, batch)
+                self.compiled[shape] = compile_step(problem, self.how, memory, frozen, batch)
             except Exception as error:  # a compiler may raise anything; the model itself raises again in a plain step
                 first = str(error).strip().partition("\n")[0]
                 why = f"{type(error).__name__}: {first}"

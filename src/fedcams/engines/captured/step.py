@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedcams.engines.captured.keyed_draws import key_words, keyed_draws
+from fedcams.engines.captured.keyed_draws import FusedDropout, key_words, keyed_draws
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import Tree, arguments, map_tensors, size
 from fedcams.local import Slots
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
 
 Compiled = Callable[..., Any]
 """A step as a function of the tensors of memory, frozen parameters and batch, which it changes in place."""
+
+
+class Computing(NamedTuple):
+    """How a model computes: in which precision, and whether attention is computed step by step."""
+
+    precision: str
+    plain_attention: bool = False
+
+    @contextlib.contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        """Compute like this inside; cast weights are not cached, because a graph would keep old ones."""
+        half = torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+        plain = sdpa_kernel(SDPBackend.MATH) if self.plain_attention else contextlib.nullcontext()
+        with half, plain:
+            yield
 
 
 class Memory(NamedTuple):
@@ -62,16 +78,12 @@ class Batch(NamedTuple):
     """`[B]`, one for examples and zero for padding; None if there is no padding."""
 
 
-def take_step_(problem: Problem, precision: str, memory: Memory, frozen: dict[str, Tensor], batch: Batch) -> None:
+def take_step_(problem: Problem, how: Computing, memory: Memory, frozen: dict[str, Tensor], batch: Batch) -> None:
     """Take one step of the local rule in place, in the precision of the engine; random layers draw by the key."""
     leaf = memory.row[0].detach().requires_grad_()
     with torch.enable_grad(), keyed_draws(memory.words) as close:
-        with computing(problem.device, precision):
-            tensors = (problem.layout.split(leaf), frozen, memory.buffers)
-            with _loose_weights(problem.model):
-                outputs = torch.func.functional_call(problem.model, tensors, *arguments(batch.x))
-            losses = problem.losses(outputs, batch.y).to(memory.loss.dtype)
-        mean, count = _mean(losses, batch)
+        losses = _losses(problem, how, problem.layout.split(leaf), frozen, memory.buffers, batch)
+        mean, count = _mean(losses.to(memory.loss.dtype), batch)
         close()
         (gradient,) = torch.autograd.grad(mean, leaf)
     with torch.no_grad():
@@ -79,6 +91,30 @@ def take_step_(problem: Problem, precision: str, memory: Memory, frozen: dict[st
         problem.rule.step_(memory.row, gradient, memory.slots, memory.rate)
         memory.loss.add_(mean.detach() * count)
         memory.words[2].add_(1)
+
+
+def _losses(
+    problem: Problem, how: Computing, parameters: dict[str, Tensor], frozen: dict[str, Tensor],
+    buffers: dict[str, Tensor], batch: Batch,
+) -> Tensor:  # fmt: skip
+    """Return the losses of a batch, or their mean; buffers change in place."""
+    with how.on(problem.device), _loose_weights(problem.model):
+        tensors = (parameters, frozen, buffers)
+        outputs = torch.func.functional_call(problem.model, tensors, *arguments(batch.x))
+        return problem.losses(outputs, batch.y)
+
+
+def draws_in_attention(problem: Problem, batch: Batch) -> bool:
+    """Return whether attention in the model drops out in a fused kernel, which has no form with a key."""
+    parameters = problem.layout.split(problem.read()[0].to(problem.dtype))
+    buffers = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
+    words = torch.tensor(key_words(0), device=problem.device)
+    try:
+        with torch.no_grad(), keyed_draws(words):
+            _losses(problem, Computing("float32"), parameters, frozen_parameters(problem), buffers, batch)
+    except FusedDropout:
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -94,11 +130,6 @@ def _loose_weights(model: nn.Module) -> Iterator[None]:
         finally:
             for layer in layers:
                 del layer.flatten_parameters
-
-
-def computing(device: torch.device, precision: str) -> torch.autocast:
-    """Return the context in which a model computes; weights are not cached, because a graph would keep old ones."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
 
 
 def _mean(losses: Tensor, batch: Batch) -> tuple[Tensor, Tensor | int]:
@@ -117,7 +148,7 @@ def frozen_parameters(problem: Problem) -> dict[str, Tensor]:
 # -- compiled ----------------------------------------------------------------------------------------------------------
 
 
-def compile_step(problem: Problem, precision: str, memory: Memory, frozen: dict[str, Tensor], batch: Batch) -> Compiled:
+def compile_step(problem: Problem, how: Computing, memory: Memory, frozen: dict[str, Tensor], batch: Batch) -> Compiled:
     """Return the step compiled for the shapes of this memory and batch; call it by `run_compiled`.
 
     Recording takes a step, so it changes the memory. Forward pass, backward pass and local rule become one flat list of
@@ -128,14 +159,15 @@ def compile_step(problem: Problem, precision: str, memory: Memory, frozen: dict[
 
     with torch.no_grad():
         tensors = _tensors((tuple(memory), frozen, tuple(batch)))
-        compiled: Compiled = inductor.compile(record_step(problem, precision, memory, frozen, batch), [*tensors])
+        compiled: Compiled = inductor.compile(record_step(problem, how, memory, frozen, batch), [*tensors])
     return compiled
 
 
 def record_step(
-    problem: Problem, precision: str, memory: Memory, frozen: dict[str, Tensor], batch: Batch
+    problem: Problem, how: Computing, memory: Memory, frozen: dict[str, Tensor], batch: Batch
 ) -> torch.fx.GraphModule:
     """Return the step as a list of operations on the tensors of memory, frozen parameters and batch."""
+    from torch._decomp import get_decompositions
     from torch.fx.experimental.proxy_tensor import make_fx  # takes long, so only processes that compile import it
 
     everything = (tuple(memory), frozen, tuple(batch))
@@ -143,10 +175,12 @@ def record_step(
     def step(*tensors: Tensor) -> Tensor:
         given = iter(tensors)
         state, fixed, examples = map_tensors(lambda _: next(given), everything)
-        take_step_(problem, precision, Memory(*state), fixed, Batch(*examples))
+        take_step_(problem, how, Memory(*state), fixed, Batch(*examples))
         return Memory(*state).loss.clone()
 
-    recorded: torch.fx.GraphModule = make_fx(step)(*_tensors(everything))
+    # The schema of this operation does not say that it changes running statistics, so a compiler would lose that.
+    table = get_decompositions([torch.ops.aten.cudnn_batch_norm, torch.ops.aten.cudnn_batch_norm_backward])
+    recorded: torch.fx.GraphModule = make_fx(step, decomposition_table=table)(*_tensors(everything))
     return recorded
 
 
