@@ -154,7 +154,10 @@ def time_evaluation(simulation: Simulation, by: str, found: Findings) -> None:
     problem, test = simulation.problem, simulation.test
     assert test is not None
     x, buffers = problem.read()
-    work = lambda: evaluate(problem, x, buffers, test, simulation.metrics, by)  # noqa: E731
+
+    def work() -> object:
+        return evaluate(problem, x, buffers, test, simulation.metrics, by)
+
     work()
     with turn():
         found[f"evaluate {by}, ms"] = 1e3 * seconds(work, repeats=2)

@@ -179,7 +179,7 @@ def record_step(
         return Memory(*state).loss.clone()
 
     # The schema of this operation does not say that it changes running statistics, so a compiler would lose that.
-    table = get_decompositions([torch.ops.aten.cudnn_batch_norm, torch.ops.aten.cudnn_batch_norm_backward])
+    table: Any = get_decompositions([torch.ops.aten.cudnn_batch_norm, torch.ops.aten.cudnn_batch_norm_backward])
     recorded: torch.fx.GraphModule = make_fx(step, decomposition_table=table)(*_tensors(everything))
     return recorded
 
