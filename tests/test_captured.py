@@ -17,7 +17,8 @@ from fedcams.engines import CohortUpdate, Problem, choose, choose_with_reason, e
 from fedcams.engines.captured import Captured
 from fedcams.engines.captured import seat as seats
 from fedcams.engines.captured.keyed_draws import key_words, keyed_draws
-from fedcams.engines.captured.prepared import prepared
+from fedcams.engines.captured.prepared import prepared, takes_channels_last
+from fedcams.engines.captured.staging import Staging, as_channels_last
 from fedcams.engines.captured.step import Batch, Computing, Memory, frozen_parameters, record_step, take_step_
 from fedcams.errors import SpecError, UpdateError
 from fedcams.local import local
@@ -171,6 +172,25 @@ def test_a_batch_that_batch_norm_refuses_names_its_client() -> None:
     task = problem(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 3)), "sgd(batch=4)")
     with pytest.raises(UpdateError, match=r"client 0: Expected more than 1 value.*set drop_last=true"):
         train("captured", task)
+
+
+class Viewing(nn.Conv2d):
+    """Needs images that are contiguous."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.view(len(x), -1).view(x.shape)).flatten(1)
+
+
+def test_channels_go_last_where_the_model_takes_them() -> None:
+    x = torch.randn(2, 3, 4, 4)
+    assert takes_channels_last(normed().eval(), x)
+    assert not takes_channels_last(Viewing(3, 1, 1), x)
+    assert not takes_channels_last(dropping(), x), "no convolutions"
+    assert as_channels_last(x).is_contiguous(memory_format=torch.channels_last)
+    task = problem("normed", RULES[0])
+    plain, turned = (next(Staging(task, 0, 1, 0, way).parts()).batch(0) for way in (False, True))
+    assert turned.x.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(plain.x, turned.x)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -64,7 +64,8 @@ class Habits(NamedTuple):
         x, y = take(problem.examples_of(next(iter(problem.clients))), slice(2))
         training, prepared_x = problem.model.training, problem.prepare(x)
         try:
-            turned = _takes_channels_last(problem.model.eval(), prepared_x)
+            # On a CPU, oneDNN's backward pass of a 1x1 convolution with channels last writes beyond its memory.
+            turned = problem.device.type == "cuda" and takes_channels_last(problem.model.eval(), prepared_x)
             problem.model.train()
             draws = draws_in_attention(problem, Batch(prepared_x, y, None))
         finally:
@@ -72,7 +73,8 @@ class Habits(NamedTuple):
         return cls(turned, draws)
 
 
-def _takes_channels_last(model: nn.Module, x: Tree) -> bool:
+def takes_channels_last(model: nn.Module, x: Tree) -> bool:
+    """Return whether a model has convolutions of images, and takes images `x` with channels last in memory."""
     if not any(isinstance(module, torch.nn.Conv2d) for module in model.modules()):
         return False
     try:

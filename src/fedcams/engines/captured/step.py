@@ -119,17 +119,16 @@ def draws_in_attention(problem: Problem, batch: Batch) -> bool:
 
 @contextlib.contextmanager
 def _loose_weights(model: nn.Module) -> Iterator[None]:
-    """Keep recurrent layers on a GPU from moving weights into memory of their own, away from the client's row."""
+    """Keep recurrent layers from moving weights into memory of their own on a GPU, away from the client's row."""
     layers = [module for module in model.modules() if isinstance(module, torch.nn.RNNBase)]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+    with contextlib.ExitStack() as stack:
+        if layers:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
         for layer in layers:
             layer.flatten_parameters = lambda: None  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            for layer in layers:
-                del layer.flatten_parameters
+            stack.callback(delattr, layer, "flatten_parameters")
+        yield
 
 
 def _mean(losses: Tensor, batch: Batch) -> tuple[Tensor, Tensor | int]:
