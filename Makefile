@@ -9,13 +9,14 @@ JOBS = $(shell [ "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -gt 1 ] &
 PY = $(VENV)/bin/python
 READY = $(VENV)/.ready
 UNFINISHED = $(VENV)/.unfinished
+SITE_READY = $(VENV)/.site-ready
 # The user's warning filter is for fedcams, not for pip.
 PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo flower-demo test test-slow lint format bench golden docs reproduction leaderboard theory constraints clean distclean
+.PHONY: help demo flower-demo test test-slow lint format bench golden docs site reproduction leaderboard theory constraints clean distclean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -63,10 +64,14 @@ leaderboard: $(READY) ## Regenerate docs/leaderboard.md and its pictures from le
 theory: $(READY) ## Run the experiments of docs/theory.md again, and renew its numbers and pictures (minutes)
 	$(PY) -m theory_page $(ARGS)
 
-docs: $(READY) ## Regenerate docs/reference.md
+docs: $(READY) ## Regenerate docs/reference.md, and build the documentation site in build/site
 	$(PY) docs/make_reference.py $(ARGS)
+	$(MAKE) site
 
-constraints: $(READY) ## Pin in constraints.txt what is installed now
+site: $(SITE_READY) ## Build the documentation site in build/site; a broken link or an unreachable page is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+
+constraints: $(SITE_READY) ## Pin in constraints.txt what is installed now
 	@{ grep '^#' constraints.txt; \
 	   $(PY) -m pip --disable-pip-version-check freeze --all --exclude-editable --exclude pip | sed 's/+[a-z0-9.]*$$//'; \
 	} > $(VENV)/constraints.txt
@@ -94,6 +99,12 @@ $(READY): pyproject.toml constraints.txt $(PY)
 	@echo "Installing fedcams and its tools"
 	@$(PIP_INSTALL) -e '.[dev]'
 	@mv -f $(UNFINISHED) $@
+
+# What only the site needs: no other target waits for it.
+$(SITE_READY): $(READY)
+	@echo "Installing the tools of the documentation site"
+	@$(PIP_INSTALL) -e '.[docs]'
+	@touch $@
 
 # No recipe: an interpreter that is gone makes the stamp out of date.
 $(PY):

@@ -28,6 +28,7 @@ from fedcams.rows import RowStore
 from fedcams.simulation import RoundRecord
 from fedcams.tasks import accuracy
 from halves import CLIENTS, KEEP_PAIRS, TEST, Point, assert_equal_rounds, examples, net, quadratic_loss, quadratics, run
+from together import together
 
 # -- the paper's algorithm ---------------------------------------------------------------------------------------------
 
@@ -440,7 +441,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "options"), BAD, ids=[message[:20] for message, _ in BAD])
+@together(("message", "options"), BAD)
 def test_bad_input_is_refused_with_what_to_do(message: str, options: dict[str, Any]) -> None:
     if "clients" in options:
         options = {"cohort": "full", **options}

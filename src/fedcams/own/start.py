@@ -94,6 +94,30 @@ def simulate(
         trackers: what follows the run, with `out`: `["csv", "wandb(project=mine)"]`, or objects like
             `fedcams.trackers.Tracker`.
         label: the name of the run in reports, with `out`.
+        settings: fields of the method by name, as under `method`.
+
+    Returns:
+        A `History`. Nothing has run yet.
+
+    Raises:
+        SpecError: for what does not fit together, before anything is written; the message says what to give instead.
+        DataError: for a client without examples, or with examples that the model cannot take.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> x = torch.arange(12.0)[:, None] / 12
+        >>> clients = [(x[i : i + 3], 2 * x[i : i + 3]) for i in range(0, 12, 3)]
+        >>> history = fedcams.simulate(
+        ...     torch.nn.Linear(1, 1),
+        ...     clients,
+        ...     test=clients[0],
+        ...     loss=lambda outputs, y: (outputs - y).square().mean(-1),
+        ...     uplink="sign",
+        ...     rounds=3,
+        ...     cohort=2,
+        ... ).run()
+        >>> [len(record.cohort) for record in history]
+        [2, 2, 2]
     """
     rounds, evaluate_every = _whole("rounds", rounds, low=1), _whole("evaluate_every", evaluate_every, low=1)
     checkpoint_every, seed = _whole("checkpoint_every", checkpoint_every, low=1), _whole("seed", seed)
