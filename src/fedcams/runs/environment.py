@@ -20,8 +20,8 @@ from fedcams.version import __version__
 PACKAGES = (torch, np, numba)
 
 
-def environment(device: str | torch.device, engine: Engine | None = None) -> dict[str, Any]:
-    """Return everything besides the experiment that may affect its numbers and its speed."""
+def environment(device: str | torch.device, engine: Engine | None = None, why_engine: str = "") -> dict[str, Any]:
+    """Return everything besides the experiment that may affect its numbers and its speed; `why_engine` is a note."""
     return {
         "fedcams": __version__,
         **{package.__name__: package.__version__ for package in PACKAGES},
@@ -31,7 +31,7 @@ def environment(device: str | torch.device, engine: Engine | None = None) -> dic
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": _device(torch.device(device)),
-        **({} if engine is None else {"engine": str(engine)}),
+        **({} if engine is None else {"engine": str(engine), "why_engine": why_engine}),
         "commit": _commit(Path(__file__).resolve().parents[1] / "__init__.py"),
     }
 
