@@ -355,11 +355,11 @@ def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(monkeypatch: pytest.Mo
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 
-def test_auto_passes_it_over_on_a_cpu_and_says_why() -> None:
+def test_auto_passes_it_over_and_says_why() -> None:
     chosen = choose_with_reason("auto", problem("adapted", RULES[0]))
     assert chosen.engine.name == "stacked"
     assert "engine=graphs: the model is on cpu" in chosen.reason
-    assert "engine=captured: the model is on cpu, where nothing is captured" in chosen.reason
+    assert "engine=captured is experimental and used only if it is named" in chosen.reason
     assert choose_with_reason("captured", problem("adapted", RULES[0])).reason == "named"
 
 
@@ -421,13 +421,3 @@ def test_dropout_on_a_gpu_repeats() -> None:
         first, again, alone = train(by, task), train(by, task), train(by, task, [7])
         assert torch.equal(first.delta, again.delta)
         torch.testing.assert_close(alone.delta[0], first.delta[1])
-
-
-@on_gpu
-def test_auto_takes_it_for_what_has_no_kernels() -> None:
-    for model in ("encoder", dropping()):
-        chosen = choose_with_reason("auto", problem(model, RULES[0], dtype=torch.float32, device="cuda"))
-        assert chosen.engine.name == "captured"
-        assert "engine=graphs" in chosen.reason
-    ordering = problem(Ordering(48, 3), RULES[0], dtype=torch.float32, device="cuda")
-    assert choose("auto", ordering).name == "loop"

@@ -30,7 +30,7 @@ class Captured(Engine):
     `bf16` computes under autocast with float32 master weights; `float32` computes as torch does, where convolutions may
     use TF32. Batches that cannot be padded (batch-norm, a loss that is already a mean) have a graph for every size, and
     only full ones are compiled. Random layers draw by the key of client and step, so runs repeat, but not those of
-    `loop`. On a CPU, steps are neither compiled nor captured.
+    `loop`. On a CPU, steps are neither compiled nor captured. Experimental: `auto` does not choose it.
     """
 
     precision: str = text("bf16", choices=("bf16", "float32"), doc="type of activations and matrix products")
@@ -55,9 +55,8 @@ class Captured(Engine):
         return ""
 
     def declines(self, problem: Problem) -> str:
-        if problem.device.type == "cuda":
-            return ""
-        return f"engine=captured: the model is on {problem.device}, where nothing is captured"
+        """Leave it to those who name it: it is experimental."""
+        return "engine=captured is experimental and used only if it is named"
 
     def on_trial(self) -> Captured:
         return Captured(precision="float32", streams=1, compile=False)
