@@ -20,7 +20,7 @@ from fedcams.rounds import ClientUpdate, Instruction, Received, answer_from_byte
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
 from fedcams.rounds.messages import instruction_size
-from fedcams.rounds.private import draw_cohort
+from fedcams.rounds.private import draw_cohort, simulated_keys
 
 
 def net(norm: bool = False) -> nn.Module:
@@ -61,7 +61,8 @@ def through_bytes(history: History) -> Iterator[tuple[Any, Any, int, int]]:
     if getattr(server.method.downlink, "warm", False):
         for i in problem.clients:
             held.start(i, state.x, None if kept is None else state.buffers)
-    me = dataclasses.replace(simulation.client, held=held, population=server.population)
+    keys = simulated_keys(state.secret) if server.method.privacy.at_client else None
+    me = dataclasses.replace(simulation.client, held=held, population=server.population, noise_keys=keys)
 
     def train(received: Received, asked: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
         update = engine("loop").train(

@@ -242,6 +242,17 @@ def clip(delta: Vector, norm: float) -> Vector:
     return delta if length <= norm else delta * (norm / length)
 
 
+def noisy(
+    update: Callable[[int, int, Vector], Vector], norm: float, deviation: float, noise: Callable[[int, int], Vector]
+) -> Callable[[int, int, Vector], Vector]:
+    """Updates, as `fedcams` takes them, clipped and with noise before anything else; `noise(t, i)` is standard."""
+
+    def noised(t: int, i: int, x: Vector) -> Vector:
+        return clip(update(t, i, x), norm) + deviation * norm * noise(t, i)
+
+    return noised
+
+
 def fednova(
     x0: Vector,
     grad: Gradient,

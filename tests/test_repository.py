@@ -230,6 +230,11 @@ def test_the_patterns_find_what_they_are_for() -> None:
     assert not any(forbidden_in(text) for text in harmless)
 
 
+@together("source", SOURCES, ids=lambda source: str(source.relative_to(PACKAGE)))
+def test_modules_that_windows_lacks_are_imported_where_they_are_used(source: Path) -> None:
+    assert not re.search(r"^(?:import|from) (?:fcntl|resource|pwd|termios)\b", source.read_text(), re.MULTILINE)
+
+
 def test_the_version_is_the_same_wherever_it_stands() -> None:
     stated = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     assert importlib.metadata.version("fedcams") == stated, "the installed package is older: touch pyproject.toml; make"

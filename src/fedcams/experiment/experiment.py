@@ -62,7 +62,7 @@ class Experiment(Method):
         self.sampler.expected(self.clients)  # refuses a cohort larger than the population
         self.check_rounds(self.rounds)
         if self.privacy.active:
-            self.privacy.epsilon_after(1, self.privacy.participation(self.sampler, self.clients, self.rounds))
+            self.privacy.multiplier(self.privacy.participation(self.sampler, self.clients, self.rounds))
 
     @property
     def method(self) -> Method:

@@ -84,7 +84,9 @@ class GridRound:
 
     def _cohort(self, state: ServerState) -> set[int]:
         strategy, known = self.strategy, set(self.roster.clients)
-        population = known if strategy.clients is None else {*range(strategy.clients), *self.roster.plain}
+        # a node without the mod would send its update without noise
+        plain = set() if self.server.method.privacy.at_client else self.roster.plain
+        population = known if strategy.clients is None else {*range(strategy.clients), *plain}
         if len(population) < strategy.sampler.min_population:
             return set()
         return set(draw_cohort(self.server, state, strategy.sampler, sorted(population)))
@@ -189,7 +191,7 @@ class GridRound:
             "delta_norm": concluded.delta_norm,
             "wire_up": sum(map(sum, inbox.came.values())) + inbox.other_bytes,
             "wire_down": down,
-            **epsilon_after(self.server, state.round),
+            **epsilon_after(self.server, state),
         }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -42,7 +43,8 @@ from fedcams.flower.records import (
     told_by_metrics,
 )
 from fedcams.method import Method
-from fedcams.rounds.client import ClientUpdate
+from fedcams.privacy import Privacy
+from fedcams.rounds.client import ClientUpdate, Train
 from fedcams.rounds.cohort import Received
 from fedcams.rounds.durable import Answer, DurableClient
 from fedcams.rounds.messages import PROTOCOL, Instruction, Refusal, check_protocol
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 SITE = ("site-id", "partition-id")
 """The keys in a node's configuration that say which site it is; the first one present counts."""
 UNLIMITED = 2**63
+logger = logging.getLogger("flwr.fedcams")
 NO_INITIAL = "warm=true, but this site cannot make the initial model; give uplink(initial=...) to receive only changes"
 Initial = Callable[[Context], ArrayRecord]
 """Returns the arrays that the server's `start` was given, made at the site: from the same seed, or from a file."""
@@ -76,13 +79,18 @@ class Uplink:
     arrays_key: str
     config_key: str
     initial: Initial | None = None
+    privacy: Privacy | None = None
 
     def __call__(self, message: Message, context: Context, app: ClientAppCallable) -> Message:
         """Handle a message as a Flower mod; other messages than ours, such as evaluations, go to the app unchanged."""
         told = about_of(message.content) if message.has_content() else None
-        if told is None:
+        if told is None and self.privacy is None:
             return app(message, context)
         try:
+            if told is None:
+                raise SpecError(
+                    f"this site adds noise, privacy={self.privacy}: only FedCAMS may ask it, and only to train"
+                )
             check_protocol(told.get("protocol"), "the server")
             site = site_of(context)
             if told.get("kind") == "greeting":
@@ -102,10 +110,11 @@ class Uplink:
         with locked(folder):  # a killed SuperNode may have left a process that is still training
             client = self._client(folder, told, names)
             lacking = self._start_warm(client, context, names, site)
-            answer = client.answer(parts, run)
+            hides = client.client.method.privacy.at_client
+            answer = client.answer(parts, _without_reasons(run) if hides else run)
         # in one part: each additional one adds more than a kilobyte of Flower's own traffic
         records = RecordDict({REPLY: message_record([answer.reply.to_bytes()]), ABOUT: _note(answer, lacking)})
-        records.update(run.others)
+        records.update({} if hides else run.others)
         return Message(records, reply_to=message)
 
     def _folder(self, told: ConfigRecord, site: int) -> Path:
@@ -115,11 +124,25 @@ class Uplink:
         return folder
 
     def _client(self, folder: Path, told: ConfigRecord, names: ArrayNames) -> DurableClient:
-        method = Method.from_dict(json.loads(str(told["method"])))
-        if self.compressor is not None:
-            method = dataclasses.replace(method, uplink=self.compressor)
+        method = self._as_pinned(Method.from_dict(json.loads(str(told["method"]))))
         rounds, population = int(str(told["rounds"])) or None, int(str(told["clients"]))
         return DurableClient(folder, method, names.layout, names.buffer_layout, rounds, population)
+
+    def _as_pinned(self, method: Method) -> Method:
+        """Return the server's method with this site's compressor; refuses another privacy than the site's."""
+        if self.privacy not in (None, method.privacy):
+            raise SpecError(
+                f"privacy={method.privacy}, but this site adds privacy={self.privacy}; start the server with that, or "
+                "change uplink(privacy=...)"
+            )
+        if self.compressor in (None, method.uplink):
+            return method
+        if method.privacy.at_client:
+            raise SpecError(
+                f"uplink({str(self.compressor)!r}), but the server's epsilon is that of uplink={method.uplink}; "
+                "leave the compressor of the mod out"
+            )
+        return dataclasses.replace(method, uplink=self.compressor)
 
     def _start_warm(self, client: DurableClient, context: Context, names: ArrayNames, site: int) -> str:
         """Have a site that holds nothing yet hold the initial model, if its downlink starts warm.
@@ -144,6 +167,7 @@ def uplink(
     arrays_key: str = "arrays",
     config_key: str = "config",
     initial: Initial | None = None,
+    privacy: str | Privacy | None = None,
 ) -> Uplink:
     """Return a mod that compresses updates with `spec`, or with the strategy's uplink if `spec` is None.
 
@@ -151,10 +175,11 @@ def uplink(
     The app expects the model's arrays under `arrays_key` and its configuration under `config_key`. `initial(context)`
     returns the arrays that the server starts from; with `warm=true` in the downlink, the first message to a site then
     carries only what has changed since. Without it, or if its bits differ, the site receives the dense model in the
-    same round.
+    same round. `privacy="client(clip=1, noise=2)"` is what this site insists on: it refuses methods with another
+    privacy and all messages that are not ours, so that a server cannot talk it out of its noise.
     """
-    codec = None if spec is None else compressor(spec)
-    return Uplink(codec, Path(state_dir), arrays_key, config_key, initial)
+    codec, noise = None if spec is None else compressor(spec), None if privacy is None else Privacy.parse(privacy)
+    return Uplink(codec, Path(state_dir), arrays_key, config_key, initial, noise)
 
 
 class Training:
@@ -205,6 +230,19 @@ class Training:
         if shift is not None:
             arrays[SHIFT] = self.names.trained(shift)
         return RecordDict({**arrays, self.config_key: config})
+
+
+def _without_reasons(train: Training) -> Train:
+    """Return training for a site that adds noise: why an app failed stays in its own log, since texts have no noise."""
+
+    def trained(received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
+        try:
+            return train(received, instruction, shift, rate)
+        except Exception:
+            logger.exception("the app failed; the server is not told why")
+            raise UpdateError("the app failed; the log of its node says why") from None
+
+    return trained
 
 
 def site_of(context: Context) -> int:

@@ -41,6 +41,7 @@ SPARES = 64
 """How many old replica files are kept so that new ones are written over them; each client in a round leaves one."""
 OPTIONS = tuple(inspect.signature(FedAvg).parameters)
 """The options of Flower's own strategy."""
+EVALUATE = "configure_evaluate"
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger("flwr.fedcams")
 
@@ -112,6 +113,11 @@ class FedCAMS(FedAvg):
             self.sampler.expected(clients)  # refuses a cohort larger than the population
         if self.method.privacy.active:
             self.method.privacy.participation(self.sampler, clients or 0, None)
+        if self.method.privacy.at_client and (self.fraction_evaluate or overrides(type(self), FedCAMS, EVALUATE)):
+            raise SpecError(
+                f"privacy={self.method.privacy} and evaluation on clients: metrics would travel without noise; leave "
+                "fraction_evaluate out, and evaluate on the server"
+            )
         self.min_available = min_available
         self.model, self.averaged = model, averaged
         self.averaged_arrays: ArrayRecord | None = None
@@ -252,7 +258,7 @@ class _Evaluation:
 
     def on_clients(self, state: ServerState, result: Result) -> None:
         """Evaluate on clients, if the strategy was given a fraction of them to evaluate."""
-        if self.strategy.fraction_evaluate == 0.0 and not overrides(type(self.strategy), FedCAMS, "configure_evaluate"):
+        if self.strategy.fraction_evaluate == 0.0 and not overrides(type(self.strategy), FedCAMS, EVALUATE):
             return
         messages = self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid)
         replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))

@@ -43,10 +43,11 @@ def divergence(order: float, p: float, noise: float) -> float:
     return max(total, 0.0) / (order - 1)
 
 
-def epsilon(p: float, noise: float, rounds: int, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
+def epsilon(p: float, noise: float, rounds: float, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
     """Return the ε at this δ of so many rounds, in which each client takes part with probability p.
 
-    `noise` is the standard deviation in units of the largest norm of a row, at least 0.1. ε is 0 for no rounds.
+    `noise` is the standard deviation in units of the largest norm of a row, at least 0.1. ε is 0 for no rounds. Rounds
+    in which several such noises are added count as fractions: 1/n for n of them, if p is 1.
     """
     if rounds == 0:
         return 0.0

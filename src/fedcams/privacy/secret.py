@@ -1,4 +1,4 @@
-"""Secret randomness: noise and cohorts from a key that only the server has, unlike the run's seed, which travels.
+"""Secret randomness: noise and cohorts from a key that does not travel, unlike the run's seed.
 
 Bits come from SHAKE-256, keyed by its first bytes: without the key nobody tells them from random ones. They are a
 function of the key and of what they are for, so that a run that continues after a stop repeats them.
@@ -24,6 +24,11 @@ UNIT = 2.0**-53
 def new_key() -> str:
     """Return a new key from the operating system, as 64 hexadecimal digits."""
     return secrets.token_hex(KEY_BYTES)
+
+
+def client_key(secret: str, client: int) -> str:
+    """Return the key of a simulated client's noise, from the secret key of the simulation; a site has its own."""
+    return _bits(secret, "client", client.to_bytes(8, "little"), KEY_BYTES // 8).tobytes().hex()
 
 
 def gaussian(key: str, purpose: str, round: int, about: bytes, count: int) -> NDArray[np.float64]:

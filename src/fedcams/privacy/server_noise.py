@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedcams.bits.vectors import row_norms
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.privacy.accountant import LEAST_NOISE, MOST_NOISE, epsilon, noise_for
-from fedcams.privacy.base import Participation, Privacy, PrivateParts
+from fedcams.privacy.base import (
+    Participation,
+    Privacy,
+    PrivateParts,
+    Spent,
+    check_delta,
+    clip_rows_,
+    unsound_parts,
+)
 from fedcams.privacy.secret import gaussian
 from fedcams.privacy.sums import ClippedSum, digest
 from fedcams.registry import Number, number, register
@@ -20,9 +27,6 @@ from fedcams.sampler import Sampler
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-MIXES = {"arrival", "mean"}
-"""The points at which a transform may mix the rows of several clients."""
 
 
 @register("server")
@@ -71,18 +75,9 @@ class ServerNoise(Privacy):
 
     def _reasons(self, method: PrivateParts) -> Iterator[str]:
         """Yield what does not go together with the claim, why, and the fix."""
-        if method.guard.active:
-            yield f"guard={method.guard}: what it refuses depends on other clients; set guard=none, clip is the bound"
-        if not method.aggregate.streaming:
-            yield f"aggregate={method.aggregate}: one client may change it by more than clip; set aggregate=mean"
-        if method.weighting != "uniform":
-            yield f"weighting={method.weighting}: a client may count for more than others; set weighting=uniform"
-        if method.control.active:
-            yield f"control={method.control}: control variates travel without noise; set control=none"
+        yield from unsound_parts(method)
         if method.min_replies != 1:
             yield f"min_replies={method.min_replies}: whether there is a step would reveal who came; leave it out"
-        if mixing := [str(transform) for transform in method.transforms if transform.points & MIXES]:
-            yield f"transforms={mixing[0]}: it may mix updates at the server, where no bound covers it; leave it out"
         if not method.uplink.never_lengthens:
             yield f"uplink={method.uplink}: C(x) may be longer than x and lose more by clip; use topk, ternary or sign"
         if not method.downlink.hides_cohorts:
@@ -94,20 +89,13 @@ class ServerNoise(Privacy):
                 f"privacy={self} and sampler={sampler}: sampling protects only if each client is drawn independently "
                 "and in secret; use bernoulli(p=...) or full"
             )
-        if not clients:
-            raise SpecError(f"privacy={self} divides by a fixed number of clients, which is unknown; give clients=...")
-        if self.delta * clients >= 1:
-            raise SpecError(
-                f"privacy={self} with {clients} clients: a delta of 1/clients allows to reveal one of them completely; "
-                f"give a delta well below {1 / clients:.2g}"
-            )
+        check_delta(self, float(self.delta), clients)
         return Participation(sampler.probability, clients, rounds)
 
     # -- the mechanism ---------------------------------------------------------------------------------------------
 
     def clip_(self, rows: Tensor) -> None:
-        bound = float(self.clip)
-        rows.mul_((bound / row_norms(rows).clamp(min=bound)).to(rows.dtype)[:, None])
+        clip_rows_(rows, float(self.clip))
 
     def clipped_sum(self, layout: Layout, in_order: bool) -> ClippedSum:
         return ClippedSum(layout, float(self.clip), in_order)
@@ -123,12 +111,11 @@ class ServerNoise(Privacy):
     # -- what it costs ---------------------------------------------------------------------------------------------
 
     def multiplier(self, who: Participation) -> float:
-        """Return the standard deviation of the noise on the sum in units of clip; solves for it if epsilon is given."""
         if self.noise is not None:
             return float(self.noise)
         if self.epsilon is None or who.rounds is None:
             raise SpecError(f"privacy={self} spreads epsilon over the run, whose length is unknown; give rounds=...")
         return noise_for(float(self.epsilon), who.p, who.rounds, float(self.delta))
 
-    def epsilon_after(self, rounds: int, who: Participation) -> float:
-        return epsilon(who.p, self.multiplier(who), rounds, float(self.delta))
+    def epsilon_after(self, rounds: int, who: Participation, spent: Spent, method: PrivateParts) -> dict[str, float]:
+        return {"epsilon": epsilon(who.p, self.multiplier(who), rounds, float(self.delta))}

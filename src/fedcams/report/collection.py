@@ -27,8 +27,6 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
 ASIDE = ("seed", "probes")
 """Keys in which the runs of one method may differ: probes observe, and change nothing."""
-REASON = 200
-"""The most characters of a reason that a report shows."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +76,7 @@ class Method:
     @property
     def refusals(self) -> list[str]:
         """A note for each run in which updates were refused: how many, of how many clients, and the last reason."""
-        found = []
-        for run in self.runs:
-            refused = [(record.round, client, why) for record in run.records for client, why in record.refused.items()]
-            if refused:
-                (round, client, why), clients = refused[-1], len({client for _, client, _ in refused})
-                found.append(
-                    f"{self.label}, seed {run.experiment.seed}: {len(refused)} updates of {clients} clients, "
-                    f"such as that of client {client} in round {round}: {why[:REASON]}"
-                )
-        return found
+        return [f"{self.label}, seed {run.experiment.seed}: {note}" for run in self.runs if (note := run.refusals)]
 
     @property
     def private(self) -> str | None:
@@ -96,6 +85,9 @@ class Method:
         if not self.experiment.privacy.active or None in spent:
             return None
         claim = f"each model of each run is part of ε = {max(spent):.4g} by {self.experiment.privacy}"
+        local = [record.get("local_epsilon") for run in self.runs for record in run.records[-1:]]
+        if None not in local:
+            claim += f", and what the server sees of a client of ε = {max(local):.4g}"
         return f"{self.label}: {claim}; losses, norms, counts and cohorts are not covered: keep this report private"
 
     @property

@@ -16,13 +16,14 @@ from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import MODEL, Held, HeldStore, OutOfStep
 from fedcams.engines import CohortUpdate
-from fedcams.errors import LayoutError, UpdateError
+from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.feedback import encode_with_feedback_
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, RESIDUAL, Method
 from fedcams.rounds.cohort import Arrival, Outgoing, Received, some_rows
 from fedcams.rounds.messages import UPDATE, Instruction, Refusal, Reply, expect_streams
+from fedcams.rounds.private import NoiseKeys, add_noise_, without_facts_
 from fedcams.rounds.sending import Sending, not_finite, unsound
 from fedcams.rows import RowStore
 from fedcams.transforms import Facts
@@ -47,6 +48,8 @@ class Client:
     """The number of rounds in the run, for schedules that depend on it."""
     population: int = 0
     """The number of clients, for `answer`; 0 if it is not known."""
+    noise_keys: NoiseKeys | None = None
+    """The keys of the clients' noise, for methods in which clients add it."""
 
     def __post_init__(self) -> None:
         self.method.check_rounds(self.rounds)
@@ -87,8 +90,9 @@ def respond_(
 ) -> Outgoing:
     """Return what these clients send after training; overwrites `trained.delta`, whose memory the residuals use.
 
-    A client whose loss, buffers or update is not finite sends a refusal instead; the others are not affected.
-    No row is stored before `commit`. With `measure`, the relative compression errors are measured too.
+    A client whose loss, buffers or update is not finite sends a refusal instead, or noise alone if clients add noise;
+    the others are not affected. No row is stored before `commit`. With `measure`, the relative compression errors are
+    measured too.
     """
     method = client.method.in_round(round, client.rounds)
     losses = trained.loss.tolist()
@@ -97,12 +101,15 @@ def respond_(
         round, seed, tuple(ids), tuple(trained.examples), tuple(trained.steps), ones, trained.rate, population
     )
     sending = Sending(facts, losses, trained.delta.detach(), trained.buffers, received, {})
-    sending = sending.without(unsound(ids, losses, trained.buffers, client.buffer_layout))
+    failed = unsound(ids, losses, trained.buffers, client.buffer_layout)
+    sending = sending.without({} if method.privacy.at_client else failed)
     if not len(sending.facts.ids):
         return sending.nothing()
     change = _control_change(client, method, sending)
     for transform in method.transforms:
         transform.update_(sending.h, sending.facts, client.layout)
+    if method.privacy.at_client:
+        sending = _hidden_(client, method, sending, failed)
     if client.rows is not None and client.keeps(RESIDUAL):
         client.rows.add_to_(RESIDUAL, sending.facts.ids, sending.h)
     for transform in method.transforms:
@@ -117,6 +124,17 @@ def respond_(
             raise
         sending = sending.without(bad)
         return _encode_(client, method, sending, measure) if sending.facts.ids else sending.nothing()
+
+
+def _hidden_(client: Client, method: Method, sending: Sending, failed: Collection[int]) -> Sending:
+    """Return what clients send when they add noise: their updates with it, overwritten in place, and nothing else."""
+    if client.noise_keys is None:
+        raise SpecError(
+            f"privacy={method.privacy}: clients add noise, but there are no keys; give Client(noise_keys=...)"
+        )
+    sending = without_facts_(sending, failed)
+    add_noise_(method, sending.h, sending.facts.ids, sending.facts.round, client.rounds, client.noise_keys)
+    return sending
 
 
 def commit(client: Client, outgoing: Outgoing, accepted: Collection[int]) -> None:

@@ -3,6 +3,7 @@
 <folder>/rows/          a RowStore: the valid rows and, while a reply is pending, those that may replace them
 <folder>/pending.reply  the reply that waits for the server's decision, and what it answers; valid only with its rows
 <folder>/held/          a HeldStore: the model that the client keeps, for downlinks that need it
+<folder>/noise.json     a SiteSecret: the key of the noise, for methods in which clients add it
 
 A reply is returned only when its rows and the reply itself are on disk. The next instruction says which of the client's
 updates the server accepted last. If it is the pending one, its rows become valid; otherwise they are dropped. An
@@ -25,6 +26,7 @@ from fedcams.method import BUFFERS, Method
 from fedcams.rounds.client import Client, ClientUpdate, Train, answer, is_accepted
 from fedcams.rounds.cohort import Outgoing, Received
 from fedcams.rounds.messages import Instruction, Refusal, Reply
+from fedcams.rounds.site_secret import SiteSecret
 from fedcams.rows import RowStore
 from fedcams.wire.frames import Frame
 
@@ -73,19 +75,24 @@ class DurableClient:
         kept = method.delivered(layout, buffer_layout) if method.downlink.client_keeps_model else {}
         held = HeldStore.on_disk(layout, folder / MODELS, kept.get(BUFFERS)) if kept else None
         self.folder, self.rows = folder, rows
-        self.client = Client(method, layout, buffer_layout, rows, held, rounds, population)
+        self.secret = SiteSecret(folder) if method.privacy.at_client else None
+        keys = None if self.secret is None else (lambda client, key=self.secret.key: key)
+        self.client = Client(method, layout, buffer_layout, rows, held, rounds, population, keys)
 
     def answer(self, instruction: Sequence[bytes], train: Train) -> Answer:
         """Resolve the pending reply, train, and return the new reply once it is on disk.
 
         `instruction` is the message in parts, as `Instruction.to_parts` returns them. Raises a WireError for a damaged
-        instruction, and a ResidualError for damaged state or a server that went back to an older checkpoint.
+        instruction, a ResidualError for damaged state or a server that went back to an older checkpoint, and an
+        UpdateError if the client adds noise and has answered as often as the run has rounds.
         """
         asked = Instruction.from_parts(instruction)
         # also by its checksum: a server that started over may send a different instruction for the same round
         name, waiting = (asked.round, bytes(instruction[-1][-4:])), self._waiting()
         if waiting is not None and waiting[0] == name:
             return Answer(waiting[1], again=True, note="")
+        if self.secret is not None:
+            self.secret.spend(self.client.rounds)
         sent = None if waiting is None else waiting[1]
         note = self._compare(sent, asked)
         settled = in_background(lambda: self._settle(sent, asked))  # the disk is slow, and the app can train meanwhile

@@ -86,8 +86,7 @@ class Intake:
         """Client -> stream -> the norm of its decoded row, refused or not; empty if nothing needs it."""
         self.skipped = ""
         """Why the round makes no step although nothing went wrong; set by `means`."""
-        private = self.method.privacy
-        self._clipped = private.clipped_sum(server.layout, in_order) if private.active else None
+        self._clipped = self.method.privacy.clipped_sum(server.layout, in_order)
         self._accepted: dict[int, _Client] = {}
         self._rows: dict[int, Tensor] = {}
 
@@ -252,16 +251,17 @@ class Intake:
         return Facts(self.round, self.server.seed, ids, examples, steps, weights, rate, population)
 
     def mean_loss(self) -> float | None:
-        """Return the mean of the accepted clients' losses; None if no client was accepted."""
-        losses = [self._accepted[client].loss for client in sorted(self._accepted)]
+        """Return the mean of the accepted clients' losses; None if no client was accepted, or if they tell none."""
+        told = [] if self.method.privacy.at_client else sorted(self._accepted)
+        losses = [self._accepted[client].loss for client in told]
         return float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean()) if losses else None
 
     def means(self) -> Means | None:
         """Return the means of the accepted arrivals; None if there are none, or fewer than the method's `min_replies`.
 
         Updates that are finite one by one may overflow in a sum, or when an optimizer squares them. It is then
-        unknown which of them is at fault, so all of them are refused. A method with privacy has a mean in every round,
-        of noise alone if nothing arrived.
+        unknown which of them is at fault, so all of them are refused. With noise at the server, there is a mean in
+        every round, of noise alone if nothing arrived.
         """
         try:
             if self._clipped is None and len(self._accepted) < self.method.min_replies:

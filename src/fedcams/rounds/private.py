@@ -1,19 +1,27 @@
-"""What a method with privacy adds to a round: secret cohorts, the noisy mean, and what the rounds have spent."""
+"""What a method with privacy adds to a round: secret cohorts, noise on either side, and what the rounds have spent."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedcams.errors import SpecError
-from fedcams.privacy.secret import chosen
+from fedcams.method import Method
+from fedcams.privacy import Participation
+from fedcams.privacy.secret import chosen, client_key
 from fedcams.privacy.sums import ClippedSum
+from fedcams.rounds.sending import Sending
 from fedcams.sampler import Sampler
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedcams.rounds.server import Server, ServerState
+
+NoiseKeys = Callable[[int], str]
+"""Client -> the key of its noise."""
 
 
 def check_privacy(server: Server) -> None:
@@ -23,7 +31,8 @@ def check_privacy(server: Server) -> None:
             f"privacy={server.method.privacy} does not cover buffers, which travel without noise, but this model has "
             f"{server.buffer_layout.names[0]}; use a model without batch-norm statistics, such as one with GroupNorm"
         )
-    epsilon_after(server, 1)  # refuses samplers, unknown populations, and targets that no noise meets
+    if server.method.privacy.active:  # refuses samplers, unknown populations, and targets that no noise meets
+        server.method.privacy.multiplier(server.participation)
 
 
 def draw_cohort(
@@ -35,10 +44,10 @@ def draw_cohort(
 ) -> list[int]:
     """Return those of `clients` that take part in the round after this state, in ascending order.
 
-    With privacy they are drawn from the secret key, because every client is told the run's seed. `weights` are for
-    samplers that need them.
+    With noise at the server they are drawn from the secret key, because every client is told the run's seed. Noise at
+    the client does not need that: nothing is claimed for not being asked. `weights` are for samplers that need them.
     """
-    if server.method.privacy.active:
+    if server.method.privacy.active and not server.method.privacy.at_client:
         return chosen(state.secret, state.round + 1, sorted(clients), server.participation.p)
     return sampler.sample(clients, state.round + 1, server.seed, weights)
 
@@ -49,7 +58,37 @@ def noisy_mean(server: Server, state: ServerState, total: ClippedSum) -> Tensor:
     return mean.to(state.x.device)
 
 
-def epsilon_after(server: Server, rounds: int) -> dict[str, float]:
-    """Return the ε that so many rounds have spent, under its name in records; nothing for a method without privacy."""
+def epsilon_after(server: Server, state: ServerState) -> dict[str, float]:
+    """Return what the rounds up to this state have spent, by its names in records; nothing without privacy."""
     privacy = server.method.privacy
-    return {"epsilon": privacy.epsilon_after(rounds, server.participation)} if privacy.active else {}
+    if not privacy.active:
+        return {}
+    return privacy.epsilon_after(state.round, server.participation, state.spent, server.method)
+
+
+# -- noise at the client -----------------------------------------------------------------------------------------------
+
+
+def simulated_keys(secret: str) -> NoiseKeys:
+    """Return the keys of all simulated clients; sites of a federation have keys of their own, see `SiteSecret`."""
+    return functools.partial(client_key, secret)
+
+
+def add_noise_(
+    method: Method, rows: Tensor, ids: Sequence[int], round: int, length: int | None, keys: NoiseKeys
+) -> None:
+    """Clip the updates of these clients `[C, d]` and add their noise, in place; `length` is that of the run."""
+    who = Participation(1.0, len(ids), length)
+    method.privacy.perturb_(rows, [keys(client) for client in ids], round, who)
+
+
+def without_facts_(sending: Sending, failed: Collection[int]) -> Sending:
+    """Return what clients send without losses and counts; overwrites the rows of those whose training failed with 0.
+
+    They have no noise, so the server must not see them; a failure would show that there was no noise to send either.
+    """
+    places = [place for place, client in enumerate(sending.facts.ids) if client in failed]
+    sending.h[places] = 0
+    nothing = (0,) * len(sending.facts.ids)
+    facts = replace(sending.facts, examples=nothing, steps=nothing)
+    return replace(sending, facts=facts, losses=[0.0] * len(nothing))

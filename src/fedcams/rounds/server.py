@@ -19,7 +19,7 @@ from fedcams.errors import LayoutError, SpecError, UpdateError
 from fedcams.guards import Norms, Past
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
-from fedcams.privacy import Participation
+from fedcams.privacy import Participation, Spent
 from fedcams.privacy.secret import new_key
 from fedcams.rounds.intake import Intake, Means
 from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply
@@ -110,6 +110,8 @@ class ServerState(NamedTuple):
     guard: Past = MappingProxyType({})
     secret: str = ""
     """The key of noise and cohorts, for a method with privacy; who has it can take the noise away."""
+    spent: Spent = MappingProxyType({})
+    """What a method with privacy counts for each client."""
 
 
 class Concluded(NamedTuple):
@@ -140,7 +142,7 @@ def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerSta
         average = Averaged(method.average.init(x), None if buffers is None else method.average.init(buffers))
     carried = _carried(server, method, buffers)
     downlink = method.downlink.init(x) if carried is None else method.downlink.init(x, carried)
-    secret = new_key() if method.privacy.active else ""
+    secret = new_key() if method.privacy.active and not method.privacy.at_client else ""
     return ServerState(0, x, buffers, method.server.init(x), downlink, {}, control, average, secret=secret)
 
 
@@ -230,8 +232,9 @@ def conclude(
     accepted = {**state.accepted, **{client: Accepted(round, name) for client, name in intake.digests.items()}}
     told = method.downlink.acknowledge(state.downlink, broadcast(server, state), intake.acks)
     seen = method.guard.observe(state.guard, round, intake.norms)
-    state = state._replace(round=round, accepted=accepted, downlink=told, guard=seen)
     facts, loss = intake.facts(), intake.mean_loss()
+    spent = method.privacy.observe(state.spent, intake.cohort, len(facts.ids))
+    state = state._replace(round=round, accepted=accepted, downlink=told, guard=seen, spent=spent)
     if means is None:
         return state, Concluded(round, [], intake.refused, 0.0, None, facts, None, intake.skipped)
     x, optimizer = method.server.step(state.optimizer, state.x, means.update)

@@ -28,7 +28,7 @@ KINDS = {
     "torch.uint8": "U8",
 }
 PIECE = 2**24
-PLAIN = ("optimizer", "downlink", "control", "guard", "secret")
+PLAIN = ("optimizer", "downlink", "control", "guard", "secret", "spent")
 """Fields of the state that are saved unchanged; models are saved under the names of their own tensors."""
 
 
@@ -65,7 +65,7 @@ def restore(
         tensors[name] = target.copy_(found) if target is not None and fits else found.to(like.x.device, copy=True)
     if missing := sorted(name for name in memory if name not in tensors):
         raise KeyError(missing[0])
-    parts = {name: _unpack(saved[name], tensors, getattr(like, name)) for name in PLAIN}
+    parts = {name: _unpack(saved[name], tensors, getattr(like, name)) for name in PLAIN if name in saved}
     accepted = {client: Accepted(last, bytes.fromhex(name)) for client, last, name in saved["accepted"]}
     return like._replace(round=round, accepted=accepted, **parts)
 

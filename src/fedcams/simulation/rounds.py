@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ import torch
 
 from fedcams.bits.vectors import row_norms
 from fedcams.downlink import BUFFERS, MODEL
-from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose
+from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose_with_reason
 from fedcams.errors import SpecError
 from fedcams.method import RESIDUAL, Method
+from fedcams.privacy.secret import new_key
 from fedcams.probes import Leftovers, Probe, inner_products, mean_before
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
@@ -21,7 +23,7 @@ from fedcams.rounds.client import Client
 from fedcams.rounds.cohort import Outgoing, Received, code_rows, some_rows
 from fedcams.rounds.intake import Intake
 from fedcams.rounds.messages import UPDATE
-from fedcams.rounds.private import draw_cohort, epsilon_after
+from fedcams.rounds.private import add_noise_, draw_cohort, epsilon_after, simulated_keys
 from fedcams.rounds.server import Concluded, Server, ServerState
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
@@ -51,6 +53,8 @@ class Simulation:
     sampling_weights: Sequence[float] | None = None
     evaluate_every: int = 1
     probes: tuple[Probe, ...] = ()
+    why_engine: str = "named"
+    """Why the engine is this one."""
 
     @classmethod
     def of(
@@ -85,12 +89,16 @@ class Simulation:
         drawn_by = dict(zip(problem.clients, sampling_weights, strict=True)) if sampling_weights else None
         server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler, drawn_by)
         client = Client(method, layout, buffer_layout, rows, None, rounds)
-        chosen = choose(engine, problem, rounds, sampler.size_varies)
-        return cls(problem, server, client, sampler, chosen, test, metrics, sampling_weights, evaluate_every, probes)
+        chosen, why = choose_with_reason(engine, problem, rounds, sampler.size_varies)
+        return cls(
+            problem, server, client, sampler, chosen, test, metrics, sampling_weights, evaluate_every, probes, why
+        )
 
     def start(self) -> ServerState:
         """Return the state before the first round, from the model's current parameters and buffers."""
-        return server_side.start(self.server, *self.problem.read())
+        state = server_side.start(self.server, *self.problem.read())
+        # each site of a federation has a key of its own; simulated clients derive theirs from one
+        return state._replace(secret=new_key()) if self.server.method.privacy.at_client else state
 
     def advance(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:
         """Run one round; return the new state and the round's record.
@@ -108,12 +116,13 @@ class Simulation:
                 state, found = self._exchange(state, cohort, phases)
             with phases("evaluate"):
                 scores = self._evaluate(state)
-        spent = epsilon_after(self.server, round)
+        spent = epsilon_after(self.server, state)
         return state, RoundRecord.from_dict({"round": round, "cohort": cohort, **found, **scores, **spent})
 
     def _without_clients(self, state: ServerState) -> tuple[ServerState, dict[str, Any]]:
-        """Return the state after a round that nobody took part in, and what to record; with privacy it has noise."""
-        if not self.server.method.privacy.active:
+        """Return the state after a round that nobody took part in, and what to record; a noisy server steps."""
+        privacy = self.server.method.privacy
+        if not privacy.active or privacy.at_client:
             return state._replace(round=state.round + 1), {**NOTHING_SENT}
         state, concluded = server_side.conclude(self.server, state, Intake(self.server, state, []))
         return state, {**NOTHING_SENT, "delta_norm": concluded.delta_norm}
@@ -136,7 +145,7 @@ class Simulation:
         with phases("encode"):
             measure, population = self._needs("error"), len(self._population)
             outgoing = client_side.respond_(
-                self.client, cohort, received, trained, round, self.server.seed, population, measure
+                self._client(state), cohort, received, trained, round, self.server.seed, population, measure
             )
         with phases("aggregate"):
             intake = Intake(self.server, state._replace(downlink=delivery.state), cohort, in_order=True)
@@ -145,12 +154,19 @@ class Simulation:
         with phases("step"):
             state, concluded = server_side.conclude(self.server, intake.state, intake, means)
             seen = {"gram": gram, "state": state.optimizer, "step_norm": _distance(state.x, before)}
-            measured = self._measure(method, cohort, outgoing, delta, concluded, seen)
+            known = concluded._replace(facts=_with_counts(concluded.facts, cohort, trained))
+            measured = self._measure(method, cohort, outgoing, delta, known, seen, state.secret)
             client_side.commit(self.client, outgoing, concluded.accepted)
         with phases("record"):
             counts = count_bytes(self.server, method, outgoing, delivery)
         about = {"train_loss": concluded.train_loss, "delta_norm": concluded.delta_norm, "refused": concluded.refused}
         return state, {**about, **counts, **measured}
+
+    def _client(self, state: ServerState) -> Client:
+        """Return the clients with the keys of their noise, if they add it."""
+        if not self.client.method.privacy.at_client:
+            return self.client
+        return dataclasses.replace(self.client, noise_keys=simulated_keys(state.secret))
 
     @functools.cached_property
     def _population(self) -> list[int]:
@@ -170,11 +186,12 @@ class Simulation:
 
     def _measure(
         self, method: Method, cohort: Sequence[int], outgoing: Outgoing, delta: Tensor | None, concluded: Concluded,
-        seen: dict[str, Any],
+        seen: dict[str, Any], secret: str,
     ) -> Mapping[str, float | None]:  # fmt: skip
         """Return what the probes measure, before rows are committed; nothing if no update was accepted.
 
-        `seen` has the inner products of the whole cohort's updates, and what the server's step left.
+        `seen` has the inner products of the whole cohort's updates, and what the server's step left; `secret` is the
+        key of the noise.
         """
         if not concluded.accepted or concluded.mean is None or not self.probes:
             return {}
@@ -183,7 +200,7 @@ class Simulation:
         codec, code = outgoing.arrival.codes[UPDATE]
         mean_h, norm, trained = None, 0.0, [cohort.index(client) for client in facts.ids]
         if delta is not None:
-            mean_h, norm = self._uncompressed_(method, some_rows(delta, trained), facts)
+            mean_h, norm = self._uncompressed_(method, some_rows(delta, trained), facts, secret)
         if seen["gram"] is not None:
             seen["gram"] = seen["gram"][trained][:, trained]
         if RESIDUAL in outgoing.rows:
@@ -196,11 +213,13 @@ class Simulation:
         )  # fmt: skip
         return {name: value for probe in self.probes for name, value in _numbers(probe, left).items()}
 
-    def _uncompressed_(self, method: Method, delta: Tensor, facts: Facts) -> tuple[Tensor, float]:
+    def _uncompressed_(self, method: Method, delta: Tensor, facts: Facts, secret: str) -> tuple[Tensor, float]:
         """Return the mean without compression, and the norm of the mean update; overwrites `delta [C, d]`."""
         layout, kept = self.server.layout, self.client.rows if self.client.keeps(RESIDUAL) else None
         for transform in method.transforms:
             transform.update_(delta, facts, layout)
+        if method.privacy.at_client:
+            add_noise_(method, delta, facts.ids, facts.round, self.server.rounds, simulated_keys(secret))
         residual = None if kept is None else kept.gather(RESIDUAL, facts.ids)
         mean_h, norm = mean_before(delta, residual, facts.weights)
         if method.transforms or method.privacy.active:
@@ -238,6 +257,13 @@ class Simulation:
 def _distance(x: Tensor, before: Tensor | None) -> float | None:
     """Return ‖x - before‖; None if nothing was kept from before."""
     return None if before is None else float(row_norms((x - before)[None]))
+
+
+def _with_counts(facts: Facts, cohort: Sequence[int], trained: CohortUpdate) -> Facts:
+    """Return the facts with what clients may not tell the server, but a simulation knows for its probes."""
+    places = [cohort.index(client) for client in facts.ids]
+    examples, steps = (tuple(counts[i] for i in places) for counts in (trained.examples, trained.steps))
+    return dataclasses.replace(facts, examples=examples, steps=steps)
 
 
 def _numbers(probe: Probe, left: Leftovers) -> dict[str, float]:

@@ -1,0 +1,139 @@
+"""Privacy by noise at the client: the server is not trusted with updates, and sees only noisy ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedcams.bits.vectors import row_norms
+from fedcams.compress.identity import IDENTITY
+from fedcams.errors import SpecError
+from fedcams.privacy.accountant import LEAST_NOISE, MOST_NOISE, epsilon, noise_for
+from fedcams.privacy.base import (
+    Participation,
+    Privacy,
+    PrivateParts,
+    Spent,
+    check_delta,
+    clip_rows_,
+    unsound_parts,
+)
+from fedcams.privacy.secret import gaussian
+from fedcams.privacy.sums import digest
+from fedcams.registry import Number, number, register
+from fedcams.sampler import Sampler
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ANSWERS, SHARES = "answers", "shares"
+"""What is counted for each client: the rounds in which it was asked, and the sum of 1/n over them, where n updates with
+as many independent noises made the step."""
+
+
+@register("client")
+@dataclass(frozen=True)
+class ClientNoise(Privacy):
+    """Has every client add Gaussian noise to its own clipped update, so that the server never sees the update itself.
+
+    A client shortens Δ to the norm `clip` and adds noise of standard deviation noise·clip to each coordinate, before
+    error feedback and compression, which work on what is no secret then. It sends no loss and no counts, and noise
+    alone if its training fails. Give `noise`, or the `epsilon` that a client may lose to the server if it takes part in
+    every round, at this `delta`. Neighbouring runs differ in one client's data: in one of them it always sends noise
+    alone. Records have `local_epsilon`, against who sees the messages, as the server does, and `epsilon`, against who
+    sees the models only; it is smaller if updates travel by `identity`, because then the noises of a cohort add up.
+    """
+
+    clip: Number = number(low=0, high=10**6, open="low", doc="largest norm of an update before the noise")
+    noise: Number | None = number(
+        None, low=LEAST_NOISE, high=MOST_NOISE, doc="standard deviation of a client's noise, in units of clip"
+    )
+    epsilon: Number | None = number(
+        None,
+        low=0,
+        open="low",
+        doc="what a client that is asked in every round may lose to the server; instead of noise",
+    )
+    delta: Number = number(1e-5, low=0, high=1, open="both", doc="the δ at which epsilon is stated, below 1/clients")
+
+    at_client = True
+    reference = "Truex et al.: LDP-Fed: Federated Learning with Local Differential Privacy, EdgeSys 2020"
+    examples = ("client(clip=1, noise=2)", "client(clip=0.5, epsilon=50, delta=1e-6)")
+    refused = (
+        ("client(clip=1)", "give either noise or epsilon"),
+        ("client(clip=1, noise=1, epsilon=8)", "give either noise or epsilon"),
+        ("client(noise=1)", "clip is missing"),
+        ("client(clip=1, noise=0)", r"allowed: a number in \[0.1, 1e6\]"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.noise is None) == (self.epsilon is None):
+            raise SpecError(f"privacy {self}: give either noise or epsilon")
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        return self.epsilon is not None
+
+    # -- what is refused -------------------------------------------------------------------------------------------
+
+    def check(self, method: PrivateParts) -> None:
+        if reason := next(self._reasons(method), ""):
+            raise SpecError(f"privacy={self} and {reason}")
+
+    def _reasons(self, method: PrivateParts) -> Iterator[str]:
+        """Yield what does not go together with the claim, why, and the fix."""
+        yield from unsound_parts(method)
+
+    def participation(self, sampler: Sampler | None, clients: int, rounds: int | None) -> Participation:
+        if sampler is not None and sampler.needs_weights:
+            raise SpecError(
+                f"privacy={self} and sampler={sampler}: who is asked depends on how much data clients have, which has "
+                "no noise; use uniform, bernoulli or full"
+            )
+        check_delta(self, float(self.delta), clients)
+        return Participation(1.0, clients, rounds)
+
+    # -- the mechanism ---------------------------------------------------------------------------------------------
+
+    def perturb_(self, rows: Tensor, keys: Sequence[str], round: int, who: Participation) -> None:
+        bound, scale = float(self.clip), self.multiplier(who) * float(self.clip)
+        rows[~torch.isfinite(row_norms(rows)).to(rows.device)] = 0  # a failure is a secret too
+        clip_rows_(rows, bound)
+        for row, key in zip(rows, keys, strict=True):
+            values = row.cpu().numpy()
+            # noise from the update's own digest: a round that is run again with another update gets other noise,
+            # because the difference of two updates with the same noise would have none
+            noise = gaussian(key, "update", round, digest(values), len(values))
+            row.copy_(torch.from_numpy(values + scale * noise))
+
+    # -- what it costs ---------------------------------------------------------------------------------------------
+
+    def multiplier(self, who: Participation) -> float:
+        if self.noise is not None:
+            return float(self.noise)
+        if self.epsilon is None or who.rounds is None:
+            raise SpecError(f"privacy={self} spreads epsilon over the run, whose length is unknown; give rounds=...")
+        return noise_for(float(self.epsilon), 1.0, who.rounds, float(self.delta))
+
+    def observe(self, spent: Spent, asked: Collection[int], added: int) -> Spent:
+        answers, shares = dict(spent.get(ANSWERS, {})), dict(spent.get(SHARES, {}))
+        for client in asked:
+            answers[client] = answers.get(client, 0) + 1
+            shares[client] = shares.get(client, 0.0) + (1 / added if added else 0.0)
+        return {ANSWERS: answers, SHARES: shares}
+
+    def epsilon_after(self, rounds: int, who: Participation, spent: Spent, method: PrivateParts) -> dict[str, float]:
+        noise, delta = self.multiplier(who), float(self.delta)
+        local, shared = (max(spent.get(what, {}).values(), default=0.0) for what in (ANSWERS, SHARES))
+        # a sum of n noisy updates has n noises; a mean of compressed ones is no function of that sum
+        counted = shared if _is_plain_mean(method) else local
+        return {"epsilon": epsilon(1.0, noise, counted, delta), "local_epsilon": epsilon(1.0, noise, local, delta)}
+
+
+def _is_plain_mean(method: PrivateParts) -> bool:
+    """Return whether the server's step is a function of the sum of the noisy updates and of their number."""
+    return method.uplink == IDENTITY and all(transform.points <= {"update"} for transform in method.transforms)

@@ -1,0 +1,71 @@
+"""The key of one site's noise, and how often the site has answered with it.
+
+<folder>/noise.json   the key, the number of answers, and a digest of both; readable by its owner alone
+
+The key comes from the operating system when the site first takes part in a run, and never leaves the site. Every answer
+is counted on disk before it is trained, so that a kill counts it too often rather than not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from fedcams.durable import os_errors, write_whole
+from fedcams.errors import ResidualError, UpdateError
+from fedcams.privacy.secret import new_key
+
+FILE = "noise.json"
+
+
+class SiteSecret:
+    """The file with a site's key; only one process may use it at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the file in this folder, or make it; refuses a damaged one."""
+        self.path = folder / FILE
+        if not self.path.exists():
+            self._write(new_key(), 0)
+        self.key, self.answers = self._read()
+
+    def spend(self, rounds: int | None) -> None:
+        """Count one more answer; refuses more of them than the run has rounds, for which its ε was stated."""
+        if rounds is not None and self.answers >= rounds:
+            raise UpdateError(
+                f"this site has answered {self.answers} times in a run of {rounds} rounds; another answer would spend "
+                "more privacy than the run states"
+            )
+        self._write(self.key, self.answers + 1)
+        self.answers += 1
+
+    def _write(self, key: str, answers: int) -> None:
+        with os_errors(ResidualError, "write", self.path):
+            write_whole(
+                self.path, json.dumps({**(values := _values(key, answers)), "digest": _digest(values)}).encode()
+            )
+
+    def _read(self) -> tuple[str, int]:
+        with os_errors(ResidualError, "read", self.path):
+            data = self.path.read_bytes()
+        try:
+            found = dict(json.loads(data))
+            values = _values(str(found["key"]), int(found["answers"]))
+            whole = found == {**values, "digest": _digest(values)}
+        except (ValueError, TypeError, KeyError):
+            whole = False
+        if not whole:
+            raise ResidualError(
+                f"{self.path}: damaged; without it nobody knows what this site has spent, so take part under another "
+                "run name"
+            )
+        return values["key"], values["answers"]
+
+
+def _values(key: str, answers: int) -> dict[str, Any]:
+    return {"key": key, "answers": answers}
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
