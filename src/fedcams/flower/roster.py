@@ -26,6 +26,8 @@ from fedcams.rounds.messages import PROTOCOL, check_protocol
 
 APP_RAISED = (0, 2)
 """Flower's error codes for an app that raised, in simulations and deployments; others mean that a node is gone."""
+MOD_REFUSED = 6
+"""Flower's error code for a mod that did not accept a message."""
 PAUSE = 0.5
 """Seconds between two polls of the SuperLink."""
 LONGEST_PAUSE = 31
@@ -137,6 +139,8 @@ class Roster:
         if message.has_error():
             if message.error.code in APP_RAISED:
                 self._take_plain(node)
+            elif message.error.code == MOD_REFUSED:
+                self._break(node, f"list uplink as the first mod: {readable(message.error.reason)}")
             return  # any other error means that the node is gone; it is greeted again when it comes back
         told = about_of(message.content)
         if told is None:
