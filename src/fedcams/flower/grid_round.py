@@ -109,15 +109,17 @@ class GridRound:
         end, down = time.monotonic() + self.deadline, self._size(instructions, asked)
         sent = self._send_plain(grid, state, asked) | self._send(grid, instructions, asked, self.deadline)
         instructions.clear()
+        plain = frozenset(self.roster.plain)  # one of them may turn out to have the mod meanwhile
         while sent and (left := end - time.monotonic()) > 0:
             for name in list(sent):
                 for message in grid.pull_messages([name]):
                     client = sent.pop(name)
-                    inbox.take(client, client in self.roster.plain, message)
+                    inbox.take(client, client in plain, message)
                     if (refusal := inbox.first_refusal(client)) is not None:
                         instruction, state = server_side.resend(self.server, state, refusal)
                         down += instruction.size
                         sent |= self._send(grid, {client: instruction}, asked, left)
+            self.roster.listen(grid)
             if sent:
                 time.sleep(PAUSE)
         inbox.absent |= dict.fromkeys(sent.values(), NO_ANSWER)

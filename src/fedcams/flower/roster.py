@@ -86,14 +86,18 @@ class Roster:
         """Greet new nodes, take the answers to greetings, and remove nodes that are gone."""
         online = set(grid.get_node_ids())
         self._keep(lambda node: node in online)
-        for message in grid.pull_messages([name for name, _ in self.greeted.values()]) if self.greeted else []:
-            self._hear(message)
+        self.listen(grid)
         now = time.monotonic()
         self.greeted = {node: (name, end) for node, (name, end) in self.greeted.items() if end > now}
         self.rivals = {node: site for node, site in self.rivals.items() if site in self.sites}
         resting = {node for node, (_, when) in self.failed.items() if when > now}
         settled = {*self.sites.values(), *((self.plain | self.broken.keys()) & resting)}
         self._greet(grid, sorted(online - settled - {*self.rivals, *self.greeted, *self.paused}))
+
+    def listen(self, grid: Grid) -> None:
+        """Take the answers to greetings; Flower keeps them for `patience` only, which a round may outlast."""
+        for message in grid.pull_messages([name for name, _ in self.greeted.values()]) if self.greeted else []:
+            self._hear(message)
 
     def answered(self, clients: Iterable[int]) -> None:
         """Note that these clients answered an instruction."""
