@@ -3,26 +3,30 @@
 PYTHON = python3
 VENV = .venv
 ARGS =
+# The torch of test-newest and test-oldest: TORCH=torch takes the newest, with all of CUDA on Linux.
+TORCH = $(shell grep '^torch==' constraints.txt)
 # Runs of the demo at once: two, unless there is only one core.
 JOBS = $(shell [ "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -gt 1 ] && echo 2 || echo 1)
 
 PY = $(VENV)/bin/python
 READY = $(VENV)/.ready
+DEMO_READY = $(VENV)/.demo-ready
 UNFINISHED = $(VENV)/.unfinished
+SITE_READY = $(VENV)/.site-ready
 # The user's warning filter is for fedcams, not for pip.
 PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo flower-demo test test-slow lint format bench golden docs reproduction leaderboard theory constraints clean distclean
+.PHONY: help demo flower-demo test test-slow test-newest test-oldest release-check lint format bench golden docs site reproduction leaderboard theory constraints clean distclean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z -]+:.*## / {sub(":.*", "", $$1); printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  ARGS="..." is passed on (make test ARGS="-k wire -x"), PYTHON=python3.12 chooses the interpreter of a new $(VENV).'
 
-demo: $(READY) ## Compare eight methods on digits, three seeds each, and write a report
+demo: $(DEMO_READY) ## Compare eight methods on digits, three seeds each, and write a report
 	$(PY) -m fedcams run demo --jobs $(JOBS) $(ARGS)
 
 flower-demo: $(READY) ## Run a federation over Flower with TLS and count the bytes on its sockets
@@ -34,6 +38,18 @@ test: $(READY) ## Run the tests
 test-slow: $(READY) ## Run the tests that take minutes: chaos over Flower, its simulation, large models
 	$(PIP_INSTALL) 'flwr[simulation]'
 	$(PY) -m pytest -m slow $(ARGS)
+
+test-newest: ## Run the tests with the newest dependencies
+test-oldest: ## Run the tests with the oldest declared dependencies
+test-newest test-oldest: test-%:
+	rm -rf build/$* && $(PYTHON) -m venv build/$*
+	if [ $* = oldest ]; then $(PYTHON) tests/oldest.py; fi > build/$*/constraints.txt
+	build/$*/bin/python -m pip install -q "$(TORCH)"
+	build/$*/bin/python -m pip install -q -c build/$*/constraints.txt -e '.[dev]'
+	build/$*/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+release-check: $(READY) ## Build wheel and sdist, install each in a new environment, and run the demo and the sdist's tests
+	$(PY) tests/release_check.py $(ARGS)
 
 lint: $(READY) ## Check format, lint and types
 	$(PY) -m ruff format --check .
@@ -64,10 +80,14 @@ leaderboard: $(READY) ## Regenerate docs/leaderboard.md and its pictures from le
 theory: $(READY) ## Run the experiments of docs/theory.md again, and renew its numbers and pictures (minutes)
 	$(PY) -m theory_page $(ARGS)
 
-docs: $(READY) ## Regenerate docs/reference.md
+docs: $(READY) ## Regenerate docs/reference.md, and build the documentation site in build/site
 	$(PY) docs/make_reference.py $(ARGS)
+	$(MAKE) site
 
-constraints: $(READY) ## Pin in constraints.txt what is installed now
+site: $(SITE_READY) ## Build the documentation site in build/site; a broken link or an unreachable page is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+
+constraints: $(SITE_READY) ## Pin in constraints.txt what is installed now
 	@{ grep '^#' constraints.txt; \
 	   $(PY) -m pip --disable-pip-version-check freeze --all --exclude-editable --exclude pip | sed 's/+[a-z0-9.]*$$//'; \
 	} > $(VENV)/constraints.txt
@@ -81,9 +101,9 @@ clean: ## Remove caches and build output
 distclean: clean ## Remove those and .venv
 	rm -rf $(VENV)
 
-# The stamp appears only when everything is installed. A .venv left unfinished, or without a working pip, is made anew;
-# a whole one that is only older than its two sources is brought up to date in place.
-$(READY): pyproject.toml constraints.txt $(PY)
+# A stamp appears only when everything is installed. A .venv left unfinished, or without a working pip, is made anew;
+# a whole one that is only older than its two sources is brought up to date in place. The demo needs fewer packages.
+$(DEMO_READY): pyproject.toml constraints.txt $(PY)
 	@rm -f $@
 	@if [ -e $(UNFINISHED) ] || ! $(PY) -m pip --version >/dev/null 2>&1; then \
 	  $(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "$(PYTHON) is Python %d.%d, but fedcams needs 3.11 or newer; name one that is: make PYTHON=python3.12" % v[:2])' && \
@@ -92,9 +112,21 @@ $(READY): pyproject.toml constraints.txt $(PY)
 	fi
 	@touch $(UNFINISHED)
 	@torch=$$(grep '^torch==' constraints.txt) && echo "Installing $$torch" && $(PIP_INSTALL) "$$torch"
-	@echo "Installing fedcams and its tools"
-	@$(PIP_INSTALL) -e '.[dev]'
+	@echo "Installing fedcams"
+	@$(PIP_INSTALL) -e '.[tasks,report]'
 	@mv -f $(UNFINISHED) $@
+
+$(READY): $(DEMO_READY)
+	@echo "Installing the tools of development"
+	@rm -f $@ && mv -f $(DEMO_READY) $(UNFINISHED)
+	@$(PIP_INSTALL) -e '.[dev]'
+	@mv -f $(UNFINISHED) $(DEMO_READY) && touch $@
+
+# What only the site needs: no other target waits for it.
+$(SITE_READY): $(READY)
+	@echo "Installing the tools of the documentation site"
+	@$(PIP_INSTALL) -e '.[docs]'
+	@touch $@
 
 # No recipe: an interpreter that is gone makes the stamp out of date.
 $(PY):

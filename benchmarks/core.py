@@ -1,7 +1,7 @@
 """The core, compared with memory bandwidth and with the same work done by library calls. Run by `make bench`.
 
 Everything is timed alternately in one process and printed as ratios; `--save` writes `benchmarks/records/core.json` and
-`core.md`, the table that the README shows.
+`core.md`, the table that docs/speed.md shows.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def table(times: dict[str, float]) -> Table:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the README's table, and a caption that says how it was measured."""
+    """Return the table of docs/speed.md, and a caption that says how it was measured."""
     times, sizes, where = record["milliseconds"], record["bytes"], record["environment"]
     copy = times["numpy.copyto"]
     lines = [
@@ -209,7 +209,7 @@ CAPTION = (
     "payload's bytes and the new residual. *Library calls* are torch operations with `numpy.packbits`, or `torch.topk`",
     "with gather and scatter, without packing. A *copy* is one `numpy.copyto` of the vector, {copy:.1f} ms. Best of",
     "{runs} alternating runs on {cores} cores ({cpu}), Python {python}, torch {torch}, numba {numba}: `make bench`,",
-    "[benchmarks/records/core.json](benchmarks/records/core.json).",
+    "[benchmarks/records/core.json](../benchmarks/records/core.json).",
 )
 
 

@@ -20,7 +20,7 @@ CAPTION = """
 *By hand* is the same round written in plain PyTorch: a loop over clients with `torch.optim`, scaled sign with error
 feedback, and an AMSGrad step. *FedAvg's accuracy* is the mean over the last ten of 60 rounds. *Compression, counting,
 records* is their share of a round of `{large}`. Best of {runs} alternating timings on {cores} cores ({cpu}), Python
-{python}, torch {torch}, numba {numba}: `make bench`, [benchmarks/records/rounds.json](benchmarks/records/rounds.json).
+{python}, torch {torch}, numba {numba}: `make bench`, [record](../benchmarks/records/rounds.json).
 """
 
 

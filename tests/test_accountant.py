@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedcams import SpecError
 from fedcams.privacy.accountant import ORDERS, divergence, epsilon, noise_for
+from together import together
 
 Array = NDArray[np.float64]
 INTEGERS = (*range(2, 64), 128, 256, 512, 1024)
@@ -48,19 +49,19 @@ def closed_form(order: int, p: float, noise: float) -> float:
     return (max(logs) + math.log(sum(math.exp(each - max(logs)) for each in logs))) / (order - 1)
 
 
-@pytest.mark.parametrize("noise", [0.1, 0.3, 0.8, 1.0, 3.0, 20.0, 100.0])
-@pytest.mark.parametrize("p", [1e-4, 0.01, 0.1, 0.5, 0.99])
+@together("noise", [0.1, 0.3, 0.8, 1.0, 3.0, 20.0, 100.0])
+@together("p", [1e-4, 0.01, 0.1, 0.5, 0.99])
 def test_integer_orders_have_their_closed_form(noise: float, p: float) -> None:
     for order in (2, 3, 8, 32, 256):
         assert divergence(order, p, noise) == pytest.approx(closed_form(order, p, noise), rel=1e-6, abs=1e-11)
 
 
-@pytest.mark.parametrize(("what", "expected"), INTEGRALS.items())
+@together(("what", "expected"), INTEGRALS.items())
 def test_other_orders_are_their_integrals(what: tuple[float, float, float], expected: float) -> None:
     assert divergence(*what) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize(("run", "theirs"), GOLDEN.items())
+@together(("run", "theirs"), GOLDEN.items())
 def test_epsilon_is_that_of_another_accountant(
     run: tuple[float, float, int, float], theirs: tuple[float, float]
 ) -> None:
@@ -86,8 +87,8 @@ MEMORIES: dict[str, Callable[[int, Array], Array]] = {
 """What a client sends in its second round, given whether it was drawn in the first and what was released there."""
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("order", [1.5, 2.0, 4.0])
+@together("memory", MEMORIES)
+@together("order", [1.5, 2.0, 4.0])
 def test_two_rounds_cost_twice_one_round_whatever_clients_remember(memory: str, order: float) -> None:
     """By integration over both releases, in both directions; nobody sees when the client was drawn."""
     p, noise = 0.3, 1.2

@@ -14,6 +14,7 @@ from fedcams.errors import ChecksumMismatch, LayoutError, LayoutMismatch, NonFin
 from fedcams.registry import registered
 from fedcams.wire import pack, unpack
 from memory import peak_memory
+from together import together
 
 LAYOUT = Layout.flat(6)
 
@@ -133,8 +134,8 @@ def test_a_mean_in_order_gives_its_sum_away() -> None:
 CODECS = [str(spec) for cls in registered("compressor").values() for spec in cls.examples]
 
 
-@pytest.mark.parametrize("in_order", [False, True])
-@pytest.mark.parametrize("spec", CODECS)
+@together("in_order", [False, True])
+@together("spec", CODECS)
 def test_a_short_payload_with_the_id_of_a_long_layout_is_refused_whole(spec: str, in_order: bool) -> None:
     """Its id is the sender's bytes: kernels must not read or write as much as the server's layout says."""
     codec, short, long = Compressor.parse(spec).at(1, 1), Layout.flat(8), Layout(("w",), ((1_000_000,),))

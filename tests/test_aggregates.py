@@ -18,6 +18,7 @@ from fedcams.compress.identity import IDENTITY
 from fedcams.errors import SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.registry import registered
+from together import together
 
 AGGREGATES = [Aggregate.parse(spec) for cls in registered("aggregate").values() for spec in cls.examples]
 AVERAGES = [Average.parse(spec) for cls in registered("average").values() for spec in cls.examples]
@@ -61,8 +62,8 @@ def test_the_mean_has_the_bits_of_the_streaming_one(weights: list[float], d: int
         assert torch.equal(Aggregate.parse("mean").combine(rows, weights), sums.mean())
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 9, 10, 11, 20])
-@pytest.mark.parametrize("fraction", ["0", "0.1", "1/3", "0.49"])
+@together("count", [1, 2, 3, 9, 10, 11, 20])
+@together("fraction", ["0", "0.1", "1/3", "0.49"])
 def test_the_trimmed_mean_is_the_oracles(count: int, fraction: str) -> None:
     rows = draw(count, 200, seed=count)
     out = Aggregate.parse(f"trimmed({fraction})").combine(rows, [2.0] * count)
@@ -124,8 +125,8 @@ def test_a_clipped_mean_scales_long_updates_to_the_median_norm() -> None:
     torch.testing.assert_close(Aggregate.parse("clipped_mean(factor=2)").combine(rows, weights), doubled)
 
 
-@pytest.mark.parametrize("spec", ["trimmed(fraction=0.2)", "median", "geometric_median", "clipped_mean"])
-@pytest.mark.parametrize("size", [1e3, 1e30])
+@together("spec", ["trimmed(fraction=0.2)", "median", "geometric_median", "clipped_mean"])
+@together("size", [1e3, 1e30])
 def test_two_wild_clients_of_ten_do_not_move_a_robust_mean_far(spec: str, size: float) -> None:
     """They agree on a direction; the mean would follow them."""
     honest = 1 + 0.1 * draw(8, 300)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedcams.errors import SpecError
 from fedcams.tasks import CropFlip
+from together import together
 
 SHAPES = [(3, 32, 32), (1, 8, 8), (2, 5, 7)]
 
@@ -36,9 +37,9 @@ def every_draw(padding: int) -> Tensor:
     return torch.tensor(list(itertools.product(offsets, offsets, (0, 1))))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-@pytest.mark.parametrize("padding", [0, 1, 4])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@together("dtype", [torch.uint8, torch.float32])
+@together("padding", [0, 1, 4])
+@together("shape", SHAPES, ids=str)
 def test_apply_is_the_loop(shape: tuple[int, ...], padding: int, dtype: torch.dtype) -> None:
     draws = every_draw(padding)
     x = images(len(draws), shape, dtype)

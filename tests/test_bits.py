@@ -21,6 +21,7 @@ from fedcams.bits import packing, positions, rice, select, select_torch, signs, 
 from fedcams.bits.parallel import BLOCK, map_ranges, map_threads
 from fedcams.errors import BadPadding, BadPosition, NonCanonical, Truncated
 from forks import Forks
+from together import together
 
 SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 1000, 4097, 3 * BLOCK + 5]
 
@@ -36,7 +37,7 @@ def vector(d: int, seed: int = 0) -> torch.Tensor:
 # -- signs -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d", SIZES)
+@together("d", SIZES)
 def test_signs_are_packed_as_numpy_packs_bits(d: int) -> None:
     x = torch.stack([vector(d, seed) for seed in range(3)])
     packed, sums = signs.pack_signs(x)
@@ -46,7 +47,7 @@ def test_signs_are_packed_as_numpy_packs_bits(d: int) -> None:
     assert torch.equal(packing.unpack_bools(packed, d), x >= 0)
 
 
-@pytest.mark.parametrize("d", SIZES)
+@together("d", SIZES)
 def test_signs_are_added_segment_by_segment(d: int) -> None:
     x = torch.stack([vector(d, seed) for seed in range(2)])
     cuts = sorted({0, d // 3, d // 3 + 1, d // 2, d} & set(range(d + 1)))
@@ -232,7 +233,7 @@ def test_padding_behind_integers_must_be_zero() -> None:
         packing.unpack_uints(np.array([0x80], np.uint8), 3, 2)
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 7, 64, 65, 1000, 100_003])
+@together("d", [1, 2, 3, 7, 64, 65, 1000, 100_003])
 def test_samples_are_distinct_and_the_same_in_torch(d: int) -> None:
     seeds = torch.tensor([0, 1, 2**32 - 1])
     k = max(1, d // 3)
@@ -263,7 +264,7 @@ def test_values_are_added_at_their_positions() -> None:
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("d", SIZES)
+@together("d", SIZES)
 def test_vectors_are_added_divided_and_summed_as_torch_does(d: int) -> None:
     x, y = vector(d), vector(d, 1)
     total = x.clone()
@@ -296,8 +297,8 @@ def everything(x: torch.Tensor) -> list[bytes]:
     return [result.numpy().tobytes() for result in results]
 
 
-@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3])
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@together("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3])
+@together("threads", [1, 2, 3, 8])
 def test_ranges_cover_everything_once(size: int, threads: int) -> None:
     ranges = map_ranges(size, lambda a, b: (a, b), threads)
     assert ranges[0][0] == 0

@@ -13,6 +13,7 @@ from fedcams.bits.cells import Cells, signs_decode, signs_encode, signs_size
 from fedcams.bits.parallel import BLOCK
 from fedcams.bits.rice import rice_encode
 from fedcams.errors import BadChangeCount, BadPadding, BadPosition, Truncated, WireError
+from together import together
 
 Shape = tuple[int, ...]
 SHAPES = [(2, 3, 3, 3), (5,), (4, 7), (0,), (3, 2, 5), (2, 1, 1, 1), (1, 1, 40), ()]
@@ -99,7 +100,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("error", "data", "message"), CASES)
+@together(("error", "data", "message"), CASES)
 def test_bytes_that_are_no_signs_are_refused(error: type[WireError], data: bytes, message: str) -> None:
     with pytest.raises(WireError, match=message) as caught:
         signs_decode(np.frombuffer(data, np.uint8), *FOUR)

@@ -14,6 +14,7 @@ from fedcams.bits.checksum import CRC_RESIDUE, LONG, crc32, joined
 from fedcams.downlink import downlink
 from fedcams.errors import ChecksumMismatch
 from fedcams.rounds import Instruction
+from together import together
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
@@ -21,9 +22,9 @@ def test_two_checksums_joined_are_that_of_both(first: bytes, second: bytes) -> N
     assert joined(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
 
 
-@pytest.mark.parametrize("length", [0, 1, 1000, LONG - 1, LONG, LONG + 1, 3 * LONG + 12345])
-@pytest.mark.parametrize("start", [0, 0xFFFFFFFF, 123456789])
-@pytest.mark.parametrize("threads", [1, 3])
+@together("length", [0, 1, 1000, LONG - 1, LONG, LONG + 1, 3 * LONG + 12345])
+@together("start", [0, 0xFFFFFFFF, 123456789])
+@together("threads", [1, 3])
 def test_it_is_zlibs(length: int, start: int, threads: int) -> None:
     before = torch.get_num_threads()
     data = torch.randint(256, (length,), dtype=torch.uint8, generator=torch.Generator().manual_seed(length))

@@ -23,6 +23,7 @@ from fedcams.bits.packing import unpack_levels
 from fedcams.bits.parallel import BLOCK
 from fedcams.compress import Compressor
 from inputs import DIMENSIONS, tensors_layout, vectors
+from together import together
 
 DEPTHS = {"b2": 1, "b4": 3}
 sizes = pytest.mark.parametrize("values", DEPTHS)
@@ -37,7 +38,7 @@ def lost(codec: Compressor, x: Tensor, layout: Layout) -> float:
 
 
 @sizes
-@pytest.mark.parametrize("d", DIMENSIONS)
+@together("d", DIMENSIONS)
 def test_it_is_the_oracles(values: str, d: int) -> None:
     """Within float32: a magnitude that equals its class's mean may be rounded to either side of it."""
     for name in ("zeros", "one spike", "ties", "-0.0", "random", "already sparse"):
@@ -89,8 +90,8 @@ def test_groups_are_split_each_by_itself() -> None:
     assert class_sizes(levels, 2, bounds, 7)[0].tolist() == [[2, 1], [2, 1], [0, 0], [0, 1]]
 
 
-@pytest.mark.parametrize("bits", [2, 4])
-@pytest.mark.parametrize("k", [1, 5, 1000, 2 * BLOCK + 3])
+@together("bits", [2, 4])
+@together("k", [1, 5, 1000, 2 * BLOCK + 3])
 def test_every_device_has_the_same_levels_and_means(bits: int, k: int) -> None:
     rows = torch.stack(
         [vectors(k)[name] for name in ("random", "denormals", "huge", "-0.0", "zeros", "already sparse")]

@@ -136,6 +136,12 @@ def test_a_preset_runs_and_tells_how_it_goes(folder: Path) -> None:
     assert said[0].startswith("FedCAMS sign, seed 1: v̂ stayed on its floor in 100 % of coordinates: this run is fedavg")
 
 
+def test_a_run_says_at_its_end_which_updates_were_refused(folder: Path) -> None:
+    output = say("run", "mini.toml", "--only", "FedAvg", "-s", "rounds=1", "-s", "local=sgd(lr=1e30)", "--no-report")
+    said = r"FedAvg, seed 1: 2 of 2 updates were refused, from 2 clients; the last from client \d in round 1: Upd"
+    assert re.search(said, output), output
+
+
 def test_settings_labels_and_folder_can_be_chosen(folder: Path) -> None:
     say("run", "mini.toml", "-s", "rounds=2", "-s", "seeds=[3, 4]", "--only", "FedAvg", "--out", "x/y", "--no-report")
     found = sorted((folder / "x" / "y").iterdir())

@@ -14,6 +14,7 @@ from fedcams.errors import UpdateError
 from fedcams.registry import registered
 from fedcams.wire import pack, size, sizes, unpack
 from inputs import DIMENSIONS, tensors_layout, vectors
+from together import together
 
 COMPRESSORS = [compressor(spec) for cls in registered("compressor").values() for spec in cls.examples]
 everyone = pytest.mark.parametrize("codec", COMPRESSORS, ids=str)
@@ -40,7 +41,7 @@ def lost(codec: Compressor, x: torch.Tensor, layout: Layout, key: int = 0) -> fl
 
 
 @everyone
-@pytest.mark.parametrize("d", DIMENSIONS)
+@together("d", DIMENSIONS)
 def test_contraction(codec: Compressor, d: int) -> None:
     for layout in layouts(d):
         bound = codec.squared_error_bound(layout)
@@ -53,7 +54,7 @@ def test_contraction(codec: Compressor, d: int) -> None:
 
 
 @everyone
-@pytest.mark.parametrize("d", DIMENSIONS)
+@together("d", DIMENSIONS)
 def test_what_never_lengthens(codec: Compressor, d: int) -> None:
     for layout in layouts(d) if codec.never_lengthens else []:
         for name, x in vectors(d).items():
@@ -62,7 +63,7 @@ def test_what_never_lengthens(codec: Compressor, d: int) -> None:
 
 
 @everyone
-@pytest.mark.parametrize("d", [7, 64, 1000])
+@together("d", [7, 64, 1000])
 def test_what_holds_in_expectation(codec: Compressor, d: int) -> None:
     """Over many keys: the contraction where it is claimed so, and unbiasedness where it is claimed."""
     layout, x = Layout.flat(d), vectors(d)["random"]
@@ -82,7 +83,7 @@ def test_what_holds_in_expectation(codec: Compressor, d: int) -> None:
 
 
 @everyone
-@pytest.mark.parametrize("d", DIMENSIONS)
+@together("d", DIMENSIONS)
 def test_round_trip_through_bytes_is_exact(codec: Compressor, d: int) -> None:
     for layout in layouts(d):
         for name, x in vectors(d).items():
@@ -100,7 +101,7 @@ def test_round_trip_through_bytes_is_exact(codec: Compressor, d: int) -> None:
 
 
 @everyone
-@pytest.mark.parametrize("d", [1, 9, 65, 1000])
+@together("d", [1, 9, 65, 1000])
 def test_fields_are_as_declared(codec: Compressor, d: int) -> None:
     for layout in layouts(d):
         code = codec.encode(vectors(d)["random"], layout)
@@ -115,7 +116,7 @@ def test_fields_are_as_declared(codec: Compressor, d: int) -> None:
 
 
 @everyone
-@pytest.mark.parametrize("d", [1, 9, 65, 4097])
+@together("d", [1, 9, 65, 4097])
 def test_batched_is_stacked(codec: Compressor, d: int) -> None:
     rows = torch.stack(list(vectors(d).values()))
     keys = list(range(100, 100 + len(rows)))
@@ -141,7 +142,7 @@ def test_encoding_leaves_its_input_alone_and_repeats_itself(codec: Compressor) -
 
 
 @everyone
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@together("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_bad_value_anywhere_is_refused_with_its_tensor(codec: Compressor, bad: float) -> None:
     layout = tensors_layout(100)
     for position, tensor in ((0, "a"), (29, "a"), (30, "b"), (79, "b"), (80, "d"), (99, "d")):
@@ -164,7 +165,7 @@ def test_adding_is_decoding_and_adding(codec: Compressor) -> None:
 
 
 @everyone
-@pytest.mark.parametrize("d", [1, 9, 65, 4097, 100_003])
+@together("d", [1, 9, 65, 4097, 100_003])
 def test_norms_are_those_of_the_decoded_rows(codec: Compressor, d: int) -> None:
     """And a row has the same norm, bit for bit, in whatever cohort it stands."""
     rows = torch.stack(list(vectors(d).values()))
@@ -274,7 +275,7 @@ def test_aggregation_is_the_same_in_any_order_of_arrival(codec: Compressor) -> N
 
 @everyone
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("d", DIMENSIONS)
+@together("d", DIMENSIONS)
 def test_codes_on_a_gpu_are_those_of_the_cpu(codec: Compressor, d: int) -> None:
     """Integers equal; reals to 1e-6 relative, since sums are taken in another order."""
     rows = torch.stack(list(vectors(d).values()))

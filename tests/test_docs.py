@@ -15,6 +15,7 @@ import torch
 
 from fedcams import ErrorFeedback, Layout, RowStore, decode, encode
 from forks import Forks
+from together import together
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -35,9 +36,9 @@ def test_the_reference_is_up_to_date() -> None:
 
 
 def test_the_readmes_results_are_those_of_the_reproduction() -> None:
-    section = (ROOT / "README.md").read_text("utf-8").split("## The paper's experiments")[1].split("\n## ")[0]
+    section = (ROOT / "README.md").read_text("utf-8").split("ResNet-18 on CIFAR-10")[1].split("\n\n")[0]
     numbers = re.findall(r"\b\d+\.\d+(?:x| %)", section)
-    assert len(numbers) >= 5
+    assert len(numbers) == 5
     made = (DOCS / "reproduction.md").read_text("utf-8")
     assert [number for number in numbers if f"| {number.removesuffix(' %')} |" not in made] == []
 
@@ -59,8 +60,8 @@ def test_the_payloads_in_hex_are_those_that_encode_writes() -> None:
     assert torch.equal(decode(signs, layout), x)
 
 
-def test_error_feedback_is_what_the_guide_says() -> None:
-    table = (DOCS / "guide.md").read_text("utf-8").split("## The idea")[1].split("\n## ")[0]
+def test_error_feedback_is_what_its_page_says() -> None:
+    table = (DOCS / "explanation" / "error-feedback.md").read_text("utf-8")
     turns = [re.findall(r"\(([^)]*)\)", line) for line in table.splitlines() if re.match(r"\| \d", line)]
     assert len(turns) == 2
     store = RowStore.in_memory({"residual": Layout.flat(3)})
@@ -86,12 +87,12 @@ def test_the_example_compressor_keeps_every_contract(forks: Forks) -> None:
     assert done.code == 0, done.output + done.errors
     passed = re.search(r"(\d+) passed", done.output)
     assert passed
-    assert int(passed[1]) > 40
+    assert int(passed[1]) > 20, "every contract, each in all its dimensions"
 
 
-def test_the_readme_shows_the_recorded_numbers() -> None:
+def test_the_page_on_speed_shows_the_recorded_numbers() -> None:
     for name in ("core.md", "rounds.md"):
-        assert (ROOT / "benchmarks" / "records" / name).read_text() in (ROOT / "README.md").read_text()
+        assert (ROOT / "benchmarks" / "records" / name).read_text() in (DOCS / "speed.md").read_text()
 
 
 def test_the_page_on_deploying_shows_the_recorded_numbers() -> None:
@@ -183,6 +184,17 @@ def test_what_two_way_compression_promises_is_what_was_recorded() -> None:
     assert float(everybody["FedAMS"]["bytes_total"]) >= 30 * float(topk["bytes_total"])
 
 
+def test_the_page_on_bytes_and_time_shows_the_recorded_times() -> None:
+    page = (DOCS / "explanation" / "bytes-and-time.md").read_text("utf-8")
+    times = (DOCS / "demo" / "summary.md").read_text("utf-8").split("## Time to 91.86 %")[1]
+    recorded = {line.split(" | ")[0]: line for line in times.splitlines()}
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| Fed")]
+    assert len(rows) == 3
+    for name, slow, slow_share, far, far_share in rows:
+        for time, share in ((slow, slow_share), (far, far_share)):
+            assert f"/ {time} (latency {share})" in recorded[f"| {name}"]
+
+
 def test_the_demo_next_to_the_oracle_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     demo = importlib.import_module("quadratic_demo")
@@ -200,8 +212,8 @@ def test_every_claim_about_others_has_its_source() -> None:
     assert len({line.count(" |") for line in rows}) == 1, "all rows have as many cells"
 
 
-@pytest.mark.parametrize("page", sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")]), ids=lambda page: page.name)
+@together("page", sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), ROOT / "llms.txt"]), ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        if "://" not in target:
+        if "://" not in target and not target.startswith("api/"):  # pages that the site's build writes
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

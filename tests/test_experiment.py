@@ -19,6 +19,7 @@ from fedcams.experiment import Experiment, build
 from fedcams.experiment.preset import load_preset
 from fedcams.runs import read_run
 from test_tasks import write_plays
+from together import together
 
 SMALL = {"clients": 12, "rounds": 3, "sampler": "uniform(n=4)", "local": "sgd(lr=0.1)"}
 
@@ -43,7 +44,7 @@ def test_a_file_says_everything_and_reads_back(tmp_path: Path) -> None:
     assert set(tomllib.loads(experiment.to_toml())) == set(experiment.to_dict()), "defaults are written too"
 
 
-@pytest.mark.parametrize(
+@together(
     ("values", "message"),
     [
         ({"uplnk": "sign"}, r"experiment has no key 'uplnk' \(did you mean 'uplink'\?\)"),
@@ -172,7 +173,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 RUNS = sorted(path.parent for path in RESULTS.glob("**/experiment.toml"))
 
 
-@pytest.mark.parametrize("folder", RUNS, ids=[str(path.relative_to(RESULTS)) for path in RUNS])
+@together("folder", RUNS)
 def test_every_result_still_loads(folder: Path) -> None:
     """Every key of every line keeps its value, and the experiment what it says."""
     found = read_run(folder)

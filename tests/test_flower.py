@@ -31,6 +31,7 @@ from fedcams.runs import RunError
 from flower_apps import CLIENTS, ROUNDS, Log, client_app, experiment, federation, quick, run, simulated, vector, vectors
 from flower_grid import LocalGrid
 from forks import Forks
+from together import together
 
 __all__ = ["quick"]  # a fixture for these tests
 
@@ -174,8 +175,8 @@ def test_what_the_arrays_are(tmp_path: Path) -> None:
         ArrayNames.of(ArrayRecord({"0.weight": torch.zeros(2, 3)}), model)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8"])
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
+@together("dtype", ["float32", "float64", "int64", "uint8"])
+@together("shape", [(), (0,), (3,), (2, 3)])
 def test_arrays_are_those_of_flower(dtype: str, shape: tuple[int, ...]) -> None:
     values = np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape)
     made = to_array(values)

@@ -16,7 +16,9 @@ from torch import Tensor
 from fedcams.experiment import build
 from fedcams.flower.checkpoint import read_ledger
 from fedcams_app.settings import experiment
-from federation import Federation, descendants, federation
+from federation import BIN, QUIET, Federation, descendants, federation
+from forked_commands import forked_commands
+from forks import Forks
 
 CONFIG: dict[str, Any] = {
     "task": "quadratic",
@@ -34,6 +36,9 @@ CONFIG: dict[str, Any] = {
     "seed": 3,
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+APPS = {name: BIN / name for name in ("flwr-clientapp", "flwr-serverapp")}
+LOADED = ("flwr.supernode.runtime.run_clientapp", "flwr.superlink.runtime.run_serverapp", "fedcams.flower")
+"""What Flower's processes for an app import, all but the app itself, which they get from the server."""
 
 
 def simulated(config: dict[str, Any]) -> dict[str, Tensor]:
@@ -67,15 +72,25 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.parametrize(("sites", "kill"), [(1, False), pytest.param(2, True, marks=pytest.mark.slow)])
-def test_tls_authentication_a_killed_server_and_the_simulators_model(tmp_path: Path, sites: int, kill: bool) -> None:
-    """A server that is killed with -9 after a round goes on with moments, schedule, average and control.
+def test_tls_authentication_and_the_simulators_model(tmp_path: Path, forks: Forks) -> None:
+    """One site, and its apps forked, since Flower starts an interpreter for the server and for every message to a site.
 
-    Flower starts an interpreter for every message to a site, so there is one site where nobody is killed; several
-    sites are added up in `test_flower`, through the same strategy and mod.
+    Several sites are added up in `test_flower`, through the same strategy and mod.
     """
+    apps = {} if torch.cuda.is_available() else APPS  # where torch has CUDA, a forked process cannot train
+    with forked_commands(forks, apps, LOADED, env={**os.environ, **QUIET, **ONE_THREAD}) as commands:
+        check_federation(tmp_path, 1, PATH=os.pathsep.join([str(commands), str(BIN), os.environ["PATH"]]))
+
+
+@pytest.mark.slow
+def test_a_killed_server_and_the_simulators_model(tmp_path: Path) -> None:
+    """A server that is killed with -9 after a round goes on with moments, schedule, average and control."""
+    check_federation(tmp_path, 2, kill=True)
+
+
+def check_federation(tmp_path: Path, sites: int, kill: bool = False, **environment: str) -> None:
     config = {**CONFIG, "clients": sites}
-    with federation(tmp_path, secure=True, env=ONE_THREAD) as fed:
+    with federation(tmp_path, secure=True, env={**ONE_THREAD, **environment}) as fed:
         for site in range(sites):
             fed.start_node(site)
         fed.start_node(7, register=False, name="stranger")

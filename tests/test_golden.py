@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 
-import pytest
-
 from fedcams import decode
 from fedcams.wire import unpack
 from make_golden import FOLDER, LAYOUT, golden_payloads
+from together import together
 
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
 
 
-@pytest.mark.parametrize("spec", MANIFEST)
+@together("spec", MANIFEST)
 def test_golden_payloads_are_read_and_written_alike(spec: str) -> None:
     entry = MANIFEST[spec]
     data = (FOLDER / entry["file"]).read_bytes()

@@ -26,6 +26,7 @@ from halves import KEEP_PAIRS, assert_equal_rounds, net
 from halves import run as run_small
 from test_refusals import STEEP
 from test_runs import lasting, small, stopped
+from together import together
 
 GUARDS = [Guard.parse(spec) for cls in registered("guard").values() for spec in cls.examples]
 DIGITS: dict[str, Any] = {
@@ -76,8 +77,8 @@ def test_usual_is_what_a_quarter_exceeds() -> None:
     assert ADAPTIVE.bounds({}, norms(0, 0)) == {}
 
 
-@pytest.mark.parametrize("evil", [1e3, 1e300, math.inf, math.nan, 0.0, 1e-30])
-@pytest.mark.parametrize("size", [ENOUGH, 4, 10, 20])
+@together("evil", [1e3, 1e300, math.inf, math.nan, 0.0, 1e-30])
+@together("size", [ENOUGH, 4, 10, 20])
 def test_one_client_cannot_capture_the_bound(evil: float, size: int) -> None:
     """Neither in the first round, nor in a hundred, nor to have the others refused."""
     honest = [1 + client / size for client in range(size - 1)]

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from fedcams.cli import app
+from fedcams.cli import app, worker
 from fedcams.cli.jobs import Settings, Worker, threads_each
 from fedcams.cli.progress import Progress
 from fedcams.experiment import Experiment
 from fedcams.runs import RunError, read_run
+from forked_commands import forked_commands
+from forks import Forks
 
 FILE = """
 task = "logistic(size=40)"
@@ -69,6 +72,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def forked_workers(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For tests in which no worker is killed: its process need not import torch, unless it could not train then."""
+    with forked_commands(forks, {"python": Path(worker.__file__)}) as commands:
+        if not torch.cuda.is_available():
+            monkeypatch.setattr(sys, "executable", str(commands / "python"))
+        yield
+
+
 def fedcams(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 
@@ -95,6 +107,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for tasks in Path(f"/proc/{pid}/task").glob("*/children") for child in tasks.read_text().split()]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_runs_at_once_are_those_in_turn_and_one_that_fails_stops_no_other(folder: Path) -> None:
     (folder / "mini.toml").write_text(FILE + OF_MINE)
     arguments = ("--import", "echoes", "run", "mini.toml", "--track", "csv", "--no-report")
@@ -136,6 +149,7 @@ def test_workers_that_are_killed_or_stopped_leave_runs_that_go_on(folder: Path) 
     assert all(20 <= len(read_run(path.parent).records) < 3000 for path in both)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_sweep_at_once_ranks_what_a_sweep_in_turn_does(folder: Path) -> None:
     text = FILE.replace('"fedavg(lr=9e37)"', '"fedavg(lr={lr})"\ngrid = { lr = [1, 9e37] }')
     (folder / "mini.toml").write_text(text.partition('[[run]]\nlabel = "FedCAMS sign"')[0])

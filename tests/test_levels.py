@@ -16,6 +16,7 @@ from fedcams.bits import levels
 from fedcams.bits.packing import pack_levels, pack_uints, unpack_levels
 from fedcams.bits.parallel import BLOCK
 from inputs import DIMENSIONS, vectors
+from together import together
 
 BITS = (2, 3, 4, 8)
 SEEDS = torch.tensor([[0x12345678, 0x9ABCDEF0]])
@@ -34,8 +35,8 @@ def up_to_bf16(size: float, bits: int) -> float:
     return min(float(near), levels.largest_step(bits))
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("name", vectors(1))
+@together("bits", BITS)
+@together("name", vectors(1))
 def test_the_definition(bits: int, name: str) -> None:
     d, block, half = 53, 8, levels.most(bits)
     x = vectors(d)[name]
@@ -51,9 +52,9 @@ def test_the_definition(bits: int, name: str) -> None:
             assert q == wanted
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("seeds", [None, SEEDS], ids=["nearest", "stochastic"])
-@pytest.mark.parametrize("d", DIMENSIONS)
+@together("bits", BITS)
+@together("seeds", [None, SEEDS])
+@together("d", DIMENSIONS)
 def test_torch_gives_what_the_kernels_give(bits: int, seeds: torch.Tensor | None, d: int) -> None:
     for x in vectors(d).values():
         steps, packed = levels.quantise(x[None], bits, 64, seeds)
@@ -73,8 +74,8 @@ def test_torch_gives_what_the_kernels_give_for_any_vector(bits: int, draw: bool,
         assert torch.equal(fast, slow)
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("d", [1, 7, 64, 1000, 3 * BLOCK + 5])
+@together("bits", BITS)
+@together("d", [1, 7, 64, 1000, 3 * BLOCK + 5])
 def test_levels_lie_as_integers_of_so_many_bits_do(bits: int, d: int) -> None:
     values = torch.randint(0, 1 << bits, (d,), generator=torch.Generator().manual_seed(d))
     packed = pack_levels(values.to(torch.uint8), bits)

@@ -14,6 +14,7 @@ from torch import Tensor
 import oracle
 from fedcams.local import Local, batches, local, step_count
 from fedcams.registry import registered, resolve
+from together import together
 
 SPECS = [spec for cls in registered("local").values() for spec in cls.examples]
 every_rule = pytest.mark.parametrize("rule", [local(spec) for spec in SPECS], ids=str)
@@ -109,10 +110,10 @@ def by_torch(
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("momentum", [0, 0.9])
-@pytest.mark.parametrize("decay", [0, 0.1])
-@pytest.mark.parametrize("clip", [0, 2])
-@pytest.mark.parametrize("prox", [0, 0.5])
+@together("momentum", [0, 0.9])
+@together("decay", [0, 0.1])
+@together("clip", [0, 2])
+@together("prox", [0, 0.5])
 def test_sgd_is_that_of_torch(momentum: float, decay: float, clip: float, prox: float) -> None:
     clipped = f", clip={clip}" if clip else ""
     rule = local(f"sgd(momentum={momentum}, weight_decay={decay}, prox={prox}{clipped})")

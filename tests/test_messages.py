@@ -33,6 +33,7 @@ from fedcams.errors import (
 )
 from fedcams.rounds import Accepted, Instruction, Refusal, Reply, answer_from_bytes, answer_from_parts
 from fedcams.rounds.messages import PROTOCOL, check_protocol, expect_streams, instruction_size, reply_size
+from together import together
 
 Message = Instruction | Reply
 NAME = bytes(range(16))
@@ -106,7 +107,7 @@ GOLDEN: list[tuple[Message | Refusal, str]] = [
 """What fedcams 0.1 wrote for the same contents."""
 
 
-@pytest.mark.parametrize(("message", "expected"), GOLDEN)
+@together(("message", "expected"), GOLDEN)
 def test_the_usual_sets_of_streams_have_the_bytes_of_version_0_1(message: Message | Refusal, expected: str) -> None:
     assert message.to_bytes().hex() == expected
     assert type(message).from_bytes(bytes.fromhex(expected)) == message
@@ -221,7 +222,7 @@ def resealed(data: bytes) -> bytes:
     return data[:-4] + struct.pack("<I", zlib.crc32(data[:-4]))
 
 
-@pytest.mark.parametrize("message", EXAMPLES)
+@together("message", EXAMPLES)
 def test_any_single_byte_that_changes_is_noticed(message: Message) -> None:
     data = message.to_bytes()
     for at in range(len(data)):
@@ -231,7 +232,7 @@ def test_any_single_byte_that_changes_is_noticed(message: Message) -> None:
                 type(message).from_bytes(changed)
 
 
-@pytest.mark.parametrize("message", EXAMPLES)
+@together("message", EXAMPLES)
 def test_a_change_under_a_right_checksum_is_another_message_or_refused(message: Message) -> None:
     """No two byte strings mean the same, so what is read back writes exactly what was read."""
     data = message.to_bytes()
@@ -250,7 +251,7 @@ def test_a_change_under_a_right_checksum_is_another_message_or_refused(message: 
     assert read > 40, "most numbers in the head and all payload bytes may be anything"
 
 
-@pytest.mark.parametrize("message", EXAMPLES)
+@together("message", EXAMPLES)
 def test_cut_and_lengthened_messages_are_refused(message: Message) -> None:
     data = message.to_bytes()
     for end in range(len(data)):
@@ -261,7 +262,7 @@ def test_cut_and_lengthened_messages_are_refused(message: Message) -> None:
             type(message).from_bytes(data + more)
 
 
-@pytest.mark.parametrize("message", EXAMPLES)
+@together("message", EXAMPLES)
 def test_damaged_parts_are_refused(message: Message) -> None:
     parts = message.to_parts()
     for i in range(len(parts)):
@@ -343,7 +344,7 @@ WRONG: dict[str, tuple[bytes, type[WireError], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@together("name", WRONG)
 def test_each_way_to_be_wrong_has_its_error(name: str) -> None:
     data, kind, text = WRONG[name]
     for read in (Reply.from_bytes, answer_from_bytes, lambda data: Reply.from_parts([data[:46], data[46:]])):
@@ -365,7 +366,7 @@ def test_an_old_frame_with_a_bad_loss_is_refused() -> None:
         Reply.from_bytes(Reply(3, 5, {"update": b"x"}, 10, 2, float("nan")).to_bytes())
 
 
-@pytest.mark.parametrize(
+@together(
     ("bad", "kind"),
     [
         ({}, BadStreamCount),

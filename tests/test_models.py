@@ -14,6 +14,7 @@ from fedcams import Layout
 from fedcams.errors import SpecError
 from fedcams.models import Model, build, model
 from fedcams.registry import params, registered, resolve
+from together import together
 
 SHAPE, CLASSES = (3, 8, 8), 5
 MODELS = [model(spec) for cls in registered("model").values() for spec in cls.examples]
@@ -55,7 +56,7 @@ def warmed_up(spec: Model, seed: int) -> nn.Module:
     return module.eval()
 
 
-@pytest.mark.parametrize(
+@together(
     ("spec", "classes", "count"),
     [
         ("resnet18", 10, 11_173_962),
@@ -109,8 +110,8 @@ def test_it_documents_itself(spec: Model) -> None:
             resolve("model", refused)
 
 
-@pytest.mark.parametrize("spec", OF_NUMBERS, ids=str)
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 9, 13)], ids=str)
+@together("spec", OF_NUMBERS, ids=str)
+@together("shape", [(1, 8, 8), (3, 32, 32), (3, 9, 13)], ids=str)
 def test_outputs(spec: Model, shape: tuple[int, ...]) -> None:
     module = build(spec, shape, CLASSES, seed=0).eval()
     with torch.no_grad():
@@ -192,7 +193,7 @@ def test_a_functional_call_is_a_call(spec: Model) -> None:
     assert same(state(module), handed_in)
 
 
-@pytest.mark.parametrize(
+@together(
     ("spec", "shape", "classes", "message"),
     [
         ("resnet18", (64,), 10, r"resnet18: an example has shape \[64\]; it takes images"),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedcams.errors import SpecError
 from fedcams.partition import Partition, label_histogram, partition, take_fraction
 from fedcams.registry import registered
+from together import together
 
 Ints = NDArray[np.int64]
 
@@ -101,7 +102,7 @@ def test_histogram_counts_everything(method: Partition) -> None:
 
 
 @everyone
-@pytest.mark.parametrize(
+@together(
     ("labels", "clients", "keys", "message"),
     [
         (LABELS, 0, KEYS, "clients=0; give at least 1"),
@@ -154,7 +155,7 @@ def test_histogram_of_given_classes() -> None:
         label_histogram(parts, np.array([0, 2, 2]), classes=2)
 
 
-@pytest.mark.parametrize(
+@together(
     ("fraction", "size", "taken"),
     [(0.8, 500, 400), (0.8, 4, 3), (0.1, 3, 1), (1, 7, 7), (Fraction(1, 3), 9, 3), (0.29, 100, 29)],
 )
@@ -247,7 +248,7 @@ def test_dirichlet_favours_no_client_when_it_rounds() -> None:
     assert np.abs(found - n / clients).max() <= 5 * (n * 0.1 * 0.9) ** 0.5
 
 
-@pytest.mark.parametrize("seed", range(20))
+@together("seed", range(20))
 def test_dirichlet_honours_the_minimum(seed: int) -> None:
     parts = partition("dirichlet(alpha=0.2, minimum=15)").split(LABELS, 10, rng(seed))
     assert min(sizes(parts)) >= 15

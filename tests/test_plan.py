@@ -33,6 +33,7 @@ from fedcams.report.profiles import PROFILES, Profile
 from fedcams.sampler import Contacts, sampler
 from fedcams.wire import encode
 from fedcams.wire.estimate import payload_bytes
+from together import together
 
 POPULATION, ROUNDS = 12, 16
 
@@ -125,7 +126,7 @@ def test_cohorts_are_those_of_the_simulation() -> None:
     assert contacts.seen == len({client for record in records for client in record.cohort})
 
 
-@pytest.mark.parametrize("spec", [spec for cls in registered("compressor").values() for spec in cls.examples])
+@together("spec", [spec for cls in registered("compressor").values() for spec in cls.examples])
 def test_payloads_are_as_long_as_planned(spec: str) -> None:
     d = 20_000
     x = torch.randn(d, generator=torch.Generator().manual_seed(1))
@@ -175,7 +176,7 @@ def test_every_recipe_is_planned_with_fewer_bytes_than_the_one_before() -> None:
     assert totals == sorted(totals, reverse=True)
 
 
-@pytest.mark.parametrize(
+@together(
     ("changes", "name", "why"),
     [
         ({}, "lighter", r"67x fewer bytes .*; lightest would make it 1\.4x shorter, and loses more\.$"),
@@ -255,7 +256,7 @@ def test_a_downlink_of_ones_own_is_planned_by_its_own_cost_and_never_taken_for_a
     assert (found.up, found.rest) == (dense.up, dense.rest)
 
 
-@pytest.mark.parametrize("spec", [spec for cls in registered("downlink").values() for spec in cls.examples])
+@together("spec", [spec for cls in registered("downlink").values() for spec in cls.examples])
 def test_every_downlink_says_what_it_costs(spec: str) -> None:
     """With everybody in every round, twice the clients cost twice the bytes; the bound is a part of the whole."""
     layout = Layout.flat(5000)

@@ -22,6 +22,7 @@ from fedcams.own import History
 from fedcams.registry import exact, resolve
 from fedcams.simulation import RoundRecord
 from test_tasks import write_plays
+from together import together
 
 SMALL = {
     "resnet18": "resnet18(width=1)",
@@ -99,7 +100,7 @@ def test_its_experiments_run_in_miniature(name: str, data: Path) -> None:
         assert ("gamma" in records[0].probes) == any(probe.name == "gamma" for probe in experiment.probes)
 
 
-@pytest.mark.parametrize("name", PAPER)
+@together("name", PAPER)
 def test_the_papers_common_setting(name: str) -> None:
     for experiment in load_preset(name).experiments:
         assert (experiment.clients, experiment.rounds) == (100, 500)
@@ -165,7 +166,7 @@ def test_the_papers_table_of_hyperparameters(model: str, suffix: str) -> None:
         assert servers[label] == resolve("server", f"{label.lower()}(lr={lr}{eps})")
 
 
-@pytest.mark.parametrize(
+@together(
     ("name", "key", "values"),
     [
         ("epsilon", "server.eps", [0.1, 0.01, 1e-3, 1e-4, 1e-6, 1e-8, 0.1, 0.01, 1e-4, 1e-6, 1e-8]),

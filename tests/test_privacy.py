@@ -38,6 +38,7 @@ from fedcams.transforms import Facts
 from halves import assert_equal_rounds, net
 from halves import run as run_small
 from test_runs import lasting, small, stopped
+from together import together
 
 KEY, OTHER = "5a" * 32, "a5" * 32
 """Keys for tests; no run has one of these."""
@@ -118,8 +119,8 @@ def hostile(kind: str, seed: int = 0) -> Updates:
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("kind", ["huge", "constant", "alternating", "spikes", "small"])
+@together("codec", CODECS)
+@together("kind", ["huge", "constant", "alternating", "spikes", "small"])
 def test_two_runs_that_differ_in_one_client_differ_by_the_bound(codec: str, kind: str) -> None:
     """In every round, with memory of all rounds before; and the other clients keep the same in both."""
     rounds, extra = 12, 3
@@ -173,7 +174,7 @@ def test_a_long_sum_does_not_round_beyond_the_bound() -> None:
         assert float(total.total()[0]) - before == pytest.approx(1e-8, rel=1e-5)
 
 
-@pytest.mark.parametrize("spec", [s for cls in registered("compressor").values() for s in cls.examples])
+@together("spec", [s for cls in registered("compressor").values() for s in cls.examples])
 def test_what_may_lengthen_does(spec: str) -> None:
     """No compressor is kept from private methods for nothing."""
     codec, layout, spike = compressor(spec), Layout.flat(64), -1.006 * torch.eye(64)[5]
@@ -351,14 +352,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("named", REFUSED)
+@together("named", REFUSED)
 def test_parts_for_which_the_claim_would_be_wrong_are_refused(named: str) -> None:
     with pytest.raises(SpecError, match=rf"privacy=server\(clip=0.5, noise=2, delta=1e-4\) and {named}: .*; "):
         Method(**{**PRIVATE, **REFUSED[named]})
     assert not Method(**REFUSED[named]).privacy.active, "without privacy it is accepted"
 
 
-@pytest.mark.parametrize("spec", [s for cls in registered("sampler").values() for s in cls.examples])
+@together("spec", [s for cls in registered("sampler").values() for s in cls.examples])
 def test_only_independent_secret_cohorts_are_accepted(spec: str) -> None:
     """A fixed number of clients drawn from the run's seed, which clients know, hides nobody."""
     known: Sampler = sampler(spec)

@@ -25,6 +25,7 @@ from fedcams.registry import registered
 from fedcams.transforms import Facts
 from halves import run
 from inputs import tensors_layout
+from together import together
 
 PROBES = [Probe.parse(spec) for cls in registered("probe").values() for spec in cls.examples]
 everyone = pytest.mark.parametrize("probe", PROBES, ids=str)
@@ -78,7 +79,7 @@ def vectors() -> tuple[Tensor, Tensor]:
 
 
 @everyone
-@pytest.mark.parametrize("codec", ["identity", "sign", "randk(ratio=1/16)"])
+@together("codec", ["identity", "sign", "randk(ratio=1/16)"])
 def test_what_every_probe_keeps(probe: Probe, codec: str) -> None:
     """Finite named numbers, the same again, and everything only read."""
     left = round_of(compressor(codec), *vectors())

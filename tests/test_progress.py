@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from fedcams.cli.progress import Forecast, Progress, Row, duration
+from fedcams.cli.progress import Forecast, Progress, Row, duration, losses
 from fedcams.experiment import Experiment
 from fedcams.runs import Run
 from fedcams.simulation import RoundRecord
@@ -49,6 +49,11 @@ def test_others_see_a_line_now_and_then() -> None:
         "a [b] round 25/25, ",
     ]
     assert lines[0].endswith("accuracy 0.0000, 1.5 kB up, 0 bytes down, 2.00 s per round, 0:00:30 left")
+
+
+def test_refused_updates_are_counted_at_once() -> None:
+    said = record(3, train_loss=0.5, cohort=(1, 2, 3), refused={"2": "too long"})
+    assert losses(said) == ["1 of 3 refused", "loss 0.5000", "accuracy 0.0000"]
 
 
 def test_quiet_shows_nothing() -> None:

@@ -31,6 +31,7 @@ from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
 from fedcams.transforms import Facts, Transform
 from halves import CLIENTS, KEEP_PAIRS, assert_equal_rounds, net, run
+from together import together
 
 # -- parts that do not fit ---------------------------------------------------------------------------------------------
 
@@ -50,7 +51,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("parts", "message"), UNFIT, ids=[message[:12] for _, message in UNFIT])
+@together(("parts", "message"), UNFIT)
 def test_parts_that_do_not_fit_are_refused_by_names_of_both(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Method(**parts)
@@ -320,8 +321,8 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-@pytest.mark.parametrize("company", [False, True], ids=["alone", "beside a good one"])
+@together("what", WRONG)
+@together("company", [False, True])
 def test_a_reply_that_does_not_belong_here_is_refused_and_changes_nothing(what: str, company: bool) -> None:
     change, reason = WRONG[what]
     world, other = Federation(), Federation()

@@ -32,6 +32,7 @@ from fedcams.registry import (
     text,
 )
 from fedcams.schedules import Constant, Linear, Warmup
+from together import together
 
 
 class Toy(Spec):
@@ -100,7 +101,7 @@ def test_numbers_are_exact(value: Fraction) -> None:
     assert exact(format_number(value)) == value
 
 
-@pytest.mark.parametrize(
+@together(
     ("value", "spelling"),
     [
         (Fraction(1, 64), "1/64"),
@@ -125,7 +126,7 @@ def test_numbers_are_spelled_as_people_write_them(value: Number, spelling: str) 
     assert format_number(exact(value)) == spelling
 
 
-@pytest.mark.parametrize(
+@together(
     ("spec", "canonical"),
     [
         ("leaf", "leaf"),
@@ -151,7 +152,7 @@ def test_canonical_form(spec: str, canonical: str) -> None:
     assert str(resolve("toy", spec)) == canonical
 
 
-@pytest.mark.parametrize(
+@together(
     ("spec", "message"),
     [
         ("laef", r"no toy is named 'laef' \(did you mean 'leaf'\?\); known: kite, leaf, tree"),
@@ -288,7 +289,7 @@ def test_a_name_belongs_to_one_class() -> None:
 PACKAGE = [(kind, cls) for kind in kinds() if kind != "toy" for cls in registered(kind).values()]
 
 
-@pytest.mark.parametrize(("kind", "cls"), PACKAGE, ids=lambda value: getattr(value, "name", value))
+@together(("kind", "cls"), PACKAGE, ids=lambda value: getattr(value, "name", value))
 def test_everything_registered_documents_itself(kind: str, cls: type[Spec]) -> None:
     assert cls.__doc__
     assert cls.examples, "give at least one example spec"

@@ -745,8 +745,9 @@ def test_refusals_are_shown_with_a_reason(tmp_path: Path) -> None:
         line["refused"] = {"1": "UpdateError: an update of norm 1e3 <b>"}
     (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     collection = collect([folder])
+    cohorts = sum(len(line["cohort"]) for line in lines)
     said = (
-        "guarded, seed 1: 2 updates of 1 clients, such as that of client 1 in round 3: UpdateError: an update of norm"
+        f"guarded, seed 1: 2 of {cohorts} updates were refused, from 1 client; the last from client 1 in round 3: Upd"
     )
     assert collection.methods[0].refusals[0].startswith(said)
     assert "Refused: guarded" in notes(collection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from types import ModuleType
 import pytest
 
 import fedcams
+from together import together
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "fedcams"
@@ -89,13 +91,13 @@ def upward_imports(source: str, name: str, is_package: bool = False) -> list[str
     return found
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+@together("source", SOURCES, ids=name_of)
 def test_dependencies_point_one_way(source: Path) -> None:
     found = upward_imports(source.read_text("utf-8"), name_of(source), source.name == "__init__.py")
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(
+@together(
     ("name", "source", "upward"),
     [
         ("fedcams.layout", "from fedcams.errors import LayoutError\nimport fedcams.bits.rice", 0),
@@ -119,7 +121,7 @@ def test_a_new_module_is_told_where_to_go() -> None:
         level_of("fedcams.novelty.thing")
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+@together("source", SOURCES, ids=name_of)
 def test_files_stay_short(source: Path) -> None:
     lines = len(source.read_text("utf-8").splitlines())
     assert lines <= MAX_LINES, f"{source.relative_to(ROOT)} has {lines} lines; split it by what it does"
@@ -133,12 +135,13 @@ def hidden_modules(package: str, modules: set[str]) -> set[str]:
     return {f"{package}.{name}" for name in bound if not isinstance(getattr(room, name), ModuleType)}
 
 
-@pytest.mark.parametrize("source", [s for s in SOURCES if s.name == "__init__.py"], ids=name_of)
+PACKAGES = [source for source in SOURCES if source.name == "__init__.py"]
+HAS_FLOWER = importlib.util.find_spec("flwr") is not None
+
+
+@together("source", [s for s in PACKAGES if HAS_FLOWER or "flower" not in s.parts], ids=name_of)
 def test_no_module_is_hidden_by_an_object_of_its_name(source: Path) -> None:
-    package = name_of(source)
-    if package.split(".")[1:2] == ["flower"]:
-        pytest.importorskip("flwr")
-    found = hidden_modules(package, MODULES)
+    found = hidden_modules(name_of(source), MODULES)
     assert not found, f"{sorted(found)}: name the module for what is in it, not for its one object"
 
 
@@ -163,7 +166,7 @@ def untidy_docstrings(tree: ast.Module) -> Iterator[str]:
                 scopes += [node] if isinstance(node, ast.ClassDef) else []
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+@together("source", SOURCES, ids=name_of)
 def test_docstrings_begin_with_a_sentence(source: Path) -> None:
     found = list(untidy_docstrings(ast.parse(source.read_text("utf-8"))))
     assert not found, "\n".join(found)
@@ -174,12 +177,13 @@ def test_untidy_docstrings_are_found() -> None:
     assert [line.split(":")[1].strip() for line in untidy_docstrings(ast.parse(text))] == ["g", "f"]
 
 
-# Alternatives in brackets keep these patterns from matching their own source.
+# Brackets keep these patterns from matching their own source; each begins with a letter, which is found fast.
 FORBIDDEN = {
     "a path of somebody's machine": re.compile(
-        r"(?<![\w.~$}>)*-])/(?:home|root|tmp|work|opt|mnt|Users|private/var)/[\w.]|\b[A-Z]:\\(?:Users|Temp)\b"
+        r"/(?<![\w.~$}>)*-]/)(?:home|root|tmp|work|opt|mnt|Users|private/var)/[\w.]"
     ),
-    "a file address": re.compile(r"\b(?:file):/{2}"),
+    "a path of somebody's Windows": re.compile(r":\\(?<=\b[A-Z]:\\)(?:Users|Temp)\b"),
+    "a file address": re.compile(r"file(?<=\bfile):/{2}"),
     "a package index": re.compile(r"-index[-]url\b|find[-]links\b"),
     "a conflict marker": re.compile(r"^(?:<{7}|>{7})(?: |$)", re.MULTILINE),
 }
@@ -224,6 +228,11 @@ def test_the_patterns_find_what_they_are_for() -> None:
     assert all(forbidden_in(text) for text in machine + others)
     harmless = ["src/home/page", f"a{slash}tmp/b", f"~{slash}tmp/x", "framework/root", "=" * 7 + "\n"]
     assert not any(forbidden_in(text) for text in harmless)
+
+
+@together("source", SOURCES, ids=lambda source: str(source.relative_to(PACKAGE)))
+def test_modules_that_windows_lacks_are_imported_where_they_are_used(source: Path) -> None:
+    assert not re.search(r"^(?:import|from) (?:fcntl|resource|pwd|termios)\b", source.read_text(), re.MULTILINE)
 
 
 def test_the_version_is_the_same_wherever_it_stands() -> None:

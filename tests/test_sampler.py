@@ -15,6 +15,7 @@ from fedcams import simulate
 from fedcams.errors import SpecError
 from fedcams.registry import registered
 from fedcams.sampler import Sampler, sampler
+from together import together
 
 SAMPLERS = [sampler(spec) for cls in registered("sampler").values() for spec in cls.examples]
 everyone = pytest.mark.parametrize("method", SAMPLERS, ids=str)
@@ -37,7 +38,7 @@ def spread(p: NDArray[np.float64] | float) -> NDArray[np.float64]:
 
 
 @everyone
-@pytest.mark.parametrize("round", [0, 1, 500, 10**9])
+@together("round", [0, 1, 500, 10**9])
 def test_a_cohort_is_distinct_clients_in_ascending_order(method: Sampler, round: int) -> None:
     cohort = method.sample(CLIENTS, round, seed=7, weights=WEIGHTS)
     assert cohort == sorted(set(cohort))
@@ -91,7 +92,7 @@ def test_clients_and_weights_may_be_arrays(method: Sampler) -> None:
 
 
 @everyone
-@pytest.mark.parametrize(
+@together(
     ("clients", "weights", "message"),
     [
         ([], None, "clients is empty; give at least one client"),
@@ -173,8 +174,8 @@ def test_only_the_ratio_of_weights_matters(name: str) -> None:
     assert cohorts[0] == cohorts[1] == cohorts[2]
 
 
-@pytest.mark.parametrize("name", WEIGHING)
-@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+@together("name", WEIGHING)
+@together("bad", [0.0, -1.0, float("nan"), float("inf")])
 def test_bad_weights_are_refused(name: str, bad: float) -> None:
     with pytest.raises(SpecError, match=f"{name}: weights has {bad}; give positive finite numbers"):
         sampler(f"{name}(1)").sample(range(3), 0, 0, [1.0, bad, 1.0])

@@ -17,6 +17,7 @@ from fedcams.optimizers import ServerOptimizer
 from fedcams.registry import Schedule, registered, resolve
 from fedcams.wire import pack, unpack
 from fedcams.wire.payload import HEADER
+from together import together
 
 EXAMPLES = [Schedule.parse(spec) for cls in registered("schedule").values() for spec in cls.examples]
 everyone = pytest.mark.parametrize("schedule", EXAMPLES, ids=str)
@@ -64,7 +65,7 @@ def test_the_correction_is_adams() -> None:
 
 
 @everyone
-@pytest.mark.parametrize("rounds", [1, 7, 8000])
+@together("rounds", [1, 7, 8000])
 def test_bounds_hold_and_are_close(schedule: Schedule, rounds: int) -> None:
     low, high = map(float, schedule.bounds())
     numbers = [schedule.value(t, rounds) for t in range(1, 2 * rounds + 1)]
@@ -75,7 +76,7 @@ def test_bounds_hold_and_are_close(schedule: Schedule, rounds: int) -> None:
         assert min(numbers) == pytest.approx(low, rel=2e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize(
+@together(
     ("spec", "length", "depends", "limit"),
     [
         ("constant(1)", 0, False, None),

@@ -19,6 +19,7 @@ from fedcams.errors import LayoutError, SpecError
 from fedcams.optimizers import ServerOptimizer, State, server
 from fedcams.optimizers.base import PIECE
 from fedcams.registry import params, registered
+from together import together
 
 NAMES = list(registered("server"))
 CHANGES: list[dict[str, Any]] = [
@@ -99,8 +100,8 @@ def bits(x: Tensor, state: State) -> list[Any]:
 # -- the formulas ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["f32", "f64"])
-@pytest.mark.parametrize("spec", OURS)
+@together(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@together("spec", OURS)
 def test_equals_the_float64_oracle_over_200_steps(spec: str, dtype: torch.dtype, bound: float) -> None:
     optimizer = server(spec)
     x, state = start(optimizer, 1000, dtype)
@@ -113,7 +114,7 @@ def test_equals_the_float64_oracle_over_200_steps(spec: str, dtype: torch.dtype,
             assert distance(vector.numpy(), getattr(memory, name)) <= 2 * bound
 
 
-@pytest.mark.parametrize("name", sorted({server(spec).name for spec in OURS}))
+@together("name", sorted({server(spec).name for spec in OURS}))
 def test_defaults_are_the_oracles(name: str) -> None:
     x, state = start(server(name), 50)
     x64 = x.double().numpy().copy()
@@ -123,7 +124,7 @@ def test_defaults_are_the_oracles(name: str) -> None:
     assert distance(run(server(name), x, state, updates(50, 3))[0].numpy(), x64) < 1e-6
 
 
-@pytest.mark.parametrize(
+@together(
     ("spec", "twin"),
     [
         ("fedavg(lr=0.1)", functools.partial(torch.optim.SGD, lr=0.1)),
@@ -151,7 +152,7 @@ def test_equals_torch_optim_on_the_negative_update(spec: str, twin: Any) -> None
     assert distance(x.numpy(), parameter.detach().numpy()) < 1e-13
 
 
-@pytest.mark.parametrize("spec", [spec for spec in OURS if server(spec).twin() is not None])
+@together("spec", [spec for spec in OURS if server(spec).twin() is not None])
 def test_on_its_floor_an_adaptive_server_is_its_twin(spec: str) -> None:
     """With updates that leave no coordinate off the floor; float64, so that only the twin's nine digits count."""
     optimizer, twin = server(spec), server(spec).twin()
@@ -169,7 +170,7 @@ def test_on_its_floor_an_adaptive_server_is_its_twin(spec: str) -> None:
     assert distance((x - start_x).numpy(), (y - start_x).numpy()) < 1e-6
 
 
-@pytest.mark.parametrize("spec", [spec for spec in OURS if server(spec).twin() is not None])
+@together("spec", [spec for spec in OURS if server(spec).twin() is not None])
 def test_large_updates_leave_the_floor(spec: str) -> None:
     optimizer = server(spec)
     x, state = start(optimizer, 4)
@@ -197,7 +198,7 @@ def test_yogis_bias_correction_is_the_published_one() -> None:
         assert float(x) - before == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if "vhat" in server(spec).state_type._fields])
+@together("spec", [spec for spec in SPECS if "vhat" in server(spec).state_type._fields])
 def test_the_largest_second_moment_never_falls(spec: str) -> None:
     optimizer = server(spec)
     x, state = start(optimizer, 1000)
@@ -210,7 +211,7 @@ def test_the_largest_second_moment_never_falls(spec: str) -> None:
         before = vhat.clone()
 
 
-@pytest.mark.parametrize("eps", [1e-8, 1e-3, 0.1])
+@together("eps", [1e-8, 1e-3, 0.1])
 def test_fedams_keeps_its_largest_second_moment_above_eps(eps: float) -> None:
     optimizer = server(f"fedams(eps={eps})")
     _, state = run(optimizer, *start(optimizer, 1000), updates(1000, 5))
@@ -219,7 +220,7 @@ def test_fedams_keeps_its_largest_second_moment_above_eps(eps: float) -> None:
     assert vhat.max() > eps
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@together("spec", SPECS)
 def test_a_coordinate_without_updates_does_not_move(spec: str) -> None:
     optimizer = server(spec)
     x, state = start(optimizer, 100)
@@ -240,8 +241,8 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("d", [1, PIECES - 1, PIECES, PIECES + 1, 2 * PIECES + 37])
-@pytest.mark.parametrize("name", NAMES)
+@together("d", [1, PIECES - 1, PIECES, PIECES + 1, 2 * PIECES + 37])
+@together("name", NAMES)
 def test_pieces_and_threads_leave_no_seam(name: str, d: int, threads: Callable[[int], None]) -> None:
     optimizer = server(name)
     deltas = list(updates(d, 2))
@@ -269,7 +270,7 @@ class Watch(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("name", NAMES)
+@together("name", NAMES)
 def test_no_operation_makes_a_tensor_larger_than_a_piece(name: str) -> None:
     optimizer = server(name)
     d = 3 * PIECES + 5
@@ -284,7 +285,7 @@ def test_no_operation_makes_a_tensor_larger_than_a_piece(name: str) -> None:
     assert step.seen > unpieced.seen
 
 
-@pytest.mark.parametrize("name", NAMES)
+@together("name", NAMES)
 def test_step_overwrites_the_model_and_the_state_and_only_reads_the_update(name: str) -> None:
     optimizer = server(name)
     x, state = start(optimizer, 1000)
@@ -308,7 +309,7 @@ def test_parameters_may_require_grad() -> None:
     assert not any(v.requires_grad for v in new_state._asdict().values() if isinstance(v, Tensor))
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@together("spec", SPECS)
 def test_a_restored_state_continues_bit_for_bit(spec: str) -> None:
     optimizer = server(spec)
     deltas = list(updates(100, 20))
@@ -322,7 +323,7 @@ def test_a_restored_state_continues_bit_for_bit(spec: str) -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@together("name", NAMES)
 def test_vectors_that_do_not_belong_together_are_refused(name: str) -> None:
     optimizer = server(name)
     x, state = start(optimizer, 10)
@@ -341,7 +342,7 @@ def test_vectors_that_do_not_belong_together_are_refused(name: str) -> None:
     assert torch.equal(x, start(optimizer, 10)[0])  # refused before anything was touched
 
 
-@pytest.mark.parametrize("x", [torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64), torch.zeros(3).half()])
+@together("x", [torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64), torch.zeros(3).half()])
 def test_only_float_vectors_have_a_state(x: Tensor) -> None:
     with pytest.raises(LayoutError, match=r"x is torch\.\w+ \[.*\] on cpu; give a vector \[d\] of float32 or float64"):
         server("fedavg").init(x)
@@ -363,7 +364,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@together("name", NAMES)
 def test_hyperparameters_out_of_range_are_refused(name: str) -> None:
     cls = registered("server")[name]
     for key, (param, _) in params(cls).items():
@@ -376,7 +377,7 @@ def test_hyperparameters_out_of_range_are_refused(name: str) -> None:
                 cls(**{key: not_finite})
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@together("spec", SPECS)
 def test_the_spec_string_is_canonical(spec: str) -> None:
     optimizer = server(spec)
     assert str(optimizer) == spec
@@ -384,7 +385,7 @@ def test_the_spec_string_is_canonical(spec: str) -> None:
     assert server(optimizer) is optimizer
 
 
-@pytest.mark.parametrize("name", NAMES)
+@together("name", NAMES)
 def test_documented(name: str) -> None:
     cls = registered("server")[name]
     assert issubclass(cls, ServerOptimizer)
@@ -424,7 +425,7 @@ def test_the_oracle_keeps_the_error_of_a_client_that_is_away() -> None:
     assert [x.tolist() for x in xs] == [[2.0, 1.0], [3.0, 1.0], [3.0, 2.5]]  # client 0 sends 1 + 0.5 in round 3
 
 
-@pytest.mark.parametrize("compress", [None, oracle.scaled_sign, functools.partial(oracle.topk, ratio=1 / 8)])
+@together("compress", [None, oracle.scaled_sign, functools.partial(oracle.topk, ratio=1 / 8)])
 def test_the_oracle_solves_a_quadratic(compress: oracle.Compress | None) -> None:
     grad, rng = oracle.quadratic(clients=10, d=16), np.random.default_rng(0)
     cohorts = [rng.choice(10, size=5, replace=False) for _ in range(300)]
@@ -441,7 +442,7 @@ def test_the_oracle_solves_a_quadratic(compress: oracle.Compress | None) -> None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("spec", SPECS)
+@together("spec", SPECS)
 def test_cuda_agrees_with_the_cpu(spec: str) -> None:
     optimizer = server(spec)
     x, _ = start(optimizer, 10_000)
@@ -453,7 +454,7 @@ def test_cuda_agrees_with_the_cpu(spec: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("spec", OURS)
+@together("spec", OURS)
 def test_the_fused_kernel_is_the_formula_and_allocates_nothing(spec: str) -> None:
     """One step from a common state, by the kernel and by `update` on the same device."""
     optimizer = server(spec)

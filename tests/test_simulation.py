@@ -28,6 +28,7 @@ from fedcams.rows import RowStore
 from fedcams.simulation import RoundRecord
 from fedcams.tasks import accuracy
 from halves import CLIENTS, KEEP_PAIRS, TEST, Point, assert_equal_rounds, examples, net, quadratic_loss, quadratics, run
+from together import together
 
 # -- the paper's algorithm ---------------------------------------------------------------------------------------------
 
@@ -440,7 +441,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "options"), BAD, ids=[message[:20] for message, _ in BAD])
+@together(("message", "options"), BAD)
 def test_bad_input_is_refused_with_what_to_do(message: str, options: dict[str, Any]) -> None:
     if "clients" in options:
         options = {"cohort": "full", **options}
@@ -451,6 +452,12 @@ def test_bad_input_is_refused_with_what_to_do(message: str, options: dict[str, A
 def test_a_cohort_larger_than_the_population_is_refused_before_anything_runs() -> None:
     with pytest.raises(FedcamsError, match="cohort=9, but there are only 8 clients"):
         run(cohort=9)
+
+
+@pytest.mark.parametrize(("population", "cohort"), [(4, 4), (12, 10)])
+def test_a_cohort_has_ten_clients_or_all_if_there_are_fewer(population: int, cohort: int) -> None:
+    history = run(clients=[examples(3, seed) for seed in range(population)], cohort=None, rounds=1).run()
+    assert len(history.records[0].cohort) == cohort
 
 
 def test_a_client_with_fewer_examples_than_a_batch_makes_one_of_what_it_has() -> None:

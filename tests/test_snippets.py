@@ -1,4 +1,4 @@
-"""What the README and the guide show is run: Python, files and commands, in the order of the page."""
+"""What the README and the documentation show is run: Python, files and commands, in the order of the page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedcams.cli import app
+from fedcams.registry import table
 from test_presets import write_cifar
 from test_runs import _quick_sync  # noqa: F401  (a fixture)
 
@@ -45,39 +46,86 @@ def fedcams(words: list[str]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a page is followed; what its blocks register is forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(table, "_REGISTRY", {kind: dict(pieces) for kind, pieces in table._REGISTRY.items()})
     return tmp_path
 
 
-def test_the_guide_works_from_top_to_bottom(folder: Path) -> None:
-    for language, text in blocks("docs/guide.md"):
+def follow(page: str, folder: Path, more: tuple[str, ...] = ()) -> None:
+    """Do what a page shows, from top to bottom; `more` is added to each `fedcams run`."""
+    for language, text in blocks(page):
         if language == "toml":
             (folder / text.splitlines()[0].removeprefix("# ")).write_text(text)
         elif language == "sh":
             for words in commands(text):
-                fedcams(words)
+                if words not in LONG:
+                    fedcams([*words, *(more if words[1] == "run" else ())])
+        elif language == "python":
+            with torch.random.fork_rng():
+                exec(compile(text, page, "exec"), {})
         else:
-            assert language == "python"
-            exec(compile(text, "guide.md", "exec"), {})
+            assert language in SHOWN, f"{page}: a block in {language}"
+
+
+SHOWN = ("text", "ini")
+"""Blocks that nobody runs: output, formulas, and commands of other programs."""
+LONG = [["fedcams", "theory", "rates", "--quick"]]
+"""Commands that `make test-slow` runs."""
+FIRST = [
+    "tutorials/first-comparison.md",
+    "how-to/resume.md",
+    "records.md",
+    "how-to/sweeps.md",
+    "tutorials/own-model.md",
+]
+"""Pages that are read one after the other, in one folder."""
+ELSEWHERE = {
+    "adapters.md",
+    "adding-a-compressor.md",
+    "deploying.md",
+    "leaderboard.md",
+    "privacy.md",
+    "tutorials/flower.md",
+}
+"""Pages whose blocks other tests run, or whose commands are those of other programs."""
+PAGES = [path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
+OTHERS = [page for page in PAGES if page not in {*FIRST, *ELSEWHERE} and "\n```" in (ROOT / "docs" / page).read_text()]
+
+
+def test_the_first_pages_work_one_after_the_other(folder: Path) -> None:
+    for page in FIRST:
+        follow(f"docs/{page}", folder)
     assert sorted(path.name for path in folder.iterdir()) == ["both", "grid.toml", "mine.toml", "runs"]
     made = {path.name for path in (folder / "runs" / "mine").iterdir()}
     assert made == {"dense-s1", "dense-s2", "top-k-1-64-s1", "top-k-1-64-s2", "report"}
     assert (folder / "runs" / "grid" / "leaderboard.md").exists()
 
 
-def test_the_guide_names_every_file_and_every_key_of_a_record(folder: Path) -> None:
-    guide = (ROOT / "docs" / "guide.md").read_text("utf-8")
+@pytest.mark.parametrize("page", OTHERS)
+def test_what_a_page_shows_runs(folder: Path, page: str) -> None:
+    follow(f"docs/{page}", folder, more=(*SMALL, "--no-report"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", LONG, ids=" ".join)
+def test_long_commands_run(folder: Path, words: list[str]) -> None:
+    fedcams(words)
+
+
+def test_the_page_on_records_names_every_file_and_every_key(folder: Path) -> None:
+    page = (ROOT / "docs" / "records.md").read_text("utf-8")
     fedcams(["fedcams", "run", "demo", "--only", "FedAvg", "--no-report", *SMALL])
     run = folder / "runs" / "demo" / "fedavg-s1"
     for path in run.iterdir():
-        assert f"| `{path.name}{'/' if path.is_dir() else ''}` |" in guide
+        assert f"| `{path.name}{'/' if path.is_dir() else ''}` |" in page
     for key in json.loads((run / "rounds.jsonl").read_text()):
-        assert f"`{key}`" in guide
+        assert f"`{key}`" in page
 
 
 def test_the_readmes_python_runs(folder: Path) -> None:
     snippets = [text for language, text in blocks("README.md") if language == "python"]
-    assert len(snippets) == 3
+    assert len(snippets) == 2
     first, *others = snippets
     names: dict[str, Any] = {}
     with torch.random.fork_rng():
@@ -100,7 +148,12 @@ def test_the_readmes_commands_run(folder: Path) -> None:
     assert [words for words in shown if words[0] == "make"] == [["make", "demo"], ["make", "test"]]
     for words in shown:
         if words[0] == "make":
-            done = subprocess.run([*words, "-n", "-o", ".venv/.ready"], cwd=ROOT, capture_output=True, text=True)
+            done = subprocess.run(
+                [*words, "-n", "-o", ".venv/.demo-ready", "-o", ".venv/.ready"],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+            )
             assert done.returncode == 0, done.stderr
             words = ["fedcams", "run", "demo"] if words[1] == "demo" else []
             assert " ".join(words[1:]) in done.stdout

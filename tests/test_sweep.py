@@ -15,6 +15,7 @@ from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset
 from fedcams.experiment.sweep import load_sweep, score, sweep, write_leaderboard
 from fedcams.simulation import RoundRecord
+from together import together
 
 FILE = """
 seeds = [1, 2]
@@ -111,7 +112,7 @@ def test_bad_grids_are_refused(tmp_path: Path, text: str, message: str) -> None:
         load_sweep(written(tmp_path, text))
 
 
-@pytest.mark.parametrize(
+@together(
     ("accuracies", "expected"),
     [
         ([0.0] * 8 + [0.5, 1.0], 0.75),

@@ -19,6 +19,7 @@ from fedcams.bits.parallel import BLOCK
 from fedcams.compress import Compressor
 from fedcams.wire.estimate import coordinates_changed, payload_bytes
 from inputs import DIMENSIONS, tensors_layout, vectors
+from together import together
 
 MODES = [(scope, magnitudes) for scope in ("global", "tensor") for magnitudes in ("tensor", "global")]
 modes = pytest.mark.parametrize(("scope", "magnitudes"), MODES)
@@ -39,7 +40,7 @@ def heavy_tailed(d: int, seed: int = 0) -> Tensor:
 
 
 @modes
-@pytest.mark.parametrize("d", DIMENSIONS)
+@together("d", DIMENSIONS)
 def test_it_is_the_oracles(scope: str, magnitudes: str, d: int) -> None:
     layout = tensors_layout(d)
     sizes = [size for size in layout.sizes if size]
@@ -64,7 +65,7 @@ def test_the_error_is_what_the_means_leave(data: st.DataObject) -> None:
 
 
 @modes
-@pytest.mark.parametrize("budget", ["k=1", "k=3", "ratio=1/4", "ratio=1"])
+@together("budget", ["k=1", "k=3", "ratio=1/4", "ratio=1"])
 def test_the_bound_is_reached(scope: str, magnitudes: str, budget: str) -> None:
     """By a vector of equal numbers in what is worst of the tensors, or by a single number; nothing exceeds it."""
     codec, d = ternary(scope, magnitudes, budget), 96
@@ -136,8 +137,8 @@ def test_infinity_and_nan_show_in_the_mean_of_their_group_alone() -> None:
 # -- adding ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d", [9, 1000, 3 * BLOCK])
-@pytest.mark.parametrize("weight", [1.0, -1.0, 0.3])
+@together("d", [9, 1000, 3 * BLOCK])
+@together("weight", [1.0, -1.0, 0.3])
 def test_adding_is_the_same_on_every_device(d: int, weight: float) -> None:
     layout, rows = tensors_layout(d), torch.stack([heavy_tailed(d, seed) for seed in range(3)])
     codec = compressor("ternary(ratio=2/3)")
@@ -156,7 +157,7 @@ def test_adding_is_the_same_on_every_device(d: int, weight: float) -> None:
 
 @modes
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("d", [1000, 3 * BLOCK + 5])
+@together("d", [1000, 3 * BLOCK + 5])
 def test_codes_and_residuals_on_a_gpu_are_those_of_the_cpu_bit_for_bit(scope: str, magnitudes: str, d: int) -> None:
     rows, layout = torch.stack([heavy_tailed(d, seed) for seed in range(5)]), tensors_layout(d)
     codec = ternary(scope, magnitudes, "ratio=1/16")

@@ -28,6 +28,7 @@ from fedcams.errors import (
     UpdateError,
 )
 from fedcams.wire import unpack
+from together import together
 
 HEADER = struct.Struct("<4sBBQ8s")
 
@@ -88,7 +89,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("error", "data", "message"), CASES, ids=[f"{i}-{c[0].__name__}" for i, c in enumerate(CASES)])
+@together(("error", "data", "message"), CASES)
 def test_each_way_to_be_wrong_has_its_error(error: type[WireError], data: bytes, message: str) -> None:
     with pytest.raises(WireError, match=message) as caught:
         decode(data)
@@ -122,7 +123,7 @@ def test_ternary_by_hand_is_what_encode_writes() -> None:
     assert decode(TERNARY, PAIR).tolist() == [0.0, -2.0, 0.0]
 
 
-@pytest.mark.parametrize(
+@together(
     ("error", "data", "message"),
     [
         (BadMagnitude, ternary(-2.0, 0.0), "field 'magnitude': -2.0 is negative; allowed: 0 or more"),
@@ -157,7 +158,7 @@ def test_signs_by_hand_are_what_encode_writes() -> None:
     assert torch.equal(decode(four_signs(b"\x03\x01\x01"), FILTERS), x)
 
 
-@pytest.mark.parametrize(
+@together(
     ("error", "body", "message"),
     [
         (BadChangeCount, b"\x03\x03\x00", "field 'sign': 3 changes among 2 signs that follow; allowed: 0 to 2"),
@@ -181,7 +182,7 @@ def test_signs_need_the_shapes_even_with_one_magnitude() -> None:
         decode(data)
 
 
-@pytest.mark.parametrize(
+@together(
     ("error", "magnitudes", "message"),
     [
         (None, (1.0, 3.0), ""),

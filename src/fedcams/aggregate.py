@@ -26,7 +26,18 @@ class Aggregator:
     and are added immediately, so memory does not grow with their number. The mean is the same, bit for bit, but it
     reuses the memory of the sum: afterwards the aggregator is empty.
 
-    `layout` is that of the updates; the sum is computed on `device`.
+    Arguments:
+        layout: the layout of the updates.
+        device: where the sum is computed.
+        in_order: whether updates arrive in ascending client id.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> aggregator = fedcams.Aggregator(fedcams.Layout.flat(2))
+        >>> aggregator.add(7, fedcams.encode("identity", torch.tensor([1.0, 0.0])))
+        >>> aggregator.add(3, fedcams.encode("identity", torch.tensor([3.0, 2.0])))
+        >>> aggregator.ids, aggregator.mean()
+        ([3, 7], tensor([2., 1.]))
     """
 
     def __init__(self, layout: Layout, device: torch.device | str = "cpu", in_order: bool = False) -> None:
@@ -48,8 +59,9 @@ class Aggregator:
     def add(self, client_id: int, payload: bytes | Payload, weight: float = 1.0) -> None:
         """Add a client's payload, given as bytes or already unpacked, with this weight.
 
-        Refuses a damaged payload, another layout, a client that was added before and a weight that is not a finite
-        number above 0; the sum then stays as it was.
+        Raises:
+            WireError: for a damaged payload, or one of another layout; the sum then stays as it was.
+            UpdateError: for a client that was added before, or a weight that is not a finite number above 0.
         """
         try:
             payload = payload if isinstance(payload, Payload) else unpack(payload, self.layout)
@@ -97,7 +109,8 @@ class Aggregator:
     def mean(self, out: Tensor | None = None) -> Tensor:
         """Return the weighted mean `[d]`, in new memory or in `out`, which saves allocating new pages every round.
 
-        Refuses an aggregator without updates, and a mean that is not finite.
+        Raises:
+            UpdateError: without any update, or if the mean is not finite.
         """
         if not self._weights:
             raise UpdateError("no update was added; a mean needs at least one")

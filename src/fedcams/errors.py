@@ -4,11 +4,27 @@ from __future__ import annotations
 
 
 class FedcamsError(Exception):
-    """The base class of all errors of fedcams: `except FedcamsError` catches everything that it refuses."""
+    """The base class of all errors of fedcams: `except FedcamsError` catches everything that it refuses.
+
+    Examples:
+        >>> import fedcams
+        >>> try:
+        ...     fedcams.compressor("topk(ratio=2)")
+        ... except fedcams.FedcamsError as error:
+        ...     print(type(error).__name__)
+        SpecError
+    """
 
 
 class SpecError(FedcamsError, ValueError):
-    """A spec string or a hyperparameter that cannot be accepted."""
+    """A spec string or a hyperparameter that cannot be accepted; the message says what is allowed.
+
+    Examples:
+        >>> import fedcams
+        >>> fedcams.compressor("topk(ratio=2)")
+        Traceback (most recent call last):
+        fedcams.errors.SpecError: topk: ratio=2: out of range; allowed: a number in (0, 1]
+    """
 
     def within(self, where: str) -> SpecError:
         """Return an error of the same class whose message starts with `where`, the place where it was found."""
@@ -20,7 +36,14 @@ class UnknownName(SpecError):
 
 
 class LayoutError(FedcamsError, ValueError):
-    """A vector, model or layout that does not fit the others."""
+    """A vector, model or layout that does not fit the others; the message shows both shapes.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> fedcams.Layout.flat(3).check(torch.zeros(4))
+        Traceback (most recent call last):
+        fedcams.errors.LayoutError: got torch.float32 (4,); this layout needs float vectors [..., 3]
+    """
 
 
 class UpdateError(FedcamsError, ValueError):
@@ -36,7 +59,14 @@ class ResidualError(FedcamsError):
 
 
 class WireError(FedcamsError, ValueError):
-    """Bytes that are not a valid payload or message; each kind of mistake has a subclass."""
+    """Bytes that are not a valid payload or message; each kind of mistake has a subclass.
+
+    Examples:
+        >>> import fedcams
+        >>> fedcams.decode(b"not a payload")
+        Traceback (most recent call last):
+        fedcams.errors.BadMagic: a payload starts with b'FCMS', this data with b'not '
+    """
 
 
 class Truncated(WireError):

@@ -52,6 +52,23 @@ class ErrorFeedback:
 
     The residual e changes only when the server accepts the update. So at any time, what the server has accepted plus
     the residual equals the sum of the client's own updates in accepted rounds.
+
+    Arguments:
+        codec: the compressor, or its spec string.
+        rows: the store that keeps the residuals.
+        row: the name of the residuals in that store.
+
+    Raises:
+        SpecError: for a compressor without an error bound, and for a name that the store does not have.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> rows = fedcams.RowStore.in_memory({"residual": fedcams.Layout.flat(3)})
+        >>> uplink = fedcams.ErrorFeedback("topk(k=1)", rows)
+        >>> pending = uplink.prepare_([0], torch.tensor([[0.5, 2.0, 0.25]]), round=1)
+        >>> uplink.commit(pending)  # the server has accepted the 2.0
+        >>> rows.gather("residual", [0])
+        tensor([[0.5000, 0.0000, 0.2500]])
     """
 
     def __init__(self, codec: Compressor | str, rows: RowStore, row: str = "residual") -> None:

@@ -26,8 +26,24 @@ if TYPE_CHECKING:
 class Layout:
     """The names and shapes of tensors that are laid end to end in one vector, in this order, row-major and unpadded.
 
-    Two parties may exchange vectors if their layouts have the same `id`. Refuses names that repeat, and a different
-    number of names and shapes.
+    Two parties may exchange vectors if their layouts have the same `id`.
+
+    Arguments:
+        names: the name of each tensor.
+        shapes: the shape of each tensor.
+
+    Raises:
+        LayoutError: if a name repeats, or the numbers of names and shapes differ.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> layout = fedcams.Layout.of(model)
+        >>> layout.d, layout.names
+        (8, ('weight', 'bias'))
+        >>> layout.write(torch.ones(layout.d), model)
+        >>> model.bias.tolist()
+        [1.0, 1.0]
     """
 
     names: tuple[str, ...]

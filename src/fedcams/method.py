@@ -51,9 +51,18 @@ RESIDUAL, BUFFERS, CONTROL = "residual", "buffers", "control"
 class Method(Spec):
     """A federated algorithm: what clients do, what travels in both directions, and what the server does with it.
 
-    Every field takes a spec string or the piece itself, and every rate or ratio in it may be a schedule:
-    `Method(server="fedams(lr=cosine(1, 0))", uplink="topk(ratio=1/64)", average="ema(0.97)")`. Refuses parts that do
-    not fit together, with a SpecError that names both.
+    Every field takes a spec string or the piece itself, and every rate or ratio in it may be a schedule.
+
+    Raises:
+        SpecError: for parts that do not fit together; it names both.
+
+    Examples:
+        >>> import fedcams
+        >>> method = fedcams.Method(server="fedams(lr=cosine(1, 0))", uplink="topk(ratio=1/64)", average="ema(0.97)")
+        >>> str(method.uplink)
+        'topk(ratio=1/64)'
+        >>> method.to_dict()["server"]
+        'fedams(lr=cosine(start=1, end=0))'
     """
 
     server: ServerOptimizer = nested("server", "fedams", doc="what the server does with the mean update")

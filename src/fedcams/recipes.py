@@ -67,9 +67,9 @@ AVERAGE = "ema(decay=0.985)"
 BUFFERS = "blockq(block=32)"
 RESNET18 = "CIFAR-10, ResNet-18"
 DENSE = 92.59
-"""The accuracy of dense FedAMS, averaged, on CIFAR-10 with ResNet-18; mean of three seeds."""
+"""The accuracy of dense FedAMS, averaged, on CIFAR-10 with ResNet-18: three seeds, the better of two servers."""
 SLOWER = "fedams(lr=hold(part=0.8, then=cosine(start=0.4, end=0)), beta1=0.5, bias_correction=true)"
-"""The server of the two-way runs: clients train from older models, and a faster server leaves them behind."""
+"""The server of the runs: compressed updates arrive late, and a faster server leaves the clients behind."""
 
 
 def _both_ways(up: str, down: str) -> Mapping[str, str]:
@@ -88,7 +88,7 @@ _ALL = (
         "one-way",
         "Compresses updates only: for servers that cannot keep a model of each client, or clients that come once.",
         MappingProxyType({"uplink": "ternary(ratio=1/16)", "buffers": BUFFERS, "average": AVERAGE}),
-        (Measured(RESNET18, fewer_bytes=1.98, accuracy=92.21, dense_accuracy=DENSE, seeds=3),),
+        (Measured(RESNET18, fewer_bytes=1.98, accuracy=92.71, dense_accuracy=DENSE, seeds=3, server=SLOWER),),
     ),
     Recipe(
         "light",

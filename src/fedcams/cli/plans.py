@@ -44,6 +44,10 @@ EXPLAINED = (
     "server keeps for the downlink. The bound is the part of ‖x - held‖² that a delta may leave behind. Transfer times "
     "leave out computation."
 )
+RECIPES_EXPLAINED = (
+    "Recipes are priced as if positions and signs were random. Real updates have structure and take a tenth fewer "
+    "bytes: a ResNet-18 on CIFAR-10 measured 75x where 67x is planned."
+)
 
 
 def sampled(cohort: str) -> Sampler:
@@ -152,7 +156,8 @@ def recipes(setting: Setting, contacts: Contacts, memory: float, network: Profil
     """Return two tables, what every recipe costs and how long its rounds take, and the advice on a network."""
     options = plan_recipes(setting, contacts)
     found = advise(options, contacts, memory * GIB, network)
-    return [_recipe_costs(options), _recipe_times(options), f"Recipe: [bold]{found.option.name}[/], {found.reason}"]
+    chosen = f"Recipe: [bold]{found.option.name}[/], {found.reason}"
+    return [_recipe_costs(options), _recipe_times(options), RECIPES_EXPLAINED, chosen]
 
 
 def _recipe_costs(options: Sequence[Option]) -> Table:

@@ -165,9 +165,10 @@ def title(experiment: Experiment) -> str:
 
 
 def losses(record: RoundRecord) -> list[str]:
-    """Return the training loss and the test accuracy of a round in words, as far as they are known."""
+    """Return the refused updates, the training loss and the test accuracy of a round in words, as far as known."""
     numbers = [("loss", record.train_loss), ("accuracy", record.test_accuracy)]
-    return [f"{name} {value:.4f}" for name, value in numbers if value is not None]
+    refused = [f"{len(record.refused)} of {len(record.cohort)} refused"] if record.refused else []
+    return refused + [f"{name} {value:.4f}" for name, value in numbers if value is not None]
 
 
 def sizes(record: RoundRecord) -> list[str]:

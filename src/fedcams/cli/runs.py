@@ -251,7 +251,7 @@ def _summarize(progress: Progress, outcomes: Sequence[Outcome]) -> list[Run]:
     if done and not progress.quiet:
         progress.console.print(_table(done))
         for run in done:
-            if note := run.on_floor:
+            for note in filter(None, (run.on_floor, run.refusals)):
                 progress.say(f"{title(run.experiment)}: {note}")
         progress.say("accuracy: mean over the last fifth of the rounds and over seeds; bytes: all clients, all rounds")
     if failed := [outcome for outcome in outcomes if outcome.error is not None]:

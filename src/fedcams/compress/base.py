@@ -248,5 +248,20 @@ def _check_positions(name: str, positions: Tensor, d: int) -> None:
 
 
 def compressor(spec: str | Compressor) -> Compressor:
-    """Return the compressor that a spec string such as `topk(ratio=1/64)` names; refuses unknown names and keys."""
+    """Return the compressor that a spec string names.
+
+    Arguments:
+        spec: such as `topk(ratio=1/64)`; a compressor comes back as it is.
+
+    Returns:
+        The compressor, a frozen dataclass.
+
+    Raises:
+        SpecError: for an unknown name or key, or a value out of range; it suggests the nearest name.
+
+    Examples:
+        >>> import fedcams
+        >>> str(fedcams.compressor("topk(ratio=1/64, values=f32)"))  # defaults are left out
+        'topk(ratio=1/64)'
+    """
     return Compressor.parse(spec)

@@ -48,6 +48,17 @@ class HeldStore(ABC):
 
     A process that is one client uses one id; a process that simulates many clients uses many. What cannot be read back
     completely counts as missing, and the client then asks for the dense model.
+
+    Arguments:
+        layout: the layout of the model.
+        buffer_layout: the layout of buffers that clients keep too, for methods that compress them both ways.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> store = fedcams.HeldStore.in_memory(fedcams.Layout.flat(2))  # or on_disk(layout, folder)
+        >>> store.start(client=0, model=torch.tensor([1.0, 2.0]))
+        >>> store.model(0)
+        tensor([1., 2.])
     """
 
     def __init__(self, layout: Layout, buffer_layout: Layout | None = None) -> None:
@@ -72,7 +83,8 @@ class HeldStore(ABC):
     def start(self, client: int, model: Tensor, buffers: Tensor | None = None) -> None:
         """Record that the client has the initial model `[d]`; with `warm=true`, a first contact does not send it.
 
-        Refuses vectors of other layouts than the store's.
+        Raises:
+            LayoutError: for vectors of other layouts than the store's.
         """
         given = {MODEL: model} | ({} if buffers is None else {BUFFERS: buffers})
         if given.keys() != self.layouts.keys():

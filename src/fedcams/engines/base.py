@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -59,6 +60,22 @@ class Engine(Spec, ABC):
     @abstractmethod
     def supports(self, problem: Problem) -> str:
         """Return why this engine cannot train the problem, and what to do; an empty string if it can."""
+
+    def declines(self, problem: Problem) -> str:
+        """Return why `auto` should pass over this engine although it can train the problem; mostly an empty string."""
+        return ""
+
+    def on_trial(self) -> Engine:
+        """Return the form of this engine that `auto` tries: one that starts at once and rounds little."""
+        return self
+
+    @contextlib.contextmanager
+    def drawing(self, problem: Problem, client: int, round: int, seed: int) -> Iterator[None]:
+        """Let random layers inside draw what they draw in this engine in a client's first step, if they draw by keys.
+
+        `auto` runs `loop` like this to compare the two.
+        """
+        yield
 
     def tuned(self, problem: Problem, rounds: int, varies: bool) -> Engine:
         """Return the same engine with the settings that are fastest for a run of this many rounds.

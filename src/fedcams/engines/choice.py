@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -21,25 +21,55 @@ if TYPE_CHECKING:
 
 SIZES = (3, 2)
 """The numbers of examples of a trial's two clients; they differ, so that errors in padding would show."""
+TURN = (1, 0)
+"""The round and the seed of a trial."""
 APART = 0.02
 """Relative; rounding errors are far smaller, and errors from a lost buffer or mixed batches far larger."""
 
 
+class Choice(NamedTuple):
+    """The engine of a run."""
+
+    engine: Engine
+    reason: str
+    """Why it is this one: `named`, or why the faster ones were passed over."""
+
+
 def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool = False) -> Engine:
     """Return the engine that a spec names or, with `auto`, the fastest one for a run of this many rounds.
+
+    Refuses an engine that cannot train the problem. `choose_with_reason` has the details.
+    """
+    return choose_with_reason(spec, problem, rounds, varies).engine
+
+
+def choose_with_reason(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool = False) -> Choice:
+    """Return the engine that a spec names or, with `auto`, the fastest one for a run of this many rounds, and why.
 
     `varies` says that cohorts differ in size. `auto` asks engines by priority whether they support the problem, and
     runs a trial with those that cannot know; `loop` trains everything. The choice depends only on the machine and the
     arguments, so a resumed run continues with the same engine. Refuses an engine that cannot train the problem.
     """
     if spec != "auto":
-        chosen = engine(spec)
-        if reason := chosen.supports(problem):
+        named = engine(spec)
+        if reason := named.supports(problem):
             raise SpecError(reason)
-        return chosen
+        return Choice(named, "named")
+    passed_over: list[str] = []
     names = sorted(registered("engine"), key=lambda name: -engine(name).priority)
-    able = (each for each in map(engine, names) if not each.supports(problem))
-    return next(each for each in able if not each.needs_trial or agrees(each, problem)).tuned(problem, rounds, varies)
+    for candidate in map(engine, names):
+        reason = candidate.supports(problem) or candidate.declines(problem) or _failed_trial(candidate, problem)
+        if not reason:
+            return Choice(candidate.tuned(problem, rounds, varies), "; ".join(passed_over) or "the fastest one")
+        passed_over.append(reason)
+    raise AssertionError("the loop trains everything")
+
+
+def _failed_trial(candidate: Engine, problem: Problem) -> str:
+    """Return why a trial shows that an engine is not to be used; an empty string if it is, or if it needs no trial."""
+    if not candidate.needs_trial or agrees(candidate, problem):
+        return ""
+    return f"engine={candidate}: a trial step fails or differs from that of the loop"
 
 
 def agrees(candidate: Engine, problem: Problem) -> bool:
@@ -55,21 +85,29 @@ def agrees(candidate: Engine, problem: Problem) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "There is a performance drop")  # what vmap cannot batch is no faster
-            ours = _train(candidate, small)
-        return _alike(ours, _train(engine("loop"), small))
+            ours = _train(candidate.on_trial(), small, list(clients))
+        return all(_alike(ours, row, _truth(candidate, small, client)) for row, client in enumerate(clients))
     except Exception:  # a model may raise anything; if `loop` raises it too, the run will show the error
         return False
 
 
-def _train(by: Engine, problem: Problem) -> CohortUpdate:
-    own = dataclasses.replace(problem, model=copy.deepcopy(problem.model))
-    return by.train(own, *own.read(), list(own.clients), round=1, seed=0)
+def _truth(candidate: Engine, problem: Problem, client: int) -> CohortUpdate:
+    """Return what `loop` makes of a client if its random layers draw as those of the candidate."""
+    with candidate.drawing(problem, client, *TURN):
+        return _train(engine("loop"), problem, [client])
 
 
-def _alike(ours: CohortUpdate, truth: CohortUpdate) -> bool:
-    if ours.buffers is not None and truth.buffers is not None and not _close(ours.buffers, truth.buffers):
+def _train(by: Engine, problem: Problem, cohort: list[int]) -> CohortUpdate:
+    frozen = {id(p): p for p in problem.model.parameters() if not p.requires_grad}  # may be large, and are not copied
+    own = dataclasses.replace(problem, model=copy.deepcopy(problem.model, frozen))
+    return by.train(own, *own.read(), cohort, *TURN)
+
+
+def _alike(ours: CohortUpdate, row: int, truth: CohortUpdate) -> bool:
+    """Return whether a row of an update is that of a client alone."""
+    if ours.buffers is not None and truth.buffers is not None and not _close(ours.buffers[row], truth.buffers[0]):
         return False
-    return _close(ours.delta, truth.delta)
+    return _close(ours.delta[row], truth.delta[0])
 
 
 def _close(ours: Tensor, truth: Tensor) -> bool:

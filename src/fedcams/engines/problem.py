@@ -156,16 +156,16 @@ class Problem:
         return self.model
 
     @functools.cached_property
-    def _at_home(self) -> dict[str, Tensor]:
+    def at_home(self) -> dict[str, Tensor]:
         """The buffers that do not travel, mostly integers, as they were before any training."""
         travelling = self.buffer_layout.names if self.buffer_layout else ()
         return {name: b.clone() for name, b in self.model.named_buffers() if name not in travelling}
 
     def rewind(self) -> None:
         """Reset buffers that do not travel to their initial values, so that no client starts with another's."""
-        if self._at_home:
+        if self.at_home:
             now = dict(self.model.named_buffers())
-            for name, value in self._at_home.items():
+            for name, value in self.at_home.items():
                 now[name].copy_(value)
 
     @functools.cached_property

@@ -148,7 +148,25 @@ def _show(vector: Tensor) -> str:
 
 
 def server(spec: str | ServerOptimizer) -> ServerOptimizer:
-    """Return the server optimizer that a spec string such as `fedams(lr=1, eps=1e-3)` names; refuses unknown names."""
+    """Return the server optimizer that a spec string names.
+
+    Arguments:
+        spec: such as `fedams(lr=1, eps=1e-3)`; an optimizer comes back as it is.
+
+    Returns:
+        The optimizer. It holds no state: `init(x)` makes one, and `step(state, x, delta)` returns the next.
+
+    Raises:
+        SpecError: for an unknown name or key, or a value out of range; it suggests the nearest name.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> optimizer = fedcams.server("fedavg(lr=1/2)")
+        >>> x = torch.zeros(2)
+        >>> x, state = optimizer.step(optimizer.init(x), x, torch.tensor([1.0, 2.0]))
+        >>> x
+        tensor([0.5000, 1.0000])
+    """
     return ServerOptimizer.parse(spec)
 
 

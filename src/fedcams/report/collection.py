@@ -27,8 +27,6 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
 ASIDE = ("seed", "probes")
 """Keys in which the runs of one method may differ: probes observe, and change nothing."""
-REASON = 200
-"""The most characters of a reason that a report shows."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +76,7 @@ class Method:
     @property
     def refusals(self) -> list[str]:
         """A note for each run in which updates were refused: how many, of how many clients, and the last reason."""
-        found = []
-        for run in self.runs:
-            refused = [(record.round, client, why) for record in run.records for client, why in record.refused.items()]
-            if refused:
-                (round, client, why), clients = refused[-1], len({client for _, client, _ in refused})
-                found.append(
-                    f"{self.label}, seed {run.experiment.seed}: {len(refused)} updates of {clients} clients, "
-                    f"such as that of client {client} in round {round}: {why[:REASON]}"
-                )
-        return found
+        return [f"{self.label}, seed {run.experiment.seed}: {note}" for run in self.runs if (note := run.refusals)]
 
     @property
     def private(self) -> str | None:

@@ -36,6 +36,18 @@ class RowStore(ABC):
     To survive a kill at any moment, write the checkpoint of round t first, then call `snapshot(t)`, then continue. A
     run that finds its checkpoint at t calls `rollback(t)`. If the kill came between the two, `snapshot_round` is still
     older, and the run calls `snapshot(t)` instead.
+
+    Arguments:
+        layouts: the layout of each row by its name.
+        device: where `gather` returns rows.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> rows = fedcams.RowStore.in_memory({"residual": fedcams.Layout.flat(2)})  # or on_disk(layouts, folder)
+        >>> rows.commit([7], {"residual": torch.tensor([[1.0, 2.0]])}, round=1)
+        >>> rows.gather("residual", [3, 7])  # nobody has seen client 3
+        tensor([[0., 0.],
+                [1., 2.]])
     """
 
     def __init__(self, layouts: Mapping[str, Layout], device: torch.device) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +20,8 @@ from fedcams.version import __version__
 PACKAGES = (torch, np, numba)
 
 
-def environment(device: str | torch.device, engine: Engine | None = None) -> dict[str, Any]:
-    """Return everything besides the experiment that may affect its numbers and its speed."""
+def environment(device: str | torch.device, engine: Engine | None = None, why_engine: str = "") -> dict[str, Any]:
+    """Return everything besides the experiment that may affect its numbers and its speed; `why_engine` is a note."""
     return {
         "fedcams": __version__,
         **{package.__name__: package.__version__ for package in PACKAGES},
@@ -32,13 +31,15 @@ def environment(device: str | torch.device, engine: Engine | None = None) -> dic
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": _device(torch.device(device)),
-        **({} if engine is None else {"engine": str(engine)}),
+        **({} if engine is None else {"engine": str(engine), "why_engine": why_engine}),
         "commit": _commit(Path(__file__).resolve().parents[1] / "__init__.py"),
     }
 
 
 def peak_memory() -> int:
     """Return the peak memory of this process in bytes."""
+    import resource  # not on Windows, where importing this module must work all the same
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, others KiB
 

@@ -169,7 +169,11 @@ class Journal:
         If the caller stops early, a checkpoint of its last round is written.
         """
         saved = state.round
-        _note_environment(self.folder / ENVIRONMENT, saved, environment(self.device, self.simulation.engine))
+        _note_environment(
+            self.folder / ENVIRONMENT,
+            saved,
+            environment(self.device, self.simulation.engine, self.simulation.why_engine),
+        )
         with (
             contextlib.closing(Lines(self.folder / ROUNDS, saved, self.checkpoint.lines, self._mode)) as lines,
             contextlib.closing(Lines(self.folder / TIMINGS, saved, mode=self._mode)) as timings,
@@ -238,7 +242,7 @@ def write_about(
     histogram: list[list[int]],
 ) -> None:
     """Write the description of a new run; the experiment comes last, because a folder with it counts as a run."""
-    write_public(folder / ENVIRONMENT, to_json(environment(device, simulation.engine)))
+    write_public(folder / ENVIRONMENT, to_json(environment(device, simulation.engine, simulation.why_engine)))
     private = experiment.privacy.active
     (write_file if private else write_public)(folder / PARTITION, to_json({"histogram": histogram}))
     if private:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -53,6 +52,13 @@ def locked(folder: Path) -> Iterator[None]:
 
     Refuses symbolic links in place of what runs and clients write there: they would lead outside of the folder.
     """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        raise RunError(
+            f"{folder}: folders of runs need the file locks of Linux or macOS; on Windows, use WSL, "
+            "or simulate without a folder"
+        ) from None
     with disk_errors("open", folder):
         descriptor = os.open(folder, os.O_RDONLY)
     try:

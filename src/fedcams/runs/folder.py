@@ -27,6 +27,8 @@ from fedcams.simulation import RoundRecord
 EXPERIMENT, ROUNDS, TIMINGS = "experiment.toml", "rounds.jsonl", "timings.jsonl"
 ENVIRONMENT, PARTITION, CHECKPOINT = "environment.json", "partition.json", "checkpoint"
 PYTHON, STOPPED, PRIVATE = "python.json", "stopped.json", "PRIVATE.txt"
+REASON = 200
+"""The most characters of a client's reason that a note shows."""
 NOTE = """{privacy}
 
 Covered, and fit to be released: the models and their averages, and what is computed from them and from public data.
@@ -63,6 +65,18 @@ class Run:
     def on_floor(self) -> str | None:
         """A sentence if its adaptive server never adapted, naming the `fedavgm` that it was; otherwise None."""
         return floor_note((record.probes.get("off_floor") for record in self.records), self.experiment.server)
+
+    @property
+    def refusals(self) -> str | None:
+        """How many updates were refused, of how many clients, and the last reason; None if none was."""
+        refused = [(record.round, client, why) for record in self.records for client, why in record.refused.items()]
+        if not refused:
+            return None
+        (round, client, why), clients = refused[-1], len({client for _, client, _ in refused})
+        return (
+            f"{len(refused)} of {sum(len(record.cohort) for record in self.records)} updates were refused, from "
+            f"{clients} client{'s' * (clients > 1)}; the last from client {client} in round {round}: {why[:REASON]}"
+        )
 
 
 def private_note(experiment: Experiment) -> str:

@@ -28,7 +28,19 @@ BATCH, STRUCTURED_BATCH = 1000, 64
 def over_test_set(metric: Metric) -> Metric:
     """Mark a metric that is no mean over examples, such as F1 or AUC: it sees the outputs and targets of all of them.
 
-    Returns a function for `simulate(metric=...)`; outputs and targets are then on the CPU, and one number comes back.
+    Arguments:
+        metric: a function of all outputs and all targets, on the CPU, that returns one number.
+
+    Returns:
+        A function for `simulate(metric=...)`.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> def positives(outputs, y):
+        ...     return outputs.argmax(1).sum()
+        >>> metric = fedcams.over_test_set(positives)
+        >>> metric(torch.eye(2), torch.tensor([0, 1]))
+        tensor(1)
     """
     return _OverTestSet(metric)
 

@@ -12,7 +12,7 @@ import torch
 
 from fedcams.bits.vectors import row_norms
 from fedcams.downlink import BUFFERS, MODEL
-from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose
+from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose_with_reason
 from fedcams.errors import SpecError
 from fedcams.method import RESIDUAL, Method
 from fedcams.privacy.secret import new_key
@@ -53,6 +53,8 @@ class Simulation:
     sampling_weights: Sequence[float] | None = None
     evaluate_every: int = 1
     probes: tuple[Probe, ...] = ()
+    why_engine: str = "named"
+    """Why the engine is this one."""
 
     @classmethod
     def of(
@@ -87,8 +89,10 @@ class Simulation:
         drawn_by = dict(zip(problem.clients, sampling_weights, strict=True)) if sampling_weights else None
         server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler, drawn_by)
         client = Client(method, layout, buffer_layout, rows, None, rounds)
-        chosen = choose(engine, problem, rounds, sampler.size_varies)
-        return cls(problem, server, client, sampler, chosen, test, metrics, sampling_weights, evaluate_every, probes)
+        chosen, why = choose_with_reason(engine, problem, rounds, sampler.size_varies)
+        return cls(
+            problem, server, client, sampler, chosen, test, metrics, sampling_weights, evaluate_every, probes, why
+        )
 
     def start(self) -> ServerState:
         """Return the state before the first round, from the model's current parameters and buffers."""

@@ -45,7 +45,7 @@ class Graphs(Engine):
     examples = ("graphs", "graphs(precision=float32, clients=8)")
     refused = (("graphs(precision=fp8)", "allowed: bf16 or tf32 or float32"), ("graphs(clients=0)", r"\[1, inf\)"))
 
-    priority = 2
+    priority = 3
 
     def supports(self, problem: Problem) -> str:
         """Refuse other devices, layers without a kernel, a loss that is already a mean, and rules that need shapes."""

@@ -1,0 +1,125 @@
+"""The documentation site: every page can be reached, every public name is in the reference, and it needs no network.
+
+`make site` builds it, strictly; what is checked here needs no build, except for the tests in a browser.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedcams
+from test_report_browser import fetched
+from test_repository import MODULES
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+pytest.importorskip("mkdocs", reason="mkdocs is not installed: make site")
+import site_pages  # noqa: E402  (needs mkdocs)
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, SITE = ROOT / "docs", ROOT / "build" / "site"
+CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+
+
+def pages_in(nav: Any) -> Iterator[str]:
+    """The paths in a navigation, at any depth."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from pages_in(entry)
+
+
+NAV = list(pages_in(CONFIG["nav"]))
+MADE = [f"api/{name}.md" for name in site_pages.api_modules()] + [name.lower() for name in site_pages.COPIED]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    hidden = set(CONFIG["exclude_docs"].split())
+    written = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
+    assert sorted(NAV) == sorted([page for page in written if f"/{page}" not in hidden] + MADE)
+
+
+def test_the_reference_covers_every_public_module() -> None:
+    pages = [site_pages.api_page(name) for name in site_pages.api_modules()]
+    shown = re.findall(r"^::: (\S+)$", "\n".join(pages), re.MULTILINE)
+    assert sorted(shown) == sorted(name for name in MODULES if "._" not in name)
+
+
+def test_the_reference_covers_every_public_name() -> None:
+    page = site_pages.api_page("fedcams")
+    assert all(f"'{name}'" in page for name in fedcams.__all__)
+
+
+# -- the built site ---------------------------------------------------------------------------------------------------
+
+SOURCES = [ROOT / "mkdocs.yml", *DOCS.rglob("*.md"), *DOCS.rglob("*.py"), *DOCS.glob("assets/*")]
+SOURCES += (ROOT / "src" / "fedcams").rglob("*.py")
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
+SERIOUS = ("serious", "critical")
+LOOKED_AT = ("index", "methods", "threat-model", "api/fedcams.feedback")
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """The folder of the site, if it was built from what the repository holds now."""
+    index = SITE / "index.html"
+    if not index.exists() or index.stat().st_mtime < max(path.stat().st_mtime for path in SOURCES):
+        pytest.skip("the site is not built, or older than its sources: make site")
+    return SITE
+
+
+def test_names_and_modules_can_be_linked_to(site: Path) -> None:
+    listed = zlib.decompress((site / "objects.inv").read_bytes().split(b"zlib.\n", 1)[1]).decode()
+    targets = {line.split(" ", 1)[0] for line in listed.splitlines()}
+    assert {f"fedcams.{name}" for name in fedcams.__all__} <= targets
+    assert {name for name in MODULES if "._" not in name} <= targets
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+def opened(browser: Any, path: Path, width: int, scheme: str) -> tuple[Any, list[str]]:
+    """A page of the site, and what it fetched from elsewhere or complained about."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    heard: list[str] = []
+    page.on("request", lambda request: heard.extend(fetched(request.url)))
+    page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.goto(path.as_uri())
+    return page, heard
+
+
+def test_the_search_works_from_disk_and_asks_nobody_for_anything(site: Path, browser: Any) -> None:
+    page, heard = opened(browser, site / "index.html", 1280, "light")
+    page.locator("input.md-search__input").fill("squared_error_bound")
+    page.locator(".md-search-result__item").first.wait_for()
+    assert heard == []
+    page.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_pages_fit_and_have_no_serious_barrier(site: Path, browser: Any, width: int, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    for name in LOOKED_AT:
+        page, heard = opened(browser, site / f"{name}.html", width, scheme)
+        found = axe.run(page, options={"resultTypes": ["violations"], "preload": False}).response["violations"]
+        barriers = [f"{each['id']}: {each['nodes'][0]['html']}" for each in found if each["impact"] in SERIOUS]
+        assert barriers == [], name
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert heard == [], name
+        page.close()
