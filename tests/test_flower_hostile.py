@@ -105,6 +105,24 @@ def test_a_node_that_connects_while_rounds_outlast_its_greeting_still_joins(tmp_
     assert [list(line["accepted"]) for line in read_ledger(tmp_path / "server")] == [["0"], ["0", "1"], ["0", "1"]]
 
 
+def test_a_node_that_starts_slowly_gets_more_time_for_each_greeting() -> None:
+    """Flower drops a message that is older than its time to live; expired ones come back as errors."""
+    given: list[float] = []
+
+    def slow(message: Message) -> Message:
+        given.append(message.metadata.ttl)
+        expired = Message(Error(3, "the message expired"), reply_to=message)
+        return site(3)(message) if message.metadata.ttl > 0.03 else expired
+
+    grid = Greetings({8: slow})
+    roster = Roster("config", "arrays", patience=0.01, longest=0.05)
+    end = time.monotonic() + 5
+    while not roster.sites and time.monotonic() < end:
+        roster.refresh(grid)
+    assert roster.sites == {3: 8}
+    assert given[-1] == 0.04
+
+
 @pytest.mark.parametrize("first", [8, 9], ids=["the plain node first", "the thief first"])
 def test_no_node_takes_the_id_of_another_as_its_site(first: int) -> None:
     """Instructions for client 8 would go to node 9, and node 8 would never be asked again."""

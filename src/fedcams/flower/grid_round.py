@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedcams.flower.strategy import FedCAMS
 
 GREETING = 60.0
-"""Seconds that a connected node has to answer a greeting."""
+"""Seconds that a connected node has to answer its first greeting."""
 NO_ANSWER, NOT_THERE = "no reply before the deadline", "not connected"
 logger = logging.getLogger("flwr.fedcams")
 
@@ -47,7 +47,7 @@ class GridRound:
     ) -> None:
         self.strategy, self.server, self.names, self.rest, self.checkpoint = strategy, server, names, rest, checkpoint
         self.deadline, self.config = deadline, config
-        self.roster = Roster(strategy.configrecord_key, strategy.arrayrecord_key, min(deadline, GREETING))
+        self.roster = Roster(strategy.configrecord_key, strategy.arrayrecord_key, min(deadline, GREETING), deadline)
 
     def advance(self, grid: Grid, state: ServerState) -> tuple[ServerState, dict[str, Any], Mapping[int, RecordDict]]:
         """Run one round; return the new state, which is on disk by then, its ledger line and the clients' metrics."""

@@ -44,7 +44,9 @@ class Roster:
     config_key: str
     arrays_key: str
     patience: float
-    """Seconds to wait for the answer to a greeting before the node is greeted again."""
+    """Seconds to wait for the answer to a first greeting before the node is greeted again."""
+    longest: float = 0.0
+    """The most seconds to wait for an answer; each unanswered greeting doubles them, for nodes that start slowly."""
     sites: dict[int, int] = field(default_factory=dict)
     """Client id -> node id."""
     plain: set[int] = field(default_factory=set)
@@ -57,6 +59,8 @@ class Roster:
     """Node id -> the id of an unanswered greeting, and when to stop waiting for the answer."""
     failed: dict[int, tuple[int, float]] = field(default_factory=dict)
     """Node without the mod, or that cannot take part -> how often it said so in a row, and when to ask again."""
+    unheard: dict[int, int] = field(default_factory=dict)
+    """Node id -> how many greetings in a row it did not answer in time."""
     silent: dict[int, int] = field(default_factory=dict)
     """Node id -> how many instructions in a row it did not answer."""
     paused: dict[int, int] = field(default_factory=dict)
@@ -88,7 +92,9 @@ class Roster:
         self._keep(lambda node: node in online)
         self.listen(grid)
         now = time.monotonic()
-        self.greeted = {node: (name, end) for node, (name, end) in self.greeted.items() if end > now}
+        for node in [node for node, (_, end) in self.greeted.items() if end <= now]:
+            del self.greeted[node]
+            self.unheard[node] = self.unheard.get(node, 0) + 1
         self.rivals = {node: site for node, site in self.rivals.items() if site in self.sites}
         resting = {node for node, (_, when) in self.failed.items() if when > now}
         settled = {*self.sites.values(), *((self.plain | self.broken.keys()) & resting)}
@@ -130,9 +136,10 @@ class Roster:
             }
         )
         for node in nodes:
-            message = Message(content, node, MessageType.TRAIN, ttl=self.patience)
+            seconds = min(self.patience * 2 ** self.unheard.get(node, 0), max(self.patience, self.longest))
+            message = Message(content, node, MessageType.TRAIN, ttl=seconds)
             for name in grid.push_messages([message]):
-                self.greeted[node] = (name, time.monotonic() + self.patience)
+                self.greeted[node] = (name, time.monotonic() + seconds)
 
     def _hear(self, message: Message) -> None:
         waiting = {name: node for node, (name, _) in self.greeted.items()}
@@ -140,12 +147,15 @@ class Roster:
         if node is None:
             return
         del self.greeted[node]
+        unheard = self.unheard.pop(node, 0)
         if message.has_error():
             if message.error.code in APP_RAISED:
                 self._take_plain(node)
             elif message.error.code == MOD_REFUSED:
                 self._break(node, f"list uplink as the first mod: {readable(message.error.reason)}")
-            return  # any other error means that the node is gone; it is greeted again when it comes back
+            else:  # the node is gone, or was too slow; it is greeted again when it is there
+                self.unheard[node] = unheard + 1
+            return
         told = about_of(message.content)
         if told is None:
             self._take_plain(node)
