@@ -291,7 +291,8 @@ def _vectors(made: object, names: ArrayNames) -> tuple[Tensor, Tensor | None]:
 
 def _note(answer: Answer, lacking: str) -> ConfigRecord:
     missed = lacking if isinstance(answer.reply, Refusal) else ""  # a reply shows that the dense model came
-    return about(note="; ".join(filter(None, ["repeated" if answer.again else "", answer.note, missed])))
+    notes = "; ".join(filter(None, ["repeated" if answer.again else "", answer.note, missed]))
+    return about(note=notes) if notes else about()  # Flower's message_size_mod fails on empty texts
 
 
 def _reply(message: Message, told: ConfigRecord) -> Message:

@@ -137,8 +137,11 @@ class FedCAMS(FedAvg):
     ) -> Iterable[Message]:
         """Set the config of a round; a subclass changes `config` and returns what this returns.
 
-        The messages themselves, with their compressed models, are made later.
+        The messages themselves, with their compressed models, are made later. Refuses to be called by another loop than
+        that of `start`.
         """
+        if not overrides(type(self), FedCAMS, "configure_train"):  # our loop does not ask then
+            raise self._outside_our_loop("configure_train")
         return RoundConfig(config)
 
     def round_config(
@@ -151,9 +154,13 @@ class FedCAMS(FedAvg):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         """Refuse: updates are decoded as they arrive, by the loop of `start`, which must not be replaced."""
-        raise SpecError(
-            f"aggregate_train: {type(self).__name__}.start has a loop of its own, but FedCAMS decodes updates as they "
-            "arrive; leave start as it is, or call super().start"
+        raise self._outside_our_loop("aggregate_train")
+
+    def _outside_our_loop(self, hook: str) -> SpecError:
+        return SpecError(
+            f"{hook}: {type(self).__name__}.start has a loop of its own, but FedCAMS decodes updates as they arrive; "
+            "leave start as it is, or call super().start; do not wrap it in another strategy, such as Flower's for "
+            "differential privacy, and give privacy=... instead"
         )
 
     def summary(self) -> None:
