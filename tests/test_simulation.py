@@ -454,6 +454,12 @@ def test_a_cohort_larger_than_the_population_is_refused_before_anything_runs() -
         run(cohort=9)
 
 
+@pytest.mark.parametrize(("population", "cohort"), [(4, 4), (12, 10)])
+def test_a_cohort_has_ten_clients_or_all_if_there_are_fewer(population: int, cohort: int) -> None:
+    history = run(clients=[examples(3, seed) for seed in range(population)], cohort=None, rounds=1).run()
+    assert len(history.records[0].cohort) == cohort
+
+
 def test_a_client_with_fewer_examples_than_a_batch_makes_one_of_what_it_has() -> None:
     history = run(clients=[examples(3, 0)], cohort=1, local="sgd(batch=20, drop_last=true)", rounds=1).run()
     assert history.records[0].train_loss is not None
