@@ -42,8 +42,8 @@ def _slopes(found: dict[str, Any]) -> Iterator[str]:
         yield f"| {name} | {shown} | -0.5 | {min(times):.0f}x to {max(times):.0f}x |"
     yield (
         "\nFull participation, no compression, β1 = 0, one seed. v̂ never left its floor in these runs, so the bound\n"
-        "is that of their FedAvgM twin. With T = 64, K >= 8 or m >= 16 the step is longer than its condition allows,\n"
-        "and the bound is not proved there; the measurements lie below it all the same.\n"
+        "is that of their FedAvgM twin. For T = 64, K >= 8 or m >= 16, the step is longer than its condition allows,\n"
+        "so the bound is not proved there, but the measurements still lie below it.\n"
     )
     yield _picture("rates", "Mean squared gradient against rounds, local steps and clients, with the bound above")
     yield _picture("collapse", "The same against T K m: all points on one line")
@@ -57,8 +57,8 @@ def _partial(found: dict[str, Any]) -> Iterator[str]:
     yield "### More local steps under partial participation\n"
     yield (
         "With 4 of 32 clients and η ~ √(Kn), the corollary's choice, the average of the second half grows with K:\n"
-        f"slope {fits[True]:+.2f} (theory +1/2). With η ~ √n it is {fits[False]:+.2f}. The slow-down comes from\n"
-        "the step, not from local work.\n"
+        f"slope {fits[True]:+.2f} (theory +1/2). With η ~ √n the slope is {fits[False]:+.2f}. The step causes the\n"
+        "slowdown, not the local work.\n"
     )
     yield _picture("partial", "Second half of the run against local steps, for two step rules")
 
@@ -66,7 +66,7 @@ def _partial(found: dict[str, Any]) -> Iterator[str]:
 def _compression(found: dict[str, Any]) -> Iterator[str]:
     dense = {p["T"]: p["average"] for p in of(found, "compression", uplink="identity")}
     yield "### What compression costs\n"
-    yield "Average over that of no compression, all clients in every round:\n"
+    yield "The average, relative to no compression, with all clients in every round:\n"
     yield f"| uplink | {' | '.join(f'T = {rounds}' for rounds in dense)} |"
     yield f"|---|{'--:|' * len(dense)}"
     for uplink in dict.fromkeys(p["uplink"] for p in of(found, "compression")):
@@ -85,7 +85,7 @@ def _epsilon(found: dict[str, Any]) -> Iterator[str]:
     yield "### Two regimes of ε\n"
     yield (
         "With both rates fixed, the step grows as ε falls until v̂ leaves its floor; then ε no longer matters.\n"
-        f"Best here is ε = {best['eps']:g}, with {100 * best['off_floor']:.0f} % of coordinates off the floor.\n"
+        f"The best is ε = {best['eps']:g}, with {100 * best['off_floor']:.0f} % of coordinates off the floor.\n"
     )
     yield _picture("epsilon", "Average and share of coordinates off the floor against ε")
 
@@ -94,8 +94,8 @@ def _paper() -> Iterator[str]:
     values = [bound(PAPER, PAPER_RUN).value for bound in (printed, sound)]
     yield "### The paper's own run\n"
     yield (
-        f"For FedAMS on ResNet-18 the printed bound is {values[0]:.1e} and the proved one {values[1]:.1e}, where\n"
-        f"‖∇f‖² ≤ G² = {PAPER.G**2:.0f} always. The constants were measured once, at the start, with batches of 20.\n"
-        "Conditions of both are missed by orders of magnitude: the theorems say nothing about such runs.\n"
+        f"For FedAMS on ResNet-18, the printed bound is {values[0]:.1e} and the proved one {values[1]:.1e}, although\n"
+        f"‖∇f‖² never exceeds G² = {PAPER.G**2:.0f}. The constants were measured once, at the start, with batches of 20.\n"
+        "The run violates the conditions of both bounds by orders of magnitude, so the theorems say nothing about it.\n"
     )
     yield _picture("terms", "Terms of both bounds for the paper's ResNet-18 run, on a logarithmic scale")

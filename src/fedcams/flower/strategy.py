@@ -49,7 +49,9 @@ logger = logging.getLogger("flwr.fedcams")
 class FedCAMS(FedAvg):
     """Run a method over Flower: adaptive servers, compressed updates, and rounds that survive crashes.
 
-    Args:
+    A subclass may override `configure_train`, to change the config of a round, and the hooks for evaluation.
+
+    Arguments:
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=0.1, eps=1e-3)"` (by default `fedcams.method.SAFE_SERVER`, whose steps are about as long
             as FedAvg's), `uplink="topk(ratio=1/64)"` (for clients whose mod names no compressor of its own),
@@ -69,7 +71,14 @@ class FedCAMS(FedAvg):
             `weighting="examples"`. `fraction_evaluate=1.0` evaluates on clients, which sends them the dense model; by
             default, nothing is evaluated there.
 
-    A subclass may override `configure_train`, to change the config of a round, and the hooks for evaluation.
+    Raises:
+        SpecError: for an unknown option, parts that do not fit together, or a subclass that overrides other hooks.
+
+    Examples:
+        >>> from fedcams.flower import FedCAMS
+        >>> strategy = FedCAMS(uplink="ternary(ratio=1/16)", checkpoint="/var/lib/server", run="mnist", clients=20)
+        >>> strategy.method.uplink.name
+        'ternary'
     """
 
     def __init__(
