@@ -167,9 +167,9 @@ def test_what_is_finished_is_left_alone_and_what_broke_off_goes_on(folder: Path)
 def test_another_run_in_the_folder_is_not_touched(folder: Path) -> None:
     say("run", "mini.toml", "--no-report")
     message = refused("run", "mini.toml", "-s", "rounds=11")
-    assert "fedavg-s1 holds another run (rounds=12 there, 11 here); choose another folder with --out" in message
+    assert "fedavg-s1 holds a different run (rounds=12 there, 11 here); choose another folder with --out" in message
     (folder / "runs/mini/fedavg-s1").rename(folder / "elsewhere")
-    assert "fedcams-sign-s1 holds another run" in refused("run", "mini.toml", "-s", "rounds=11")
+    assert "fedcams-sign-s1 holds a different run" in refused("run", "mini.toml", "-s", "rounds=11")
     assert not (folder / "runs/mini/fedavg-s1").exists(), "what cannot be finished is not begun"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @register("transformer")
 @dataclass(frozen=True)
 class Transformer(Model):
-    """Embeddings of tokens and places, `depth` blocks of attention and perceptron, then linear; nothing is dropped."""
+    """Embeddings of tokens and positions, `depth` blocks of attention and perceptron, then linear; no dropout."""
 
     dim: int = integer(128, low=1, doc="width")
     depth: int = integer(4, low=1, doc="blocks")
