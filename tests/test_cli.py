@@ -358,12 +358,12 @@ def test_the_version() -> None:
 
 
 def test_as_a_process(folder: Path, forks: Forks) -> None:
-    """The whole way once: a module that starts from nothing, the true report, and an error without a traceback."""
-    command = [sys.executable, "-m", "fedcams", "run", "mini.toml", "-s", "rounds=3"]
+    """A module that starts from nothing, and an error without a traceback."""
+    command = [sys.executable, "-m", "fedcams", "run", "mini.toml", "-s", "rounds=3", "--no-report"]
     good = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, cwd=folder)
     assert good.returncode == 0, good.stderr
-    assert f"report: {Path('runs/mini/report/index.html')}" in good.stdout
-    assert (folder / "runs/mini/report/index.html").stat().st_size > 1000
+    assert "round 3/3" in good.stdout
+    assert read_run(folder / "runs/mini/fedcams-sign-s1").finished
     bad = forks.run(FEDCAMS, "run", "mini.tmol", cwd=folder)
     assert bad.code == 2
     assert bad.errors.startswith("error: no preset is named 'mini.tmol'")

@@ -96,7 +96,7 @@ OTHERS = [page for page in PAGES if page not in {*FIRST, *ELSEWHERE} and "\n```"
 def test_the_first_pages_work_one_after_the_other(folder: Path) -> None:
     for page in FIRST:
         follow(f"docs/{page}", folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["both", "grid.toml", "mine.toml", "runs"]
+    assert sorted(path.name for path in folder.iterdir()) == ["both", "grid.toml", "mine.toml", "model.pt", "runs"]
     made = {path.name for path in (folder / "runs" / "mine").iterdir()}
     assert made == {"dense-s1", "dense-s2", "top-k-1-64-s1", "top-k-1-64-s2", "report"}
     assert (folder / "runs" / "grid" / "leaderboard.md").exists()
