@@ -110,9 +110,9 @@ def test_pieces_of_ones_own_are_loaded_by_name(folder: Path, monkeypatch: pytest
 def test_a_module_that_cannot_be_imported_is_named(folder: Path) -> None:
     (folder / "garbled.py").write_text("x = = 3")
     (folder / "falls.py").write_text("\nraise RuntimeError('boom')")
-    message = "--import garbled: SyntaxError: invalid syntax (garbled.py, line 1); correct the module"
+    message = "--import garbled: SyntaxError: invalid syntax (garbled.py, line 1); fix the module"
     assert message in refused("--import", "garbled", "list")
-    message = "--import falls: RuntimeError: boom (falls.py, line 2); correct the module"
+    message = "--import falls: RuntimeError: boom (falls.py, line 2); fix the module"
     assert message in refused("--import", "falls", "list")
     for name in ("./falls.py", ".falls"):
         assert f"--import {name}: give the name of a module" in refused("--import", name, "list")

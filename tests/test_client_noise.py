@@ -295,7 +295,7 @@ def test_a_site_answers_no_more_often_than_the_run_has_rounds(tmp_path: Path) ->
 def test_a_damaged_count_is_refused(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
     SiteSecret(tmp_path).spend(None)
     (tmp_path / FILE).write_bytes(change((tmp_path / FILE).read_bytes()))
-    with pytest.raises(ResidualError, match="nobody knows what this site has spent"):
+    with pytest.raises(ResidualError, match="it is unknown what this site has spent"):
         SiteSecret(tmp_path)
 
 

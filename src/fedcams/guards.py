@@ -1,6 +1,6 @@
 """Guards: how long a client's rows may be, learned from the clients' own norms, so that one of them cannot do harm.
 
-FedAMS needs this most: its v̂ is a running maximum, which a single huge update would raise for ever.
+FedAMS needs this most: its v̂ is a running maximum, which a single huge update would raise permanently.
 """
 
 from __future__ import annotations

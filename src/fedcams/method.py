@@ -134,7 +134,9 @@ class Method(Spec):
             raise SpecError(f"privacy={self.privacy} spreads epsilon over a run of unknown length; give rounds=...")
         for path, schedule in self.schedules():
             if rounds is None and schedule.depends_on_rounds:
-                raise SpecError(f"{path}={schedule} follows the length of the run, which is unknown; give rounds=...")
+                raise SpecError(
+                    f"{path}={schedule} depends on the length of the run, which is unknown; give rounds=..."
+                )
             if rounds is not None and (length := schedule.length(rounds)) > rounds:
                 raise SpecError(
                     f"{path}={schedule} lasts {length} rounds, but the run has rounds={rounds}; "

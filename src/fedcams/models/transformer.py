@@ -26,14 +26,14 @@ class Transformer(Model):
     takes_tokens = True
     examples = ("transformer", "transformer(dim=8, depth=1, heads=2)")
     refused = (
-        ("transformer(dim=10)", "dim=10 is no multiple of heads=4"),
+        ("transformer(dim=10)", "dim=10 is not a multiple of heads=4"),
         ("transformer(depth=0)", r"allowed: an integer in \[1, inf\)"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dim % self.heads:
-            raise SpecError(f"transformer: dim={self.dim} is no multiple of heads={self.heads}; change one of them")
+            raise SpecError(f"transformer: dim={self.dim} is not a multiple of heads={self.heads}; change one of them")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         from fedcams.models.networks.transformer import CharacterTransformer
