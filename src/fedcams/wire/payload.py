@@ -209,7 +209,7 @@ def payload_size(codec: Compressor | str, x: Tensor, layout: Layout | None = Non
         key: seeds compressors that draw at random.
 
     Returns:
-        The number of bytes, header and checksum included.
+        The number of bytes, including header and checksum.
 
     Raises:
         FedcamsError: for what `encode` refuses.
