@@ -374,7 +374,9 @@ def test_a_site_that_insists_on_noise_gets_it_or_stays_out(tmp_path: Path) -> No
     for kind in ("train", "evaluate"):
         asked = Message(content, 1, kind)
         told = pinned[0](asked, Context(1, 1, {"site-id": 0}, RecordDict(), {}), plain_app(1.0))
-        assert "only FedCAMS may ask it, and only to train" in str(told.content.config_records[ABOUT]["refused"])
+        assert "it answers only FedCAMS, and only requests to train" in str(
+            told.content.config_records[ABOUT]["refused"]
+        )
         assert not told.content.array_records
 
 

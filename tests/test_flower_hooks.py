@@ -214,7 +214,7 @@ def test_hooks_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
         ours(tmp_path, OwnAggregate)
     with pytest.raises(SpecError, match=r"OwnMessages.configure_train builds its own messages.*super\(\)"):
         run(ours(tmp_path, OwnMessages), mods, 1)
-    with pytest.raises(SpecError, match=r"OwnLoop.start has a loop of its own.*leave start as it is"):
+    with pytest.raises(SpecError, match=r"OwnLoop.start runs its own loop.*do not override start"):
         run(ours(tmp_path / "other", OwnLoop), mods, 1)
 
 
