@@ -21,22 +21,22 @@ TEXT = """\
 [Recipes](methods.md#recipes) compress both directions or only updates. All methods here average the server's models in
 the same way. *Last 100* is the mean test accuracy over the last 100 rounds, of which every tenth was tested;
 *averaged* is the accuracy of the averaged model after the last round. *Fewer* compares with the first row and includes
-first contacts and buffers. [Delivering the final model](#delivering-the-final-model) is not part of a run. The ratios and
-schedules of the two-way recipes were tuned in earlier runs with seed 1, and their server's rate in runs of 60 rounds with
-seed 11. That server uses less momentum and a lower rate that falls at the end. The rows *lower falling rate* use it
-without compression and with compressed updates alone. It helps compressed updates. Without compression, training
-breaks down around round 50 and recovers, and the averaged model ends lower.
+first contacts and buffers. [Delivering the final model](#delivering-the-final-model) is not part of a run. The ratios
+and schedules of the two-way recipes were tuned in earlier runs with seed 1, and their server's rate in runs of 60
+rounds with seed 11. That server uses less momentum and a lower rate that falls at the end. The rows *lower falling
+rate* use it without compression and with compressed updates alone. It helps compressed updates. Without compression,
+training breaks down around round 50 and recovers, and the averaged model ends lower.
 """
 DELIVERY = """\
 ### Delivering the final model
 
 `python benchmarks/delivery.py bytes-resnet18 "{label}" --data DIR --device cuda --save`
 
-When a run ends, each of the {clients} clients holds an older model. To give all of them the averaged model, the
-server sends each client the difference once. The table shows the cost for each compressor and the accuracy of the
-delivered models. *Fewer* compares a run and its delivery with dense FedAMS and a dense delivery. Batch-norm buffers travel
-dense and are not counted: they add 0.04 MB per client. Accuracies are means over {tested} clients of one run (seed
-{seed}), whose averaged model reaches {accuracy:.2f} %.
+When a run ends, each of the {clients} clients holds an older model. To give all of them the averaged model, the server
+sends each client the difference once. The table shows the cost for each compressor and the accuracy of the delivered
+models. *Fewer* compares a run and its delivery with dense FedAMS and a dense delivery. Batch-norm buffers travel dense
+and are not counted: they add 0.04 MB per client. Accuracies are means over {tested} clients of one run (seed {seed}),
+whose averaged model reaches {accuracy:.2f} %.
 """
 PICTURE = "Accuracy of averaged models against rounds and against all bytes"
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks" / "records" / "delivery.json"

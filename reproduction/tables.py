@@ -158,8 +158,8 @@ def gammas(groups: dict[str, list[Done]]) -> Iterator[str]:
     grown = [done.label for done in measured if fmean(done.gamma[-LAST:]) > fmean(done.gamma[:LAST])]
     if grown:
         yield (
-            f"In {len(grown)} of these {len(measured)} runs γ is higher in the last rounds than in the first. Whether it\n"
-            "stays bounded in longer runs remains open.\n"
+            f"In {len(grown)} of these {len(measured)} runs γ is higher in the last rounds than in the first. Whether\n"
+            "it stays bounded in longer runs remains open.\n"
         )
 
 

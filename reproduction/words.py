@@ -78,14 +78,14 @@ paper and its published code differ or are silent, or where we deviate from them
 
 *Up* and *down* are the bytes of all clients' messages in all rounds, including headers and buffers. *Smaller* is how
 many times fewer bytes go up than without compression. *Seconds* are the median over rounds, including evaluation, and
-*minutes* the whole run. The command in each section makes all of its runs; add `--only LABEL` to make just one. You need
-a GPU and a folder with CIFAR-10: `fedcams run PRESET --data DIR --device cuda`.
+*minutes* the whole run. The command in each section makes all of its runs; add `--only LABEL` to make just one. You
+need a GPU and a folder with CIFAR-10: `fedcams run PRESET --data DIR --device cuda`.
 """
 REPEATABILITY = """\
-**Repeatability**: the engine computes all sums in a fixed order, so a run repeats bit for bit with the same seed, device
-and versions, including the version of fedcams. The engine now splits its sums over two lanes, so it cannot repeat
-runs whose `environment.json` names commit d95d06e or an earlier one. Before that change, 30 rounds of one of those runs
-repeated exactly on another machine ([record](../benchmarks/records/2026-11-15_graphs)).\
+**Repeatability**: the engine computes all sums in a fixed order, so a run repeats bit for bit with the same seed,
+device and versions, including the version of fedcams. The engine now splits its sums over two lanes, so it cannot
+repeat runs whose `environment.json` names commit d95d06e or an earlier one. Before that change, 30 rounds of one of
+those runs repeated exactly on another machine ([record](../benchmarks/records/2026-11-15_graphs)).\
 """
 OPTIMIZERS = """\
 ## Server optimizers

@@ -368,8 +368,8 @@ def test_times_of_averaged_models_and_what_latency_takes_of_them(tmp_path: Path)
     text = markdown(collection, summarize(collection, 0.45))
     assert "on a network (last / averaged models)" in text
     assert re.search(r"\| averaged \|.* 7\.\d+ s / 4\.\d+ s \(latency 32%\)", text), "3G"
-    assert "Bound by latency" in text
-    assert "3G (plain); Satellite (all methods). Elsewhere bytes decide." in text
+    assert "Latency is more than half of the time" in text
+    assert "3G (plain); Satellite (all methods). Bytes dominate elsewhere." in text
 
 
 def test_a_round_without_clients_costs_no_latency(tmp_path: Path) -> None:
@@ -633,12 +633,12 @@ def test_runs_that_were_never_evaluated_still_render(tmp_path: Path) -> None:
     index = report([run], tmp_path / "out")
     assert "Unfinished: run, seed 1: 3 of 9 rounds" in index.read_text("utf-8")
     assert {path.stem.split("-")[0] for path in (tmp_path / "out" / "figures").iterdir()} == {"train_loss"}
-    assert "no accuracy to compare at" in (tmp_path / "out" / "summary.md").read_text("utf-8")
+    assert "no accuracy to compare" in (tmp_path / "out" / "summary.md").read_text("utf-8")
 
 
 def test_a_target_for_runs_that_were_never_evaluated_is_no_target(tmp_path: Path) -> None:
     collection = collect([write_run(tmp_path / "run", [None] * 3)])
-    assert "no accuracy to compare at" in page(collection, summarize(collection, target=0.9))
+    assert "no accuracy to compare" in page(collection, summarize(collection, target=0.9))
 
 
 def test_environments_of_later_sittings_are_named(tmp_path: Path) -> None:

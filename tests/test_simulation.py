@@ -425,7 +425,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (r"clients has the id -1; give each client an integer from 0", {"clients": {-1: CLIENTS[0]}}),
     ("loss='mse'; give a function", {"loss": "mse"}),
     ("metric=3; give a function, or a dict of functions by name", {"metric": 3}),
-    ("metric: the name 'accuracy' at place 2", {"metric": {"f1": accuracy, "accuracy": accuracy}}),
+    ("metric: the name 'accuracy' at position 2", {"metric": {"f1": accuracy, "accuracy": accuracy}}),
     (
         r"metric scores returns a dict \(f1\); return one number",
         {"metric": {"scores": lambda outputs, y: {"f1": 1.0}}, "test": CLIENTS[0]},

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SETTINGS = ["rounds=1", "clients=2", "seeds=[1]", "sampler=full", "model=linear", "partition=iid"]
 SMALL = [word for setting in [*SETTINGS, "local=sgd(steps=1, batch=2)"] for word in ("-s", setting)]
-"""What makes any preset a matter of a moment."""
+"""Settings that make any preset fast."""
 
 
 def blocks(page: str) -> list[tuple[str, str]]:

@@ -133,7 +133,8 @@ def _paper() -> Iterator[str]:
     yield "### The paper's own run\n"
     yield (
         f"For FedAMS on ResNet-18, the printed bound is {values[0]:.1e} and the proved one {values[1]:.1e}, although\n"
-        f"‖∇f‖² never exceeds G² = {PAPER.G**2:.0f}. The constants were measured once, at the start, with batches of 20.\n"
-        "The run violates the conditions of both bounds by orders of magnitude, so the theorems say nothing about it.\n"
+        f"‖∇f‖² never exceeds G² = {PAPER.G**2:.0f}. The constants were measured once, at the start, with batches\n"
+        "of 20. The run violates the conditions of both bounds by orders of magnitude, so the theorems say nothing\n"
+        "about it.\n"
     )
     yield _picture("terms", "Terms of both bounds for the paper's ResNet-18 run, on a logarithmic scale")

@@ -89,7 +89,7 @@ class Uplink:
         try:
             if told is None:
                 raise SpecError(
-                    f"this site adds noise, privacy={self.privacy}: only FedCAMS may ask it, and only to train"
+                    f"this site adds noise, privacy={self.privacy}: it answers only FedCAMS, and only requests to train"
                 )
             check_protocol(told.get("protocol"), "the server")
             site = site_of(context)
@@ -253,7 +253,7 @@ def _without_reasons(train: Training) -> Train:
         try:
             return train(received, instruction, shift, rate)
         except Exception:
-            logger.exception("the app failed; the server is not told why")
+            logger.exception("the app failed; the server does not learn why")
             raise UpdateError("the app failed; the log of its node says why") from None
 
     return trained

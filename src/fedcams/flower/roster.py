@@ -175,7 +175,7 @@ class Roster:
         elif site in self.plain - {node}:
             self._break(node, f"it says it is site {site}, which is the id of another node")
         elif self.sites.get(site, node) != node:
-            logger.warning("node %s says it is site %s, but node %s already is", node, site, self.sites[site])
+            logger.warning("node %s claims to be site %s, but node %s already is", node, site, self.sites[site])
             self.rivals[node] = site
         else:
             self._keep(lambda other: other != node)  # it may have been without the mod, or another site

@@ -158,8 +158,8 @@ class FedCAMS(FedAvg):
 
     def _outside_our_loop(self, hook: str) -> SpecError:
         return SpecError(
-            f"{hook}: {type(self).__name__}.start has a loop of its own, but FedCAMS decodes updates as they arrive; "
-            "leave start as it is, or call super().start; do not wrap it in another strategy, such as Flower's for "
+            f"{hook}: {type(self).__name__}.start runs its own loop, but FedCAMS decodes updates as they arrive; "
+            "do not override start, or call super().start; do not wrap it in another strategy, such as Flower's for "
             "differential privacy, and give privacy=... instead"
         )
 

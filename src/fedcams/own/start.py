@@ -71,7 +71,7 @@ def simulate(
         test: a dataset like those of the clients, to evaluate on; None evaluates nothing.
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=0.1)"`, `uplink="topk(ratio=1/64)"`, `downlink=`, `local=`, `average="ema(0.97)"`, ….
-            `recipe="light"` stands for several of them, over which those given beside it win.
+            `recipe="light"` sets several of them; those that you give yourself take precedence.
         rounds: the number of rounds.
         cohort: a number of clients per round, or a sampler such as `bernoulli(p=0.1)`; 10 by default, or all if there
             are fewer.
