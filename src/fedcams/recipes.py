@@ -20,7 +20,7 @@ KEY = "recipe"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a recipe cost and lost in runs published in `results/`, beside dense FedAMS, averaged in the same way."""
+    """What a recipe cost and lost in the runs in `results/`, compared with dense FedAMS, averaged in the same way."""
 
     setting: str
     fewer_bytes: float
