@@ -123,9 +123,9 @@ $(READY): $(DEMO_READY)
 	@mv -f $(UNFINISHED) $(DEMO_READY) && touch $@
 
 # What only the site needs: no other target waits for it.
-$(SITE_READY): $(READY)
+$(SITE_READY): $(READY) docs/requirements.txt
 	@echo "Installing the tools of the documentation site"
-	@$(PIP_INSTALL) -e '.[docs]'
+	@$(PIP_INSTALL) -r docs/requirements.txt
 	@touch $@
 
 # No recipe: an interpreter that is gone makes the stamp out of date.

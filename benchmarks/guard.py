@@ -113,18 +113,21 @@ def four_flipped(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def lost_by_seed(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a case of FedAMS -> seed -> how many points the attack costs."""
-    turned, flipped = ([0, 5, 10, 15], {"flipped": turned_}), ([0], {FLIPPED: ATTACKS[FLIPPED]})
-    for what, keys, attack in (
-        ("4 of 20, trimmed(fraction=0.2), iid", {"aggregate": "trimmed(fraction=0.2)", "partition": "iid"}, turned),
-        ("4 of 20, trimmed(fraction=0.4), iid", {"aggregate": "trimmed(fraction=0.4)", "partition": "iid"}, turned),
-        (f"one of 20, {FLIPPED}, dirichlet(alpha=0.1)", {}, flipped),
-    ):
+    cases: dict[str, tuple[dict[str, Any], list[int], dict[str, Attack]]] = {
+        f"4 of 20, {aggregate}, iid": (
+            {"aggregate": aggregate, "partition": "iid"},
+            [0, 5, 10, 15],
+            {"flipped": turned_},
+        )
+        for aggregate in ("trimmed(fraction=0.2)", "trimmed(fraction=0.4)")
+    }
+    cases[f"one of 20, {FLIPPED}, dirichlet(alpha=0.1)"] = ({}, [0], {FLIPPED: ATTACKS[FLIPPED]})
+    for what, (changes, clients, attacks) in cases.items():
         lost = {}
         for seed in SEEDS:
-            found = dict(
-                scores({**FEW, "server": SERVERS["FedAMS"], **keys, "seed": seed}, rounds, *attack, ["adaptive"])
-            )
-            lost[str(seed)] = round(found["clean"] - found[next(iter(attack[1]))], 2)
+            keys = {**FEW, "server": SERVERS["FedAMS"], **changes, "seed": seed}
+            clean, hostile = (score for _, score in scores(keys, rounds, clients, attacks, ["adaptive"]))
+            lost[str(seed)] = round(clean - hostile, 2)
         yield what, lost
 
 

@@ -25,6 +25,7 @@ def test_commands_presets_and_files_are_offered(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "default.toml").write_text("")
     assert offered("swe") == ["sweep"]
+    assert offered("ne") == ["new"]
     assert offered("run", "") == [*presets(), "default.toml"]
     assert offered("run", "de") == ["demo", "default.toml"]
 

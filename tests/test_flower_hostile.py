@@ -101,7 +101,7 @@ def test_a_node_that_connects_while_rounds_outlast_its_greeting_still_joins(tmp_
 
     apps = {5: adding_app(tmp_path, 1.0), late: adding_app(tmp_path, 1.0)}
     grid = Slow(apps, {5: {"site-id": 0}, late: {"site-id": 1}})
-    FedCAMS(server="fedavg", checkpoint=tmp_path / "server").start(grid, two_by_three(), 3, timeout=5.0)
+    FedCAMS(server="fedavg", checkpoint=tmp_path / "server", clients=2).start(grid, two_by_three(), 3, timeout=5.0)
     assert [list(line["accepted"]) for line in read_ledger(tmp_path / "server")] == [["0"], ["0", "1"], ["0", "1"]]
 
 

@@ -426,13 +426,13 @@ def test_two_processes_cannot_be_at_one_run(folder: Path) -> None:
     assert resume(folder).finished
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_without_file_locks_a_folder_is_refused_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with pytest.raises(RunError, match="need the file locks of Linux or macOS; on Windows, use WSL"), locked(tmp_path):
         pass
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder_is_refused(folder: Path) -> None:
     folder.mkdir(mode=0o500)
     with pytest.raises(RunError, match=r"cannot write .*environment\.json: Permission denied; free space or make"):

@@ -29,6 +29,8 @@ ERRORS = [
     ["run", "demo", "-s", "clients=3"],
     ["run", "demo", "--only", "nonsense"],
     ["run", "demo", "--track", "nonsense"],
+    ["new", "torch"],
+    ["new", "../project"],
     ["resume", "missing"],
     ["report", "missing"],
     ["sweep", "missing.toml"],

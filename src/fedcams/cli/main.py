@@ -16,6 +16,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from fedcams.cli.deferred import defer
+from fedcams.cli.new import new
 from fedcams.cli.runs import report, resume, run, sweep
 from fedcams.cli.theory import theory
 from fedcams.cli.tools import bench, list_, plan
@@ -78,6 +79,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="`fedcams run demo` compares eight methods on a small problem. It downloads nothing.",
 )
+app.command()(new)
 app.command()(run)
 app.command()(resume)
 app.command()(report)

@@ -124,7 +124,7 @@ class GridRound:
                 time.sleep(PAUSE)
         inbox.absent |= dict.fromkeys(sent.values(), NO_ANSWER)
         self.roster.answered(asked.keys() - inbox.absent.keys())
-        self.roster.forget(inbox.absent)
+        self.roster.forget(asked.keys() & inbox.absent.keys())  # not those who have connected since
         return state, down
 
     def _size(self, instructions: Mapping[int, Instruction], asked: Collection[int]) -> int:
