@@ -119,7 +119,7 @@ def recipe(name: object) -> Recipe:
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of all layers as one; those of a later layer win.
 
-    A layer that names a recipe stands for the recipe's fields, over which what else the layer sets wins. The result
+    A layer that names a recipe sets the recipe's fields, which the layer's other settings override. The result
     names no recipe.
     """
     settings: dict[str, Any] = {}
