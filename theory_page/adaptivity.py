@@ -68,7 +68,7 @@ def measured(point: Point) -> Point:
         records.append(replace(record, averaged_accuracy=None))
     averaged = record.averaged_accuracy
     assert averaged is not None
-    off_floor = record.probes.get("off_floor", 0.0)
+    off_floor = record.probes.get("off_floor") or 0.0  # FedAvgM has no floor
     return point._replace(accuracy=score(records) or 0.0, averaged=averaged, off_floor=off_floor)
 
 
