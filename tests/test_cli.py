@@ -402,7 +402,7 @@ def test_a_plan_compares_downlinks_and_recommends_one(folder: Path) -> None:
     assert "Recommended: shared(blockq), with" in only
     assert "25,000,000 parameters" in say("plan", "25M", "--downlink", "none")
     assert "1,500 parameters" in say("plan", "1.5k", "--downlink", "none")
-    assert "No downlink among these fits" in say("plan", "1000", "--downlink", "replica(blockq)", "--memory", "0")
+    assert "None of these downlinks fits" in say("plan", "1000", "--downlink", "replica(blockq)", "--memory", "0")
 
 
 def test_the_papers_tables_are_printed(folder: Path) -> None:

@@ -125,7 +125,7 @@ def _epsilon(axes: Any, found: dict[str, Any]) -> None:
 
 
 def _adaptivity(axes: Any, points: Sequence[Point]) -> None:
-    """Draw a line for every rate, over ε; where v̂ has left its floor, marks are full."""
+    """Draw a line for every rate, over ε; marks are filled where v̂ has left its floor."""
     tried = [p for p in points if p.seed not in SHOWN]
     for place, step in enumerate(STEPS):
         line = [

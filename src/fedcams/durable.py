@@ -26,7 +26,7 @@ def write_whole(path: Path, *parts: bytes | memoryview, over: Path | None = None
 
     `over` is a file that is no longer needed; the new one is written over it. Freeing tens of megabytes and allocating
     others takes a file system longer than writing them. `mode` says who may read and write a new file, as far as the
-    umask allows. Links are never followed: what they lead to stays as it is. Raises OSError if the system refuses.
+    umask allows. Links are never followed: their targets stay unchanged. Raises OSError if the system refuses.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
@@ -55,7 +55,7 @@ def _is_own(path: Path) -> bool:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder, and those above it, that only their owner may enter; one that exists stays as it is."""
+    """Make a folder, and those above it, that only their owner may enter; an existing one stays unchanged."""
     for path in reversed([folder, *folder.parents]):
         if path == folder or not path.exists():
             path.mkdir(0o700, exist_ok=True)  # refuses what is not a folder

@@ -114,7 +114,7 @@ class BadPosition(WireError):
 
 
 class BadChangeCount(WireError):
-    """More signs are said to differ from the one before them than there are such signs."""
+    """The payload claims more changes of sign than there are signs that follow."""
 
 
 class BadPadding(WireError):

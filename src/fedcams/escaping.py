@@ -1,4 +1,4 @@
-"""Text in the cells of tables: shown as it is, and never taken for a formula or for markup."""
+"""Text in the cells of tables: shown unchanged, and never mistaken for a formula or markup."""
 
 from __future__ import annotations
 

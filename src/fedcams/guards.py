@@ -1,4 +1,4 @@
-"""Guards: how long a client's rows may be, learned from the clients' own norms, so that one of them cannot do harm.
+"""Guards: the largest norm that a client's rows may have, learned from all clients, so that none can do harm.
 
 FedAMS needs this most: its v̂ is a running maximum, which a single huge update would raise permanently.
 """
@@ -21,7 +21,7 @@ Past = Mapping[str, Mapping[int, float]]
 ROUNDS = 10
 """How many past rounds count: those with the largest norms. Half of them must go wrong before the bound does."""
 ENOUGH = 3
-"""With so many clients, one of them cannot set what is usual for their cohort."""
+"""From this many clients on, a single one cannot set what is usual for the cohort."""
 
 
 class Guard(Spec, ABC):

@@ -20,7 +20,7 @@ KEY = "recipe"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a recipe cost and lost in runs published in `results/`, beside dense FedAMS, averaged in the same way."""
+    """What a recipe cost and lost in the runs in `results/`, compared with dense FedAMS, averaged in the same way."""
 
     setting: str
     fewer_bytes: float
@@ -119,7 +119,7 @@ def recipe(name: object) -> Recipe:
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of all layers as one; those of a later layer win.
 
-    A layer that names a recipe stands for the recipe's fields, over which what else the layer sets wins. The result
+    A layer that names a recipe sets the recipe's fields, which the layer's other settings override. The result
     names no recipe.
     """
     settings: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Hostile clients for simulations: what they send in place of what their training gave."""
+"""Hostile clients for simulations: what they send instead of their trained updates."""
 
 from __future__ import annotations
 

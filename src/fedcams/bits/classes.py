@@ -2,7 +2,7 @@
 
 A value travels as a level of b bits, the lowest of which is its sign (1 for positive or zero) and the others its class;
 a class travels as its mean, a float32. Means are those of `fedcams.bits.kept`: the same, bit for bit, on every device.
-Numbers are in groups, which lie together and are split each by itself.
+Numbers come in contiguous groups, and each group is split separately.
 
 Each function has kernels for one row on the CPU and a batched torch version for any other device.
 """

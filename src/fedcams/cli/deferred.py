@@ -1,4 +1,4 @@
-"""Put off loading torch until something computes: it takes seconds, too long for a list or an error message."""
+"""Defer loading torch until something computes: it takes seconds, too long for a list or an error message."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Settings:
 
 
 class Outcome(NamedTuple):
-    """What became of an experiment: the finished run, or the error that ended it."""
+    """The outcome of an experiment: the finished run, or the error that ended it."""
 
     experiment: Experiment
     run: Run | None
@@ -185,7 +185,7 @@ def threads_each(jobs: int) -> int:
 def carry_out_at_once(
     tasks: Mapping[Path, Experiment], settings: Settings, jobs: int, screen: Screen
 ) -> Iterator[Outcome]:
-    """Run experiments in their folders, `jobs` at once, and yield what became of each one, in the order given.
+    """Run experiments in their folders, `jobs` at once, and yield the outcome of each, in the order given.
 
     A run that fails does not stop the others. Ctrl-C stops all of them, and a second one kills them.
     """
@@ -211,7 +211,7 @@ def _outcome(experiment: Experiment, future: Future[Run]) -> Outcome:
 
 
 def carry_out_in_turn(tasks: Mapping[Path, Experiment], settings: Settings, screen: Screen) -> Iterator[Outcome]:
-    """Run experiments in their folders in this process, and yield what became of each one.
+    """Run experiments in their folders in this process, and yield the outcome of each.
 
     A run that diverges does not stop the others; any other error is raised, because it mostly concerns all of them.
     """

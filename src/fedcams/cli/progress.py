@@ -1,4 +1,4 @@
-"""Show how runs go: on a terminal one line for each, never wider than it, and now and then a plain line elsewhere."""
+"""Show the progress of runs: one line each on a terminal, never wider than it; elsewhere an occasional plain line."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def _only(preset: Preset, labels: Sequence[str]) -> Preset:
 def _begin(
     tasks: Mapping[Path, Experiment], settings: Settings, jobs: int, quiet: bool
 ) -> tuple[Progress, Iterator[Outcome]]:
-    """Return the console, and an iterator that runs the experiments and yields what became of each."""
+    """Return the console, and an iterator that runs the experiments and yields their outcomes."""
     from fedcams.cli.jobs import carry_out_at_once, carry_out_in_turn
     from fedcams.cli.progress import Progress
     from fedcams.cli.session import check_device, rounds_left
@@ -245,7 +245,7 @@ NUMBERS = ("seeds", "rounds", "accuracy", "up", "down")
 
 
 def _summarize(progress: Progress, outcomes: Sequence[Outcome]) -> list[Run]:
-    """Print what came out and return the runs; refuses to go on if some have failed, and names them."""
+    """Print the results and return the runs; raises an error that names those that failed."""
     from fedcams.cli.progress import title
     from fedcams.runs import RunError
 

@@ -1,4 +1,4 @@
-"""`fedcams list`, `plan` and `bench`: what there is, what a federation will send, and how fast rounds are here."""
+"""`fedcams list`, `plan` and `bench`: what is available, what a federation will send, and how fast rounds run here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker of `fedcams run --jobs`: it carries out the runs that it reads from its input, and writes how they go.
+"""A worker of `fedcams run --jobs`: it carries out the runs that it reads from its input, and reports their progress.
 
 Both are lines of JSON. The first one in is the settings, every other one a run; those out are explained in `Reporter`.
 """

@@ -123,9 +123,9 @@ class Downlink(Spec, ABC):
     server_keeps_rows: ClassVar[bool] = False
     """Whether the server keeps a model of every client, in a RowStore."""
     carries_buffers: ClassVar[bool] = False
-    """Whether buffers that the method compresses travel by its rule too; if not, they go dense beside the model."""
+    """Whether buffers that the method compresses travel by its rule too; if not, they travel dense."""
     hides_cohorts: ClassVar[bool] = False
-    """Whether what a client receives depends only on the server's models and on that client, never on who else came."""
+    """Whether what a client receives depends only on the server's models and on that client, not on other clients."""
 
     @property
     def starts_warm(self) -> bool:

@@ -115,7 +115,7 @@ class HeldStore(ABC):
 
     @abstractmethod
     def stage(self, client: int, messages: Mapping[str, Message]) -> None:
-        """Keep the messages of one instruction in addition to what is held, in place of those staged before."""
+        """Keep the messages of one instruction in addition to what is held; they replace those staged before."""
 
 
 @final

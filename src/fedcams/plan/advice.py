@@ -1,4 +1,4 @@
-"""Which recipe to take: by the server's memory, by how often clients come, and by what a round waits for."""
+"""Which recipe to use: by the server's memory, how often clients take part, and what dominates a round's time."""
 
 from __future__ import annotations
 

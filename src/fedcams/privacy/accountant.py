@@ -44,7 +44,7 @@ def divergence(order: float, p: float, noise: float) -> float:
 
 
 def epsilon(p: float, noise: float, rounds: float, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
-    """Return the ε at this δ of so many rounds, in which each client takes part with probability p.
+    """Return the ε at this δ of this many rounds, in which each client takes part with probability p.
 
     `noise` is the standard deviation in units of the largest norm of a row, at least 0.1. ε is 0 for no rounds. Rounds
     in which several such noises are added count as fractions: 1/n for n of them, if p is 1.

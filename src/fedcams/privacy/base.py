@@ -122,7 +122,7 @@ class Privacy(Spec, ABC):
         return spent
 
     def epsilon_after(self, rounds: int, who: Participation, spent: Spent, method: PrivateParts) -> dict[str, float]:
-        """Return what so many rounds of a run have spent, by the names of records."""
+        """Return what this many rounds of a run have spent, by the names of records."""
         return {}
 
 

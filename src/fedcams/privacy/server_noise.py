@@ -1,4 +1,4 @@
-"""Privacy by noise at the server: clients trust the server, and nobody else who sees its models."""
+"""Privacy by noise at the server: clients trust the server, but nobody else who sees its models."""
 
 from __future__ import annotations
 

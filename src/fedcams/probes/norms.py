@@ -1,4 +1,4 @@
-"""How long updates and residuals are, and what they say about the gradient, from numbers that a round has anyway."""
+"""Norms of updates and residuals, and what they say about the gradient, from numbers that a round has anyway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers for readers: bytes, seconds and scores with as many digits as they deserve."""
+"""Numbers for readers: bytes, seconds and scores with a sensible number of digits."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Arrival:
 
 
 def arrival_of(reply: Reply, streams: Mapping[str, Stream], facts: Facts) -> Arrival:
-    """Return one client's message as a row; refuses other streams than these, and other codecs beside the update's."""
+    """Return one client's message as a row; refuses other streams, and other codecs except for the update."""
     expect_streams(reply, streams)
     codes: dict[str, tuple[Compressor, Code]] = {}
     for name, stream in streams.items():

@@ -109,7 +109,7 @@ class ServerState(NamedTuple):
     average: Averaged | None = None
     guard: Past = MappingProxyType({})
     secret: str = ""
-    """The key of noise and cohorts, for a method with privacy; who has it can take the noise away."""
+    """The key of noise and cohorts, for a method with privacy; anyone who has it can remove the noise."""
     spent: Spent = MappingProxyType({})
     """What a method with privacy counts for each client."""
 

@@ -1,4 +1,4 @@
-"""Give a run more rounds than it was begun with, if its rounds so far are the first ones of the longer run."""
+"""Give a run more rounds than it started with, if its rounds so far are the first ones of the longer run."""
 
 from __future__ import annotations
 

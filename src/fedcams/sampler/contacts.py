@@ -1,4 +1,4 @@
-"""How often clients take part, and how long they are away in between."""
+"""How often clients take part, and how long they are absent in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of a client as tensors, from any of the forms in which people keep them."""
+"""The examples of a client as tensors, from any common form of data."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Simulation:
         return state, RoundRecord.from_dict({"round": round, "cohort": cohort, **found, **scores, **spent})
 
     def _without_clients(self, state: ServerState) -> tuple[ServerState, dict[str, Any]]:
-        """Return the state after a round that nobody took part in, and what to record; a noisy server steps."""
+        """Return the state after a round without clients, and what to record; a noisy server still takes a step."""
         privacy = self.server.method.privacy
         if not privacy.active or privacy.at_client:
             return state._replace(round=state.round + 1), {**NOTHING_SENT}

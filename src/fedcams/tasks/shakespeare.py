@@ -1,4 +1,4 @@
-"""Shakespeare's plays: predict the next character of what a role says; every role is a client of its own."""
+"""Shakespeare's plays: predict the next character of what a role says; each role is one client."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Checked:
 def check(experiment: Experiment, records: Sequence[RoundRecord] = (), data: Path | None = None) -> Checked:
     """Check an experiment, or a run by its records, against the theorems; refuses data that is missing.
 
-    Where an assumption does not hold, `fails` says so, and the bound is that of what comes nearest.
+    If an assumption does not hold, `fails` lists it, and the bound is that of the closest case.
     """
     loaded = experiment.task.load(data)
     built = assemble(dataclasses.replace(experiment, engine="loop"), loaded)

@@ -1,4 +1,4 @@
-"""The paper's four theorems as they are printed, with their misprints put right; docs/theory.md lists those.
+"""The paper's four theorems as printed, with their misprints corrected; docs/theory.md lists those.
 
 Theorem 1 is FedAMS with all clients, 2 with some of them; 3 and 4 are FedCAMS with all and with some. A step of their
 proofs does not hold (docs/theory.md), so these bounds are for comparison; `proved` has one that is proved there.

@@ -1,4 +1,4 @@
-"""The numbers that convergence theorems are about: constants of a problem, and the setting of a run."""
+"""The numbers that convergence theorems use: constants of a problem, and the setting of a run."""
 
 from __future__ import annotations
 

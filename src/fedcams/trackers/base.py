@@ -40,7 +40,7 @@ class TrackerSpec(Spec, ABC):
 
 
 def tracker(spec: str | TrackerSpec | Tracker) -> Tracker:
-    """Return a new tracker for a spec such as `csv`, or a tracker of one's own as it is; refuses an unknown name."""
+    """Return a new tracker for a spec such as `csv`, or your own tracker unchanged; refuses an unknown name."""
     if not isinstance(spec, str | TrackerSpec):
         return spec
     found = resolve("tracker", spec)

@@ -55,7 +55,7 @@ class Captured(Engine):
         return ""
 
     def declines(self, problem: Problem) -> str:
-        """Leave it to those who name it: it is experimental."""
+        """Return why `auto` skips this engine: it is experimental."""
         return "engine=captured is experimental and used only if it is named"
 
     def on_trial(self) -> Captured:

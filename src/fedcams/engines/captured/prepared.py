@@ -51,7 +51,7 @@ class Prepared:
 
 
 class Habits(NamedTuple):
-    """What is to be known of a model before it trains."""
+    """What must be known about a model before it trains."""
 
     channels_last: bool
     """Whether it has convolutions of images and takes images with channels last in memory."""
@@ -137,7 +137,7 @@ class Round:
         return self.results
 
     def _clients(self, seat: Seat, waiting: deque[int]) -> Iterator[None]:
-        """Train clients in a seat until nobody waits, and yield after each step."""
+        """Train clients in a seat until none is waiting, and yield after each step."""
         while waiting:
             yield from self._client(seat, waiting.popleft())
 
