@@ -323,7 +323,7 @@ def test_without_javascript_the_table_is_there_and_the_rest_is_explained(browser
 def opened(context: Any, html: Path) -> Any:
     page = context.new_page()
     page.goto(html.as_uri())
-    page.locator("#chart-train_loss .main-svg").first.wait_for()
+    page.locator("#chart-network .main-svg").first.wait_for()  # the last one that is drawn
     return page
 
 
