@@ -60,10 +60,11 @@ format: $(READY) ## Format the code and fix what the linter can fix
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(READY) ## Time the core, whole rounds, catching up, and what the adapter costs on top of Flower
+bench: $(READY) ## Time the core, whole rounds, catching up, the guard, and what the adapter costs on top of Flower
 	$(PY) benchmarks/core.py $(ARGS)
 	$(PY) benchmarks/rounds.py $(ARGS)
 	$(PY) benchmarks/catchup.py $(ARGS)
+	$(PY) benchmarks/guard_cost.py $(ARGS)
 	$(PY) benchmarks/flower.py $(if $(findstring --save,$(ARGS)),--save)
 
 golden: $(READY) ## Write the golden payloads and rounds again (only when they change on purpose)
@@ -122,9 +123,9 @@ $(READY): $(DEMO_READY)
 	@mv -f $(UNFINISHED) $(DEMO_READY) && touch $@
 
 # What only the site needs: no other target waits for it.
-$(SITE_READY): $(READY)
+$(SITE_READY): $(READY) docs/requirements.txt
 	@echo "Installing the tools of the documentation site"
-	@$(PIP_INSTALL) -e '.[docs]'
+	@$(PIP_INSTALL) -r docs/requirements.txt
 	@touch $@
 
 # No recipe: an interpreter that is gone makes the stamp out of date.

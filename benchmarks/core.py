@@ -28,7 +28,7 @@ RATIO = 64
 RECORD = Path(__file__).parent / "records" / "core.json"
 
 
-class Goal(NamedTuple):
+class Limit(NamedTuple):
     """The time allowed, in copies, and the minimum speedup over the library calls."""
 
     copies: float
@@ -36,19 +36,19 @@ class Goal(NamedTuple):
     speedup: float = 0.0
 
 
-GOALS = {
-    "encode sign": Goal(6, "torch + packbits", 7),
-    "encode topk(ratio=1/64)": Goal(6, "torch.topk", 20),
-    "encode topk(ratio=1/64, values=bf16)": Goal(6, "torch.topk", 20),
-    "encode ternary(ratio=1/16)": Goal(5, "torch.topk, signs", 20),
-    "encode blockq": Goal(8, "torch, 4 bits", 4),
-    "aggregate sign": Goal(4),
-    "aggregate topk(ratio=1/64)": Goal(2),
-    "aggregate topk(ratio=1/64, values=bf16)": Goal(2),
-    "aggregate ternary(ratio=1/16)": Goal(1.5),
-    "aggregate blockq": Goal(4),
+LIMITS = {
+    "encode sign": Limit(6, "torch + packbits", 7),
+    "encode topk(ratio=1/64)": Limit(6, "torch.topk", 20),
+    "encode topk(ratio=1/64, values=bf16)": Limit(6, "torch.topk", 20),
+    "encode ternary(ratio=1/16)": Limit(5, "torch.topk, signs", 20),
+    "encode blockq": Limit(8, "torch, 4 bits", 4),
+    "aggregate sign": Limit(4),
+    "aggregate topk(ratio=1/64)": Limit(2),
+    "aggregate topk(ratio=1/64, values=bf16)": Limit(2),
+    "aggregate ternary(ratio=1/16)": Limit(1.5),
+    "aggregate blockq": Limit(4),
 }
-SPECS = [name.removeprefix("encode ") for name in GOALS if name.startswith("encode")]
+SPECS = [name.removeprefix("encode ") for name in LIMITS if name.startswith("encode")]
 COHORT = 10
 
 
@@ -175,13 +175,13 @@ def step_setup(name: str, delta: Tensor) -> Setup:
 def table(times: dict[str, float]) -> Table:
     copy = times["numpy.copyto"]
     result = Table(title=f"d = {D:,}, best of several, {torch.get_num_threads()} threads")
-    for column in ("what", "ms", "copies", "goal", "faster than library calls", "goal"):
+    for column in ("what", "ms", "copies", "at most", "faster than library calls", "at least"):
         result.add_column(column, justify="left" if column == "what" else "right")
     for name, elapsed in times.items():
-        goal = GOALS.get(name, Goal(0))
-        speedup = f"{times[goal.baseline] / elapsed:.1f}x" if goal.baseline else ""
-        wanted = f">= {goal.speedup:g}x" if goal.baseline else ""
-        limit = f"<= {goal.copies:g}" if goal.copies else ""
+        limits = LIMITS.get(name, Limit(0))
+        speedup = f"{times[limits.baseline] / elapsed:.1f}x" if limits.baseline else ""
+        wanted = f"{limits.speedup:g}x" if limits.baseline else ""
+        limit = f"{limits.copies:g}" if limits.copies else ""
         result.add_row(name, f"{elapsed:.2f}", f"{elapsed / copy:.2f}", limit, speedup, wanted)
     return result
 
@@ -196,7 +196,7 @@ def markdown(record: dict[str, Any]) -> str:
     ]
     for spec in SPECS:
         encoding, adding = times[f"encode {spec}"], times[f"aggregate {spec}"]
-        faster = times[GOALS[f"encode {spec}"].baseline] / encoding
+        faster = times[LIMITS[f"encode {spec}"].baseline] / encoding
         size = f"{sizes[spec]:,} | {sizes['identity'] / sizes[spec]:.1f}x"
         costs = [f"{cost:.1f} ms ({cost / copy:.1f} copies)" for cost in (encoding, adding)]
         lines.append(f"| `{spec}` | {size} | {costs[0]} | {faster:.0f}x faster | {costs[1]} |")

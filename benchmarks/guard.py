@@ -2,8 +2,8 @@
 
 The first table says how long rows of honest clients are, as a multiple of what the guard takes as usual; it refuses
 updates above its factor, and buffers and control variates above 4 times that. The second compares runs with one hostile
-client of 20 to the run without it, and the third runs with 4 of 20 that send flipped updates of honest length. Nothing
-here depends on time, so any machine will do.
+client of 20 to the run without it, and the third runs with 4 of 20 that send flipped updates of honest length. The
+fourth repeats the worst of both with other seeds. Nothing here depends on time, so any machine will do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ HONEST: dict[str, dict[str, Any]] = {
     "warm-up": {**MANY, "local": "sgd(lr=warmup(10, then=0.1), epochs=3, batch=16)"},
 }
 SEEDS = (1, 2, 3, 4)
-"""Of the runs with honest clients; the others have the first."""
+"""Of the runs with honest clients, and of those that count points by seed; the others have the first."""
+FLIPPED = "flipped times 10"
 SERVERS = {"FedAMS": "fedams(lr=0.1, eps=1e-3)", "FedAdam": "fedadam(lr=0.03, eps=1e-3)", "FedAvg": "fedavg"}
 
 
@@ -71,6 +72,7 @@ def main() -> None:
         "honest": {what: honest(keys, chosen.rounds) for what, keys in HONEST.items()},
         "one of 20": dict(one_hostile(chosen.rounds)),
         "4 of 20": dict(four_flipped(chosen.rounds)),
+        "points lost, by seed": dict(lost_by_seed(chosen.rounds)),
     }
     for title, rows in found.items():
         console.print(table(title, rows))
@@ -107,6 +109,26 @@ def four_flipped(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
     for aggregate in ("mean", "trimmed(fraction=0.2)", "median", "geometric_median", "clipped_mean"):
         keys = {**FEW, "server": SERVERS["FedAMS"], "aggregate": aggregate, "partition": "iid"}
         yield aggregate, dict(scores(keys, rounds, [0, 5, 10, 15], {"flipped": turned_}, ["adaptive"]))
+
+
+def lost_by_seed(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a case of FedAMS -> seed -> how many points the attack costs."""
+    cases: dict[str, tuple[dict[str, Any], list[int], dict[str, Attack]]] = {
+        f"4 of 20, {aggregate}, iid": (
+            {"aggregate": aggregate, "partition": "iid"},
+            [0, 5, 10, 15],
+            {"flipped": turned_},
+        )
+        for aggregate in ("trimmed(fraction=0.2)", "trimmed(fraction=0.4)")
+    }
+    cases[f"one of 20, {FLIPPED}, dirichlet(alpha=0.1)"] = ({}, [0], {FLIPPED: ATTACKS[FLIPPED]})
+    for what, (changes, clients, attacks) in cases.items():
+        lost = {}
+        for seed in SEEDS:
+            keys = {**FEW, "server": SERVERS["FedAMS"], **changes, "seed": seed}
+            clean, hostile = (score for _, score in scores(keys, rounds, clients, attacks, ["adaptive"]))
+            lost[str(seed)] = round(clean - hostile, 2)
+        yield what, lost
 
 
 def scores(

@@ -30,20 +30,20 @@ KINDS = {
         "Transforms",
         "Changes to an update, to the message that is compressed, to an arrival or to the mean; join several with `+`.",
     ),
-    "guard": ("Guards", "How long the rows of one client may be before the server refuses them."),
-    "privacy": ("Privacy", "What hides single clients from those who see the models: see [privacy](privacy.md)."),
+    "guard": ("Guards", "The largest norm that a client's rows may have before the server refuses them."),
+    "privacy": ("Privacy", "Noise that hides each client from those who see the models: see [privacy](privacy.md)."),
     "aggregate": ("Aggregates", "How decoded updates become one vector."),
     "average": ("Averages", "The averaged model, which is evaluated and saved in addition to the last one."),
-    "probe": ("Probes", "What is measured and recorded in every round."),
-    "engine": ("Engines", "How a cohort's local training is computed; all engines give the same updates."),
+    "probe": ("Probes", "Measurements that are recorded in every round."),
+    "engine": ("Engines", "Ways to compute a cohort's local training; all engines give the same updates."),
     "sampler": ("Samplers", "Which clients take part in a round."),
     "partition": ("Partitions", "How a training set is split over clients."),
     "task": ("Tasks", "Data, loss and metric."),
     "schedule": (
         "Schedules",
-        "Numbers that depend on the round, in place of a piece's number: `fedams(lr=cosine(start=1, end=0))`.",
+        "Numbers that depend on the round and replace a piece's number: `fedams(lr=cosine(start=1, end=0))`.",
     ),
-    "tracker": ("Trackers", "What follows a run, round by round: `--track csv`, `simulate(trackers=[...])`."),
+    "tracker": ("Trackers", "Where a run is logged, round by round: `--track csv`, `simulate(trackers=[...])`."),
     "model": ("Models", "Networks, made from the shape of an example and the number of classes."),
 }
 D = 1_000_000
@@ -58,9 +58,9 @@ def reference() -> str:
 def _head() -> Iterator[str]:
     yield "# Reference"
     yield ""
-    yield "Everything that is registered, generated from the code by `make docs`. A spec string such as"
+    yield "This page lists every registered piece; `make docs` generates it from the code. A spec string such as"
     yield "`topk(ratio=1/64)` names a piece everywhere. Numbers are exact (`1/64`, `0.01`, `1e-3`), and parameters that"
-    yield "are left out have their defaults."
+    yield "you leave out have their defaults."
 
 
 def _kind(kind: str) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _kind(kind: str) -> Iterator[str]:
 
 
 def _recipes() -> Iterator[str]:
-    yield from ("", "## Recipes", "", 'Names for several fields of a method at once: `recipe = "light"`.')
+    yield from ("", "## Recipes", "", 'Names that set several fields of a method at once: `recipe = "light"`.')
     for recipe in RECIPES.values():
         fields = ", ".join(f"`{key} = {value}`" for key, value in recipe.fields.items())
         yield from ("", f"### `{recipe.name}`", "", f"{recipe.doc} Stands for {fields}. Measured: {recipe.cost}.")

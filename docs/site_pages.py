@@ -45,7 +45,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         path = posixpath.normpath(posixpath.join("docs", folder, link[2]))
         if "://" in link[2] or path.startswith("docs/") or not (ROOT / path).exists():
             return link[0]
-        return f"`{path}`" if link[1].strip("`") == path else f"{link[1]} (`{path}`)"
+        return f"`{path}`" if link[1].strip("`/") == path else f"{link[1]} (`{path}`)"
 
     return LINK.sub(replaced, markdown)
 

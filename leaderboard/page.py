@@ -26,33 +26,34 @@ MODELS = {"resnet18": "ResNet-18", "convmixer": "ConvMixer-256-8"}
 INTRO = """\
 # Leaderboard
 
-Accuracy against all bytes, up and down, of methods in the same setting. *Accuracy* is that of the server's last models,
-in percent: the mean over the last fifth of the rounds, and over seeds. *Averaged* is that of the averaged model at the
-end, where the method keeps one; averaging costs no bytes. *Fewer* compares all bytes with dense messages both ways.
-Each line is a small file in [leaderboard/entries](../leaderboard/entries), from which `make leaderboard` writes this
-page. With one seed, differences of a few tenths of a point may be chance.
+This page compares methods in the same setting by accuracy and by all bytes, up and down. *Accuracy* is the accuracy of
+the server's last models in percent, averaged over the last fifth of the rounds and over seeds. *Averaged* is the
+accuracy of the averaged model at the end, if the method keeps one; averaging costs no bytes. *Fewer* compares all
+bytes with dense messages both ways. Each row is a small file in [leaderboard/entries](../leaderboard/entries);
+`make leaderboard` writes this page from these files. With one seed, differences of a few tenths of a point may be
+chance.
 """
-CAPTION = "*Full marks: averaged models; hollow marks: last models.*\n"
+CAPTION = "*Filled marks: averaged models; hollow marks: last models.*\n"
 ADDING = """\
 ## Adding your own
 
-A compressor is [one file](adding-a-compressor.md). On digits it is measured on a CPU in a minute, with the setting and
-the seeds of the demo:
+A compressor is [one file](adding-a-compressor.md). Measuring it on digits takes a minute on a CPU, with the demo's
+setting and seeds:
 
 ```sh
 fedcams --import mine run demo --only FedAMS -s uplink='mine(k=8)' --out runs/mine
 python -m leaderboard add runs/mine --label 'FedCAMS mine' --import mine --source 'a link to your runs'
 ```
 
-On CIFAR-10 it takes a few minutes a run on a GPU, with the paper's setting:
+On CIFAR-10, with the paper's setting, each run takes a few minutes on a GPU:
 
 ```sh
 fedcams --import mine run bytes-resnet18 --only FedAMS -s uplink='mine(k=8)' --data DIR --device cuda --out runs/mine
 ```
 
-`add` makes the entry from the finished runs, and then this page. Tune the server optimizer with other seeds than 1, 2
-and 3, as the demo's [sweep](../sweeps/demo/sweep.toml) does. Bytes are those that the simulator counts, which are the
-lengths of real messages. A downlink or an average of your own is measured in the same way.
+`add` writes the entry from the finished runs, then updates this page. Tune the server optimizer on different seeds from
+1, 2 and 3, as the demo's [sweep](../sweeps/demo/sweep.toml) does. Bytes are the lengths of real messages, as the
+simulator counts them. Measure your own downlink or average in the same way.
 """
 
 
@@ -91,7 +92,7 @@ def _named(ranked: Sequence[list[Entry]]) -> dict[str, list[Entry]]:
 
 def _setting(entry: Entry) -> str:
     said = entry.setting
-    part = "" if said["train_fraction"] == "1" else f", each trains on {said['train_fraction']} of its data"
+    part = "" if said["train_fraction"] == "1" else f" that each train on {said['train_fraction']} of their data"
     return (
         f"{said['rounds']} rounds, {said['clients']} clients{part}, cohorts `{said['sampler']}`, `{said['local']}`.\n"
     )

@@ -18,25 +18,25 @@ PRESETS = {
 TEXT = """\
 ## Accuracy against all bytes
 
-[Recipes](methods.md#recipes) compress both directions, or updates alone, and all methods here keep the same average of
-the server's models. *Last 100* is the mean test accuracy over the last 100 rounds, of which every tenth was tested;
-*averaged* is that of the averaged model after the last round. *Fewer* compares with the first line, first contacts and
-buffers included. [Delivering the final model](#delivering-the-final-model) is not part of a run. Ratios and schedules
-of the two-way recipes were chosen in earlier runs with seed 1, and their server's rate in runs of 60 rounds with seed
-11. That server, with a lower rate that falls at the end and less momentum, was also tried without compression and with
-compressed updates alone: the rows *lower falling rate*. It helps compressed updates. Without compression, training
-breaks down around round 50 and recovers, and the averaged model ends lower.
+[Recipes](methods.md#recipes) compress both directions or only updates. All methods here average the server's models in
+the same way. *Last 100* is the mean test accuracy over the last 100 rounds, of which every tenth was tested;
+*averaged* is the accuracy of the averaged model after the last round. *Fewer* compares with the first row and includes
+first contacts and buffers. [Delivering the final model](#delivering-the-final-model) is not part of a run. The ratios
+and schedules of the two-way recipes were tuned in earlier runs with seed 1, and their server's rate in runs of 60
+rounds with seed 11. That server uses less momentum and a lower rate that falls at the end. The rows *lower falling
+rate* use it without compression and with compressed updates alone. It helps compressed updates. Without compression,
+training breaks down around round 50 and recovers, and the averaged model ends lower.
 """
 DELIVERY = """\
 ### Delivering the final model
 
 `python benchmarks/delivery.py bytes-resnet18 "{label}" --data DIR --device cuda --save`
 
-When a run is over, each of the {clients} clients holds an older model. If all of them are to have the averaged one, the
-server sends each the difference once; the table shows what that costs by compressor, and how well the delivered models
-do. *Fewer* counts a run and its delivery, compared with dense FedAMS and a dense delivery. Batch-norm buffers travel
-dense and are not counted: they add 0.04 MB per client. Accuracies are means over {tested} clients of one run (seed
-{seed}), whose averaged model has {accuracy:.2f} %.
+When a run ends, each of the {clients} clients holds an older model. To give all of them the averaged model, the server
+sends each client the difference once. The table shows the cost for each compressor and the accuracy of the delivered
+models. *Fewer* compares a run and its delivery with dense FedAMS and a dense delivery. Batch-norm buffers travel dense
+and are not counted: they add 0.04 MB per client. Accuracies are means over {tested} clients of one run (seed {seed}),
+whose averaged model reaches {accuracy:.2f} %.
 """
 PICTURE = "Accuracy of averaged models against rounds and against all bytes"
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks" / "records" / "delivery.json"
@@ -51,7 +51,7 @@ def by_bytes(results: Results) -> Iterator[str]:
         yield f"### {PRESETS[preset]}\n\n`fedcams run {preset} --data DIR --device cuda`\n"
         yield from _table(runs)
         yield f"![{PICTURE}](reproduction/{preset}.png)\n"
-        yield "*Means over seeds, in a band from the lowest to the highest.*\n"
+        yield "*Lines: means over seeds; bands: from the lowest seed to the highest.*\n"
         yield where(runs)
     if "bytes-resnet18" in found:
         yield from delivery(found["bytes-resnet18"], json.loads(RECORD.read_text()))

@@ -23,9 +23,9 @@ OPTIMIZERS = ("FedAvg", "FedAdam", "FedYogi", "FedAMSGrad")
 TEXT = f"""\
 ## The paper's claims
 
-In our words, as its text, figures and tables read. Accuracies are means over the last {LAST} rounds and over the seeds
-that were run, one unless *Seeds* below has more. Two methods within {NEAR} points count as equal, and compression
-that costs at most {COMPARABLE:g} point as comparable. *Open*: runs are missing.
+These are the claims of the paper's text, figures and tables in our words. Accuracies are means over the last {LAST}
+rounds and over seeds: one seed, unless *Seeds* below lists more. Two methods within {NEAR} points count as equal.
+Compression that costs at most {COMPARABLE:g} point counts as comparable. *Open* means that runs are missing.
 """
 
 Verdict = tuple[str, str]
@@ -175,7 +175,7 @@ def _each(text: str, where: str, preset: str, judge: Callable[[str], Callable[[R
 CLAIMS = [
     *_each("FedAMS is the best of the five server optimizers", "figure 1", "fig1", best_of_all),
     Claim("FedAMS with ε = 1e-3 ends at 90.94 %, ResNet-18", "table on ε", reaches),
-    *_each("What FedAMS gains comes from adaptive steps, not from the rate", "figure 1, twins", "fig1", twins),
+    *_each("FedAMS gains from adaptive steps, not from the rate", "figure 1, twins", "fig1", twins),
     Claim("ε = 1e-3 is the best of six", "table on ε", best_epsilon),
     *[
         Claim(f"FedCAMS with {label.removeprefix('FedCAMS ')} is comparable to FedAMS, {name}", "figure on compression",

@@ -58,7 +58,7 @@ def _main(results: Results, model: str) -> Iterator[list[str]]:
         good = [done for done in pairs if done.accuracy >= sign.accuracy - LOSS]
         best = min(good, key=lambda d: d.total) if good else max(pairs, key=lambda d: d.accuracy)
         fewer = f"{sign.total / best.total:.1f}x"
-        yield [name, best.label, f"{best.accuracy:.2f}", "", fewer, _times(best)[0]]
+        yield [name, best.label, f"{best.accuracy:.2f}", "", fewer, ""]
 
 
 def _buffers(model: str, runs: dict[str, Done]) -> Iterator[str]:
@@ -158,8 +158,8 @@ def gammas(groups: dict[str, list[Done]]) -> Iterator[str]:
     grown = [done.label for done in measured if fmean(done.gamma[-LAST:]) > fmean(done.gamma[:LAST])]
     if grown:
         yield (
-            f"In {len(grown)} of these {len(measured)} runs γ is higher in the last rounds than in the first. They do\n"
-            "not show whether it stays bounded in longer runs.\n"
+            f"In {len(grown)} of these {len(measured)} runs γ is higher in the last rounds than in the first. Whether\n"
+            "it stays bounded in longer runs remains open.\n"
         )
 
 
@@ -199,11 +199,9 @@ def tradeoff(results: Results, preset: str) -> Iterator[str]:
         gone = f"{base.accuracy - done.accuracy:.2f}" if base and done is not base else ""
         held = "" if done.held is None else f"{done.held:.2f}"
         about = [done.label, f"`{done.run.experiment.downlink}`", f"{done.accuracy:.2f}", gone, held]
-        rows.append([*about, *sizes, *fewer, _times(done)[0]])
-    heads = (
-        "run | downlink | accuracy | lost | held | up | down | up + down | fewer than sign | fewer than dense | seconds"
-    )
-    yield from table(heads, "llrrrrrrrrr", rows)
+        rows.append([*about, *sizes, *fewer])
+    heads = "run | downlink | accuracy | lost | held | up | down | up + down | fewer than sign | fewer than dense"
+    yield from table(heads, "llrrrrrrrr", rows)
 
 
 def seeds(results: Results) -> Iterator[str]:
@@ -243,6 +241,6 @@ def _compared(one: Done, two: Done) -> str:
     if not differing:
         return f"{name}all records are equal."
     commits = {str(done.run.environment.get("commit")) for done in (one, two)}
-    why = ", with other versions of the code" if len(commits) > 1 else ""
+    why = ", with different versions of the code" if len(commits) > 1 else ""
     scores = f"accuracies are {one.accuracy:.2f} and {two.accuracy:.2f}"
     return f"{name}records differ from round {differing[0]}{why}; {scores}."

@@ -28,7 +28,7 @@ NOTES = {
     "epsilon": "The paper does not give the server's rate for each ε, so both rules are run: lr = 1, and "
     "lr = √(ε/1e-3),\nwhich keeps the rate lr/√ε of coordinates whose v̂ stays at ε.\n",
     **{
-        f"cohort-{model}": "The paper names no compressor for FedCAMS in this study; we take the scaled sign.\n"
+        f"cohort-{model}": "The paper does not name FedCAMS's compressor in this study; we use the scaled sign.\n"
         for model in MODELS
     },
 }
@@ -49,50 +49,49 @@ BITS = {
 INTRO = """\
 # Reproduction
 
-The paper's experiments on CIFAR-10, run at full length with fedcams, figure by figure and table by table, next to
-what the paper reports. `make reproduction` writes this page, its numbers and its pictures from the runs in
-[results/](../results).
+This page repeats the paper's CIFAR-10 experiments at full length with fedcams, figure by figure and table by table, and
+compares them with what the paper reports. `make reproduction` writes this page, its numbers and its pictures from the
+runs in [results/](../results).
 """
 HEADLINE = """\
 CIFAR-10, 500 rounds, 10 of 100 clients per round, test accuracy in percent over the last 100 rounds. *Fewer bytes*
 compares uploads with dense updates; if the model is compressed too, it compares all bytes, up and down, with FedCAMS
 sign and dense models. Of the runs that compress both ways, the table shows the one with the fewest bytes among those
-at most {loss} points below FedCAMS sign; its seconds were measured while tests ran on the same GPU.
+at most {loss} points below FedCAMS sign; its time per round is left out, because the GPU was not idle.
 """
 SETTING = """\
 ## How it was run
 
 500 rounds, 10 of 100 clients per round, 3 local epochs, batches of 20, local SGD with learning rate 0.01, IID shards,
-random crops and flips, server optimizers with the paper's learning rates and ε. These choices were made where the
-paper and its published code differ or say nothing, or where we do something else:
+random crops and flips, server optimizers with the paper's learning rates and ε. The following choices apply where the
+paper and its published code differ or are silent, or where we deviate from them:
 
 - **Accuracy** is the mean over the last 100 rounds, since single rounds vary by a point; the last and the best round
   are given too. The paper gives final accuracies.
 - **Bias correction** is on, as in the published code; the algorithms in the paper have none. FedAMS without it is a
   separate run.
-- **80 % rule**: every client trains on the first 80 % of its shard, 400 of 500 images, as in the published code. That
-  makes 60 local steps per round.
-- **Precision**: bfloat16 activations and matrix products with float32 master weights, by the engine `graphs`.
+- **80 % rule**: every client trains on the first 80 % of its shard, 400 of 500 images, as in the published code. This
+  gives 60 local steps per round.
+- **Precision**: bfloat16 activations and matrix products with float32 master weights, in the engine `graphs`.
 - **One seed**, 1, chosen in advance, unless a table says otherwise.
 - **Batch-norm buffers** are averaged and travel uncompressed, as in the published code. All byte counts include them.
 
 *Up* and *down* are the bytes of all clients' messages in all rounds, including headers and buffers. *Smaller* is how
 many times fewer bytes go up than without compression. *Seconds* are the median over rounds, including evaluation, and
-*minutes* the whole run. The command of a section makes all of its runs, `--only LABEL` makes one of them. They need a
-GPU and CIFAR-10 in a folder: `fedcams run PRESET --data DIR --device cuda`.
+*minutes* the whole run. The command in each section makes all of its runs; add `--only LABEL` to make just one. You
+need a GPU and a folder with CIFAR-10: `fedcams run PRESET --data DIR --device cuda`.
 """
 REPEATABILITY = """\
-**Repeatability**: the engine takes all sums in a fixed order, so a run repeats bit for bit with the same seed, device
-and versions, including the version of fedcams. The engine now splits its sums over two lanes, so it does not repeat
-runs whose `environment.json` names commit d95d06e or an earlier one. At the time, 30 rounds of one of those runs were
-repeated on another machine ([record](../benchmarks/records/2026-11-15_graphs)).\
+**Repeatability**: the engine computes all sums in a fixed order, so a run repeats bit for bit with the same seed,
+device and versions, including the version of fedcams. The engine now splits its sums over two lanes, so it cannot
+repeat runs whose `environment.json` names commit d95d06e or an earlier one. Before that change, 30 rounds of one of
+those runs repeated exactly on another machine ([record](../benchmarks/records/2026-11-15_graphs)).\
 """
 OPTIMIZERS = """\
 ## Server optimizers
 
-The paper's first figure shows FedAvg, FedAdam, FedYogi, FedAMSGrad and FedAMS as curves. It gives one number, the
-90.94 % that FedAMS reaches with ε = 0.001, in its study of ε. The paper does not name the model of that study; we take
-it to be ResNet-18.
+The paper's first figure shows FedAvg, FedAdam, FedYogi, FedAMSGrad and FedAMS as curves. The paper gives one number, in
+its study of ε: FedAMS reaches 90.94 % with ε = 0.001. It does not name the model of that study; we assume ResNet-18.
 """
 COMPRESSORS = """\
 ## Compressed updates
@@ -105,17 +104,17 @@ GAMMA = """\
 
 The theorem on full participation assumes that compressing every client's update and compressing their mean give
 similar results: γ = ‖C(mean h) − mean C(h)‖ / ‖mean Δ‖, with means over all clients, must be bounded. The theorem on
-partial participation does not use γ. Recorded is γ of the cohort. The paper draws γ for the sign and for top-k 1/64.
-`fedcams run gamma-resnet18` and `fedcams run gamma-convmixer` repeat that; the runs here are those of the section
+partial participation does not use γ. Our records contain the cohort's γ. The paper plots γ for the sign and for top-k
+1/64. `fedcams run gamma-resnet18` and `fedcams run gamma-convmixer` repeat that; the table uses the runs of the section
 above.
 """
 COMMUNICATION = """\
 ## Communication
 
-The paper's table for 500 rounds of ResNet-18 with compressed updates and dense models gives the bits of one client's
-link by a rule that counts 64 bits per coordinate of top-k, and neither headers nor buffers. On the wire, positions are
-entropy-coded and everything is counted: the last column is what a client that takes part in every round would have
-sent and received. `fedcams plan --paper` prints both of the paper's tables.
+The paper's table covers 500 rounds of ResNet-18 with compressed updates and dense models. It gives the bits on one
+client's link by a rule that counts 64 bits per top-k coordinate and ignores headers and buffers. On the wire, positions
+are entropy-coded and everything counts: the last column is what a client that takes part in every round would send and
+receive. `fedcams plan --paper` prints both of the paper's tables.
 """
 TWO_WAY = """\
 ## Two-way compression
@@ -123,7 +122,6 @@ TWO_WAY = """\
 The paper compresses only updates and leaves open how to compress the model under partial participation. These runs
 compress both ([how](two-way.md)): 10 of 100 clients per round, first contacts dense, everything counted. *Fewer*
 compares all bytes, up and down, with FedCAMS sign, which compresses only updates, and with no compression. *Lost* is in
-points of accuracy against FedCAMS sign. *Accuracy* is that of the server's model; *held* is that of the model that all
-clients hold, if `shared` makes them hold one: they train from it, and its batch-norm statistics are theirs. Tests used
-the same GPU during the three runs of seed 1 that compress both ways, so their *seconds* are not measurements.
+points of accuracy against FedCAMS sign. *Accuracy* is that of the server's model. *Held* is the accuracy of the common
+model that all clients hold with `shared`: they train from it, and use its batch-norm statistics.
 """

@@ -34,8 +34,11 @@ LONG_FIRST = (
     "test_graph_kernels.py",
     "test_runs_kills.py",
     "test_compiled.py",
+    "test_jobs.py",
+    "test_methods.py",
     "test_extension.py",
     "test_report_browser.py",
+    "test_report.py",
     "test_memory.py",
     "test_cli.py",
 )
@@ -53,8 +56,12 @@ def forks_in(item: pytest.Item) -> bool:
     return "forks" in getattr(item, "fixturenames", ())
 
 
+gc.disable()  # until all is loaded and collected, which stays to the end: no use in searching it for garbage
+
+
 def pytest_collection_finish() -> None:
-    gc.freeze()  # thousands of tests and all of torch stay to the end: no use in searching them for garbage
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,8 @@ def pairwise(
 
     found = []
     while missing:
-        case = dict(sorted(max(known, key=gain)))
+        useful = (pair for pair, its_kinds in known.items() if its_kinds in missing or pair & missing)
+        case = dict(sorted(max(useful, key=gain)))
         for axis in axes:
             if axis not in case:
                 joined = [[frozenset(((axis, value), option)) for option in case.items()] for value in axes[axis]]

@@ -295,7 +295,7 @@ def test_a_site_answers_no_more_often_than_the_run_has_rounds(tmp_path: Path) ->
 def test_a_damaged_count_is_refused(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
     SiteSecret(tmp_path).spend(None)
     (tmp_path / FILE).write_bytes(change((tmp_path / FILE).read_bytes()))
-    with pytest.raises(ResidualError, match="nobody knows what this site has spent"):
+    with pytest.raises(ResidualError, match="it is unknown what this site has spent"):
         SiteSecret(tmp_path)
 
 
@@ -374,7 +374,9 @@ def test_a_site_that_insists_on_noise_gets_it_or_stays_out(tmp_path: Path) -> No
     for kind in ("train", "evaluate"):
         asked = Message(content, 1, kind)
         told = pinned[0](asked, Context(1, 1, {"site-id": 0}, RecordDict(), {}), plain_app(1.0))
-        assert "only FedCAMS may ask it, and only to train" in str(told.content.config_records[ABOUT]["refused"])
+        assert "it answers only FedCAMS, and only requests to train" in str(
+            told.content.config_records[ABOUT]["refused"]
+        )
         assert not told.content.array_records
 
 

@@ -1,8 +1,9 @@
-"""The docstrings of everything that `fedcams` exports: arguments, what comes back, what is refused, and an example."""
+"""The docstrings of what users call first: arguments, what comes back, what is refused, and an example that runs."""
 
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import inspect
 import re
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 import pytest
 
 import fedcams
+from fedcams.own import History
 
-EXPORTED = {name: getattr(fedcams, name) for name in fedcams.__all__ if name != "__version__"}
+EXPORTED = {name: getattr(fedcams, name) for name in fedcams.__all__ if name != "__version__"} | {"History": History}
+if importlib.util.find_spec("flwr"):
+    flower = importlib.import_module("fedcams.flower")
+    EXPORTED |= {"flower.FedCAMS": flower.FedCAMS, "flower.uplink": flower.uplink}
 FUNCTIONS = {name: value for name, value in EXPORTED.items() if inspect.isfunction(inspect.unwrap(value))}
 MAY_FAIL = {name for name in FUNCTIONS if name != "over_test_set"}
 

@@ -36,9 +36,9 @@ CONFIG: dict[str, Any] = {
     "seed": 3,
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-APPS = {name: BIN / name for name in ("flwr-clientapp", "flwr-serverapp")}
-LOADED = ("flwr.supernode.runtime.run_clientapp", "flwr.superlink.runtime.run_serverapp", "fedcams.flower")
-"""What Flower's processes for an app import, all but the app itself, which they get from the server."""
+PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr", "flwr-clientapp", "flwr-serverapp")
+LOADED = ("flwr.cli.app", "flwr.superlink.cli", "flwr.supernode.cli", "flwr.supercore.cli", "fedcams.flower")
+"""What Flower's programs import, all but the app itself, which they get from the server."""
 
 
 def simulated(config: dict[str, Any]) -> dict[str, Tensor]:
@@ -72,14 +72,18 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], value), name
 
 
-def test_tls_authentication_and_the_simulators_model(tmp_path: Path, forks: Forks) -> None:
-    """One site, and its apps forked, since Flower starts an interpreter for the server and for every message to a site.
+def test_tls_authentication_and_the_simulators_model(
+    tmp_path: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One site, and Flower's processes forked: it has ten of them even so, one for every message to the site.
 
     Several sites are added up in `test_flower`, through the same strategy and mod.
     """
-    apps = {} if torch.cuda.is_available() else APPS  # where torch has CUDA, a forked process cannot train
-    with forked_commands(forks, apps, LOADED, env={**os.environ, **QUIET, **ONE_THREAD}) as commands:
-        check_federation(tmp_path, 1, PATH=os.pathsep.join([str(commands), str(BIN), os.environ["PATH"]]))
+    scripts = {name: BIN / name for name in PROGRAMS}
+    with forked_commands(forks, scripts, LOADED, env={**os.environ, **QUIET, **ONE_THREAD}) as commands:
+        if not torch.cuda.is_available():  # where torch has CUDA, a forked process cannot train
+            monkeypatch.setattr("federation.BIN", commands)
+        check_federation(tmp_path, 1)
 
 
 @pytest.mark.slow
@@ -88,9 +92,9 @@ def test_a_killed_server_and_the_simulators_model(tmp_path: Path) -> None:
     check_federation(tmp_path, 2, kill=True)
 
 
-def check_federation(tmp_path: Path, sites: int, kill: bool = False, **environment: str) -> None:
+def check_federation(tmp_path: Path, sites: int, kill: bool = False) -> None:
     config = {**CONFIG, "clients": sites}
-    with federation(tmp_path, secure=True, env={**ONE_THREAD, **environment}) as fed:
+    with federation(tmp_path, secure=True, env=ONE_THREAD) as fed:
         for site in range(sites):
             fed.start_node(site)
         fed.start_node(7, register=False, name="stranger")

@@ -212,9 +212,9 @@ def test_hooks_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
     mods = [uplink("sign", state_dir=tmp_path / "site")]
     with pytest.raises(SpecError, match="OwnAggregate overrides aggregate_train, which FedCAMS never calls"):
         ours(tmp_path, OwnAggregate)
-    with pytest.raises(SpecError, match=r"OwnMessages.configure_train makes messages of its own.*super\(\)"):
+    with pytest.raises(SpecError, match=r"OwnMessages.configure_train builds its own messages.*super\(\)"):
         run(ours(tmp_path, OwnMessages), mods, 1)
-    with pytest.raises(SpecError, match=r"OwnLoop.start has a loop of its own.*leave start as it is"):
+    with pytest.raises(SpecError, match=r"OwnLoop.start runs its own loop.*do not override start"):
         run(ours(tmp_path / "other", OwnLoop), mods, 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,48 @@ def test_greetings_that_keep_failing_become_rare() -> None:
         roster.refresh(grid)
     assert 2 <= len(grid.asked) <= 7
     assert roster.clients == [8], "meanwhile it takes part with the dense model"
+
+
+def test_a_node_that_connects_while_rounds_outlast_its_greeting_still_joins(tmp_path: Path) -> None:
+    """Flower drops an answer that nobody fetched in time, so answers to greetings are fetched during rounds too."""
+    late = 6
+
+    class Slow(LocalGrid):
+        """The late node's greeting is answered only while the other one trains, which takes three looks."""
+
+        looks = 0
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            about = {name: self.waiting[name].metadata for name in message_ids if name in self.waiting}
+            training = any(told.dst_node_id == 5 and told.group_id for told in about.values())
+            self.looks += training
+            if training and self.looks % 3:
+                return []
+            greets = [name for name, told in about.items() if told.dst_node_id == late and not told.group_id]
+            return super().pull_messages(about.keys() - (greets if not self.looks % 3 else []))
+
+    apps = {5: adding_app(tmp_path, 1.0), late: adding_app(tmp_path, 1.0)}
+    grid = Slow(apps, {5: {"site-id": 0}, late: {"site-id": 1}})
+    FedCAMS(server="fedavg", checkpoint=tmp_path / "server", clients=2).start(grid, two_by_three(), 3, timeout=5.0)
+    assert [list(line["accepted"]) for line in read_ledger(tmp_path / "server")] == [["0"], ["0", "1"], ["0", "1"]]
+
+
+def test_a_node_that_starts_slowly_gets_more_time_for_each_greeting() -> None:
+    """Flower drops a message that is older than its time to live; expired ones come back as errors."""
+    given: list[float] = []
+
+    def slow(message: Message) -> Message:
+        given.append(message.metadata.ttl)
+        expired = Message(Error(3, "the message expired"), reply_to=message)
+        return site(3)(message) if message.metadata.ttl > 0.03 else expired
+
+    grid = Greetings({8: slow})
+    roster = Roster("config", "arrays", patience=0.01, longest=0.05)
+    end = time.monotonic() + 5
+    while not roster.sites and time.monotonic() < end:
+        roster.refresh(grid)
+    assert roster.sites == {3: 8}
+    assert given[-1] == 0.04
 
 
 @pytest.mark.parametrize("first", [8, 9], ids=["the plain node first", "the thief first"])

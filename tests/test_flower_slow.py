@@ -41,6 +41,12 @@ def test_the_same_chaos_twice_gives_the_same_ledger(tmp_path: Path, setting: str
     assert (tmp_path / "first").read_text() == (tmp_path / "second").read_text()
 
 
+def test_hostile_nodes_change_neither_identities_nor_accuracy() -> None:
+    """Over TLS with authentication; the script checks every line, every residual, and both accuracies by itself."""
+    told = python(str(TESTS / "chaos" / "hostile.py"), timeout=3600)
+    assert "% with attacks" in told
+
+
 def test_the_bytes_on_the_socket(tmp_path: Path) -> None:
     record = demo.measure(tmp_path, nodes=2, rounds=3)
     assert record["d"] >= 1_500_000

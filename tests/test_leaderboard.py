@@ -124,7 +124,7 @@ def test_other_settings_have_folders_tables_and_pictures_of_their_own(tmp_path: 
     write(tmp_path / "entries", tmp_path / "docs")
     text = (tmp_path / "docs" / PAGE).read_text("utf-8")
     assert text.count("| FedAMS |") == text.count("rounds, 4 clients") == 3
-    assert "4 clients, each trains on 1/2 of its data" in text
+    assert "4 clients that each train on 1/2 of their data" in text
     assert len(list((tmp_path / "docs" / FOLDER).iterdir())) == 3
 
 

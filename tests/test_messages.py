@@ -329,7 +329,7 @@ WRONG: dict[str, tuple[bytes, type[WireError], str]] = {
         TrailingBytes,
         "63 bytes; the header says 61",
     ),
-    "checksum": (table((b"a", b"x"))[:-1] + b"\0", ChecksumMismatch, "the bytes were changed on the way"),
+    "checksum": (table((b"a", b"x"))[:-1] + b"\0", ChecksumMismatch, "the bytes were changed in transit"),
     "other magic": (GOLDEN[0][0].to_bytes(), BadMagic, "FCMR"),
     "other version": (
         resealed(HEAD[:4] + b"\x09" + HEAD[5:] + bytes(20)),

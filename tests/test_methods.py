@@ -18,6 +18,7 @@ from fedcams.own import History
 from fedcams.registry import registered
 from halves import Point, assert_equal_rounds, net, quadratic_loss, quadratics, run
 from pairs import Option, kinds, pairs_of, pairwise
+from together import together
 
 
 def examples_of(kind: str) -> list[str]:
@@ -78,17 +79,19 @@ def kind(option: Option) -> Option:
     return (axis, f"{name} in rounds" if scheduled else name) if axis in ("uplink", "downlink", "local") else option
 
 
-CASES = pairwise(AXES, fits, kind)
+@cache
+def cases() -> list[dict[str, str]]:
+    return pairwise(AXES, fits, kind)
 
 
 def test_every_two_kinds_that_fit_are_run() -> None:
-    run_ones = {frozenset((a, b)) for case in CASES for a in case.items() for b in case.items() if a[0] < b[0]}
+    run_ones = {frozenset((a, b)) for case in cases() for a in case.items() for b in case.items() if a[0] < b[0]}
     assert run_ones <= pairs_of(AXES, fits)
     assert {kinds(pair, kind) for pair in run_ones} == {kinds(pair, kind) for pair in pairs_of(AXES, fits)}
     for axis, values in AXES.items():
-        assert {case[axis] for case in CASES} == set(values), "every option is run"
+        assert {case[axis] for case in cases()} == set(values), "every option is run"
     largest = sorted(len({kind((axis, value)) for value in values}) for axis, values in AXES.items())[-2:]
-    assert len(CASES) < 1.5 * largest[0] * largest[1], "far fewer than the product"
+    assert len(cases()) < 1.5 * largest[0] * largest[1], "far fewer than the product"
 
 
 def check_halves(case: dict[str, str], seed: int) -> None:
@@ -97,9 +100,9 @@ def check_halves(case: dict[str, str], seed: int) -> None:
     assert_equal_rounds(batched, apart)
 
 
-@pytest.mark.parametrize("number", range(len(CASES)))
-def test_batched_rounds_are_the_two_halves_bit_for_bit(number: int) -> None:
-    check_halves(CASES[number], number)
+@together(("number", "case"), lambda: enumerate(cases()))
+def test_batched_rounds_are_the_two_halves_bit_for_bit(number: int, case: dict[str, str]) -> None:
+    check_halves(case, number)
 
 
 @pytest.mark.slow
@@ -108,14 +111,30 @@ def test_batched_rounds_of_every_two_examples_are_the_two_halves() -> None:
         check_halves(case, number)
 
 
-@pytest.mark.parametrize("codec", [*CONTRACTIVE, "topk(ratio=linear(1, 1/16))"])
-@pytest.mark.parametrize("name", ["shared", "replica"])
-def test_downlinks_of_every_compressor_over_many_rounds(name: str, codec: str) -> None:
+DOWNLINKS = [
+    f"{name}({codec})" for codec in [*CONTRACTIVE, "topk(ratio=linear(1, 1/16))"] for name in ("shared", "replica")
+]
+HALF = [*DOWNLINKS[::4], *DOWNLINKS[3::4]]
+"""Every compressor in one of the two downlinks, and both with half of the compressors."""
+
+
+def check_downlink(downlink: str) -> None:
     """Long enough for clients to miss rounds, come back and catch up; buffers follow the same rule."""
-    options = {"uplink": "sign", "downlink": f"{name}({codec})", "buffers": codec, "rounds": 6, "test": None}
-    options |= {"local": "sgd(lr=0.1, steps=1, batch=8)", "model": net(True), "engine": "loop", "seed": 3}
+    options = {"uplink": "sign", "downlink": downlink, "buffers": downlink.partition("(")[2][:-1], "rounds": 6}
+    options |= {"local": "sgd(lr=0.1, steps=1, batch=8)", "model": net(True), "engine": "loop", "seed": 3, "test": None}
     batched, apart = (run(**options) for _ in range(2))
     assert_equal_rounds(batched, apart)
+
+
+@together("downlink", HALF)
+def test_downlinks_of_every_compressor_over_many_rounds(downlink: str) -> None:
+    check_downlink(downlink)
+
+
+@pytest.mark.slow
+@together("downlink", sorted({*DOWNLINKS} - {*HALF}))
+def test_the_other_downlinks_of_every_compressor_over_many_rounds(downlink: str) -> None:
+    check_downlink(downlink)
 
 
 # -- whole algorithms against their oracles ----------------------------------------------------------------------------

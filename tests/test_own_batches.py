@@ -190,7 +190,7 @@ class Transposed(nn.Module):
 BAD_ROWS: list[tuple[Any, str]] = [
     ([{"a": 1.0}, {"a": 2.0, "b": 1.0}], "client: example 1 has the keys a, b, but example 0 has a; give all the same"),
     ([({"a": 1.0}, 0), ({"b": 1.0}, 0)], "client: example 1 has the keys b, but example 0 has a"),
-    ([(1.0, 0), (1.0, 0, 3)], "client: example 1 has another length than example 0"),
+    ([(1.0, 0), (1.0, 0, 3)], "client: example 1 differs in length from example 0"),
     ([{"text": "to be", "y": 1}], "client, key 'text' holds text; turn it into numbers, remove it, or give collate="),
     (
         {"a": [1, 2], "b": [1, 2, 3]},

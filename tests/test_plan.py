@@ -179,18 +179,18 @@ def test_every_recipe_is_planned_with_fewer_bytes_than_the_one_before() -> None:
 @together(
     ("changes", "name", "why"),
     [
-        ({}, "lighter", r"67x fewer bytes .*; lightest would make it 1\.4x shorter, and loses more\.$"),
+        ({}, "lighter", r"67x fewer bytes .*; lightest would make it 1\.4x shorter, but lose more accuracy\.$"),
         ({"memory": 1e9}, "one-way", r"light would keep 4\.52 GB of models at the server, which has 1\.00 GB"),
         (
             {"clients": 5000, "cohort": 10, "memory": 1e13},
             "one-way",
             "light needs clients that take part about 4 times",
         ),
-        ({"clients": 1000, "cohort": 10}, "light", r"lighter needs .* about 8 times, .* and these come 5 times"),
+        ({"clients": 1000, "cohort": 10}, "light", r"lighter needs .* about 8 times, .* and these take part 5 times"),
         (
             {"setting": Setting(5000, 0, compressor("sign"), 500)},
             "none",
-            r"7. % of that is latency, which no compression",
+            r"7. % of that is latency, which compression cannot",
         ),
         ({"setting": Setting(50_000, 0, compressor("sign"), 500), "network": "Satellite"}, "none", "is latency"),
         ({"setting": Setting(500_000, 0, compressor("sign"), 500), "network": "Satellite"}, "one-way", "is latency"),

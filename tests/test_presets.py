@@ -82,14 +82,21 @@ def run_once(experiment: Experiment, data: Path) -> list[RoundRecord]:
 
 @everyone
 def test_its_experiments_run_in_miniature(name: str, data: Path) -> None:
-    """Everything but the number of clients, local work, rounds and the size of the model is as it is shipped."""
+    """Everything but the number of clients, local work, rounds and the size of the model is as it is shipped.
+
+    Convolutions take most of the time, so only the first and the last experiment have them.
+    """
     model = load_preset(name).experiments[0].model.name
     tiny = {"clients": "20", "rounds": "2", "local": "sgd(steps=1, batch=2)", "model": SMALL[model], "seed": "1"}
     tiny["engine"] = "loop" if model == "lstm" else "stacked"  # that `auto` takes it is tested with the engines
     if name in TEXT:
         tiny["task"] = "shakespeare(roles=20, length=20)"
 
-    for experiment in overridden(load_preset(name), tiny).experiments:
+    experiments = overridden(load_preset(name), tiny).experiments
+    if model in ("resnet18", "convmixer"):
+        between = overridden(load_preset(name), {**tiny, "model": "linear"}).experiments[1:-1]
+        experiments = [experiments[0], *between, experiments[-1]]
+    for experiment in experiments:
         records = run_once(dataclasses.replace(experiment, label=""), data)
         assert [record.round for record in records] == [1, 2]
         if experiment.sampler.size_varies and not records[0].cohort:

@@ -313,7 +313,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "damaged control": (lambda r: changed("control", r.streams["control"][:-1] + b"x", r), "ChecksumMismatch"),
     "late": (lambda r: dataclasses.replace(r, round=1), "UpdateError: an update for round 1 in round 2; it came too"),
     "early": (lambda r: dataclasses.replace(r, round=3), "UpdateError: an update for round 3 in round 2; it came too"),
-    "from a stranger": (lambda r: dataclasses.replace(r, client=7), "UpdateError: client 7 was not asked in round 2"),
+    "from a stranger": (
+        lambda r: dataclasses.replace(r, client=7),
+        "UpdateError: client 7 was not selected in round 2",
+    ),
     "from another model": (
         lambda r: dataclasses.replace(r, held=Held(3, bytes(16))),
         r"UpdateError: client 1 trained from version 3 \(00000000\), but was sent None",
@@ -386,6 +389,6 @@ def test_a_batch_with_a_client_that_is_in_already_is_refused_whole() -> None:
 def test_a_schedule_of_the_whole_run_needs_its_length() -> None:
     method = Method(server="fedams(lr=cosine(1, 0))")
     for make in (lambda: Server(method, LAYOUT), lambda: Client(method, LAYOUT)):
-        with pytest.raises(SpecError, match=r"server\.lr=cosine.* follows the length of the run.*give rounds="):
+        with pytest.raises(SpecError, match=r"server\.lr=cosine.* depends on the length of the run.*give rounds="):
             make()
     assert Server(Method(server="fedams(lr=cosine(1, 0.5, rounds=3))"), LAYOUT).rounds is None

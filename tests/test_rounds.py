@@ -128,7 +128,7 @@ def test_bad_replies_are_refused_with_the_reason_and_the_round_goes_on() -> None
     assert concluded.accepted == [0]
     assert concluded.refused[1].startswith("ChecksumMismatch")
     assert concluded.refused[2] == "UpdateError: an update for round 7 in round 1; it came too late or too early"
-    assert "client 9 was not asked" in concluded.refused[9]
+    assert "client 9 was not selected" in concluded.refused[9]
     assert torch.equal(state.x, torch.full((D,), 2.0))
     assert state.accepted == {0: Accepted(1, good.digest)}
     assert concluded.delta_norm == pytest.approx(2.0 * D**0.5)

@@ -122,11 +122,33 @@ def folder(tmp_path: Path) -> Path:
 # -- a run and its folder ----------------------------------------------------------------------------------------------
 
 
+class Whole(NamedTuple):
+    """A run that nothing stopped, and what its watcher saw."""
+
+    run: Run
+    seen: list[tuple[RoundRecord, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Whole]:
+    """Runs an experiment once for all tests that look at it."""
+    made: dict[str, Whole] = {}
+
+    def whole(kind: dict[str, Any]) -> Whole:
+        if str(kind) not in made:
+            folder, seen = tmp_path_factory.mktemp("whole") / "run", []
+            made[str(kind)] = Whole(run(small(**kind), folder, watch=lambda *round: seen.append(round)), seen)
+        return made[str(kind)]
+
+    return whole
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_run_is_the_simulation_and_its_folder_tells_all(folder: Path, kind: dict[str, Any]) -> None:
-    experiment, seen = small(**kind), []
-    made = run(experiment, folder, watch=lambda record, timing: seen.append((record, timing)))
-    built = build(experiment)
+def test_a_run_is_the_simulation_and_its_folder_tells_all(
+    kind: dict[str, Any], whole_run: Callable[[dict[str, Any]], Whole]
+) -> None:
+    experiment, (made, seen) = small(**kind), whole_run(kind)
+    folder, built = made.path, build(experiment)
     state, records = built.state, []
     for _ in range(experiment.rounds):
         state, record = built.simulation.advance(state)
@@ -181,9 +203,10 @@ def test_the_last_checkpoint_is_a_model_that_anybody_can_load(folder: Path, kind
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_stopped_anywhere_and_resumed_is_never_stopped(tmp_path: Path, kind: dict[str, Any]) -> None:
-    experiment = small(**kind)
-    run(experiment, tmp_path / "whole")
+def test_stopped_anywhere_and_resumed_is_never_stopped(
+    tmp_path: Path, kind: dict[str, Any], whole_run: Callable[[dict[str, Any]], Whole]
+) -> None:
+    experiment, whole = small(**kind), lasting(whole_run(kind).run.path)
     for at in (1, 3, 5, 6, 7) if kind in (KINDS[0], EVERYTHING) else (5,):
         folder = stopped(tmp_path / str(at), at, experiment)
         assert [record.round for record in read_run(folder).records] == list(range(1, at + 1))
@@ -191,7 +214,7 @@ def test_stopped_anywhere_and_resumed_is_never_stopped(tmp_path: Path, kind: dic
         made = resume(folder, watch=lambda record, timing, seen=seen: seen.append(record.round))  # type: ignore[misc]
         assert seen == ([] if at == 7 else list(range(at - at % 3 + 1, 8)))
         assert [timing["round"] for timing in made.timings] == list(range(1, 8))
-        assert lasting(folder) == lasting(tmp_path / "whole")
+        assert lasting(folder) == whole
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -403,13 +426,13 @@ def test_two_processes_cannot_be_at_one_run(folder: Path) -> None:
     assert resume(folder).finished
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_without_file_locks_a_folder_is_refused_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with pytest.raises(RunError, match="need the file locks of Linux or macOS; on Windows, use WSL"), locked(tmp_path):
         pass
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder_is_refused(folder: Path) -> None:
     folder.mkdir(mode=0o500)
     with pytest.raises(RunError, match=r"cannot write .*environment\.json: Permission denied; free space or make"):

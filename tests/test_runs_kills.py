@@ -85,15 +85,19 @@ def dies(experiment: Experiment, folder: Path, moment: int) -> bool:
     return has_died()
 
 
+ALL_PARTS = {**EVERYTHING, "downlink": "replica(blockq)"}
+
+
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "every"),
     [
-        pytest.param({}, id="FedCAMS", marks=pytest.mark.slow),
-        pytest.param({**EVERYTHING, "downlink": "replica(blockq)"}, id="everything"),
+        pytest.param({}, 1, id="FedCAMS", marks=pytest.mark.slow),
+        pytest.param(ALL_PARTS, 5, id="everything"),
+        pytest.param(ALL_PARTS, 1, id="everything, at every moment", marks=pytest.mark.slow),
     ],
 )
 def test_death_at_every_step_and_again_while_resuming(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], every: int
 ) -> None:
     for name in SYNCS:
         monkeypatch.setattr(os, name, lambda descriptor: None)  # it is the process that dies here, not the machine
@@ -107,7 +111,7 @@ def test_death_at_every_step_and_again_while_resuming(
         go_on(experiment, folder)
         assert lasting(folder) == whole, f"died at moment {moment}"
         shutil.rmtree(folder)
-        moment += 5 if kind else 1  # the more there is to save, the more moments there are
+        moment += every
     assert moment > 100  # the run makes about this many changes to the disk
 
 
@@ -136,7 +140,7 @@ def command_line(out):
         run(experiment, out, checkpoint_every=2)
 
 def own(out):
-    fedcams.simulate(model, clients, (loaded.test_x, loaded.test_y), method=experiment.method, cohort=2, rounds=50,
+    fedcams.simulate(model, clients, (loaded.test_x, loaded.test_y), method=experiment.method, cohort=2, rounds=30,
                      out=out, prepare=lambda x: x.float() / 16, checkpoint_every=2).run()
 
 kinds = {"command line": command_line, "own": own}
@@ -156,9 +160,9 @@ def wait_for_lines(path: Path, count: int) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where torch has CUDA, a forked process cannot train")
 def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, forks: Forks) -> None:
     """Runs by `fedcams run` and by `simulate(out=...)`."""
-    (tmp_path / "experiment.toml").write_text(small(**EVERYTHING, rounds=50).to_toml())
+    (tmp_path / "experiment.toml").write_text(small(**EVERYTHING, rounds=30).to_toml())
     with forks.start(RUNNERS, tmp_path) as runners:
-        for kind, lines in itertools.product(("command line", "own"), (0, 1, 15, 25, 35)):
+        for kind, lines in itertools.product(("command line", "own"), (0, 1, 5, 9, 13)):
             child = runners.fork(kind)
             wait_for_lines(tmp_path / kind / "run" / "rounds.jsonl", lines)
             time.sleep(random.uniform(0, 0.03))
@@ -171,7 +175,7 @@ def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, forks:
         found, whole = lasting(folder / "run"), lasting(folder / "whole")  # rounds, the model, the optimizer's state
         found.pop("python.json", None), whole.pop("python.json", None)  # the call names the folder
         assert found == whole
-        assert (folder / "run" / "checkpoint" / "50.safetensors").exists()
+        assert (folder / "run" / "checkpoint" / "30.safetensors").exists()
         assert read_run(folder / "run").finished
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain, permutations
 
 import numpy as np
@@ -23,6 +24,14 @@ everyone = pytest.mark.parametrize("method", SAMPLERS, ids=str)
 CLIENTS = [3 * client - 50 for client in range(40)]
 WEIGHTS = [1.0 + client % 7 for client in range(40)]
 ROUNDS = 1000
+
+
+@pytest.fixture(scope="module", autouse=True, params=[ROUNDS, pytest.param(2 * ROUNDS, marks=pytest.mark.slow)])
+def _rounds(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The slow tests draw twice as many cohorts, so that all bounds on frequencies are closer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "ROUNDS", request.param)
+        yield
 
 
 def inclusion(method: Sampler, population: int, weights: list[float] | None = None) -> NDArray[np.int64]:

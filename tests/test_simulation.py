@@ -425,7 +425,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (r"clients has the id -1; give each client an integer from 0", {"clients": {-1: CLIENTS[0]}}),
     ("loss='mse'; give a function", {"loss": "mse"}),
     ("metric=3; give a function, or a dict of functions by name", {"metric": 3}),
-    ("metric: the name 'accuracy' at place 2", {"metric": {"f1": accuracy, "accuracy": accuracy}}),
+    ("metric: the name 'accuracy' at position 2", {"metric": {"f1": accuracy, "accuracy": accuracy}}),
     (
         r"metric scores returns a dict \(f1\); return one number",
         {"metric": {"scores": lambda outputs, y: {"f1": 1.0}}, "test": CLIENTS[0]},
@@ -452,6 +452,12 @@ def test_bad_input_is_refused_with_what_to_do(message: str, options: dict[str, A
 def test_a_cohort_larger_than_the_population_is_refused_before_anything_runs() -> None:
     with pytest.raises(FedcamsError, match="cohort=9, but there are only 8 clients"):
         run(cohort=9)
+
+
+@pytest.mark.parametrize(("population", "cohort"), [(4, 4), (12, 10)])
+def test_a_cohort_has_ten_clients_or_all_if_there_are_fewer(population: int, cohort: int) -> None:
+    history = run(clients=[examples(3, seed) for seed in range(population)], cohort=None, rounds=1).run()
+    assert len(history.records[0].cohort) == cohort
 
 
 def test_a_client_with_fewer_examples_than_a_batch_makes_one_of_what_it_has() -> None:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SETTINGS = ["rounds=1", "clients=2", "seeds=[1]", "sampler=full", "model=linear", "partition=iid"]
 SMALL = [word for setting in [*SETTINGS, "local=sgd(steps=1, batch=2)"] for word in ("-s", setting)]
-"""What makes any preset a matter of a moment."""
+"""Settings that make any preset fast."""
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -94,7 +94,7 @@ OTHERS = [page for page in PAGES if page not in {*FIRST, *ELSEWHERE} and "\n```"
 def test_the_first_pages_work_one_after_the_other(folder: Path) -> None:
     for page in FIRST:
         follow(f"docs/{page}", folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["both", "grid.toml", "mine.toml", "runs"]
+    assert sorted(path.name for path in folder.iterdir()) == ["both", "grid.toml", "mine.toml", "model.pt", "runs"]
     made = {path.name for path in (folder / "runs" / "mine").iterdir()}
     assert made == {"dense-s1", "dense-s2", "top-k-1-64-s1", "top-k-1-64-s2", "report"}
     assert (folder / "runs" / "grid" / "leaderboard.md").exists()

@@ -333,7 +333,7 @@ def test_settings_that_no_theorem_covers_say_why_and_go_on(tmp_path: Path) -> No
         assert reason in said
     assert all(bound["value"] > 0 for bound in found["bounds"])
     text = invoke("check", str(tmp_path / "own.toml"))
-    assert "does not hold, fixed n: cohorts of bernoulli(p=0.5) vary in size" in text
+    assert "does not hold: fixed n: cohorts of bernoulli(p=0.5) vary in size" in text
     assert "theorem 4" in text
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 
+from theory_page import adaptivity
 from theory_page.experiments import FILE, run, stored
 from theory_page.page import write
 
 if __name__ == "__main__":  # the processes that run experiments import this file too
     if "--draw" not in sys.argv:
         run(FILE)
-    write(stored(FILE))
+        adaptivity.run()
+    write(stored(FILE), adaptivity.stored())
     sys.stdout.write("wrote docs/theory/ and the numbers in docs/theory.md\n")

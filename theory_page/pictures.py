@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
@@ -15,6 +17,7 @@ from fedcams.report.collection import COLOURS
 from fedcams.report.figures import STYLE
 from fedcams.theory import Constants, Setting, printed, sound
 from fedcams.theory.rates import slope
+from theory_page.adaptivity import EPS, SHOWN, STEPS, Point
 
 NAMES = {"T": "rounds T", "K": "local steps K", "m": "clients m"}
 AVERAGE = "mean ‖∇f‖²"
@@ -25,7 +28,7 @@ PAPER = Constants(L=250, G=18.3, s_l=17.4, s_g=0.0, F=2.3, d=11_173_962)
 PAPER_RUN = Setting(m=100, n=10, K=60, T=500, eta=1.0, eta_l=0.01, eps=1e-3, beta1=0.9)
 
 
-def draw(found: dict[str, Any], folder: Path) -> None:
+def draw(found: dict[str, Any], points: Sequence[Point], folder: Path) -> None:
     """Draw all pictures from what was measured."""
     pictures: dict[str, tuple[int, Callable[[Any, dict[str, Any]], None]]] = {
         "rates": (3, _rates), "collapse": (1, _collapse), "partial": (1, _partial), "compression": (1, _compression),
@@ -37,6 +40,9 @@ def draw(found: dict[str, Any], folder: Path) -> None:
             axes = figure.subplots(1, panels, squeeze=False)[0]
             fill(axes if panels > 1 else axes[0], found)
             figure.savefig(folder / f"{name}.png", metadata={"Software": None})
+        figure = Figure((6.4, 3.6), layout="constrained")
+        _adaptivity(figure.subplots(), points)
+        figure.savefig(folder / "adaptivity.png", metadata={"Software": None})
 
 
 def of(found: dict[str, Any], name: str, **chosen: Any) -> list[dict[str, Any]]:
@@ -116,6 +122,27 @@ def _epsilon(axes: Any, found: dict[str, Any]) -> None:
     share.set(ylabel="share of coordinates off the floor", ylim=(-0.03, 1.03))
     share.grid(visible=False)
     axes.figure.legend(loc="outside upper center", ncols=2)
+
+
+def _adaptivity(axes: Any, points: Sequence[Point]) -> None:
+    """Draw a line for every rate, over ε; where v̂ has left its floor, marks are full."""
+    tried = [p for p in points if p.seed not in SHOWN]
+    for place, step in enumerate(STEPS):
+        line = [
+            (eps, fmean(p.accuracy for p in same), fmean(p.off_floor for p in same))
+            for eps in EPS
+            if (same := [p for p in tried if (p.family, p.eps, p.step) == ("fedams", eps, step)])
+        ]
+        x, y, off = zip(*line, strict=True)
+        colour = COLOURS[place % len(COLOURS)]
+        style = "-" if place < len(COLOURS) else "--"
+        axes.plot(x, y, style, lw=1.2, color=colour, label=f"{step:g}")
+        axes.scatter(x, y, s=22, edgecolors=colour, facecolors=[to_rgba(colour, share**0.5) for share in off], zorder=3)
+        (twin,) = {fmean(p.accuracy for p in tried if (p.family, p.step) == ("fedavgm", step))}
+        axes.plot([3 * max(EPS)], [twin], ">", ms=5, color=colour)
+    axes.set(xscale="log", xlabel="ε; marks fill as coordinates leave the floor; ▶ FedAvgM", ylabel="test accuracy")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.legend(title="lr/√ε", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def _terms(axes: Any, found: dict[str, Any]) -> None:

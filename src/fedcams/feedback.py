@@ -50,8 +50,8 @@ class Pending:
 class ErrorFeedback:
     """Error feedback for your own training loop: `h = delta + e; code = C(h); e' = h - decode(code)`.
 
-    The residual e changes only when the server accepts the update. So at any time, what the server has accepted plus
-    the residual equals the sum of the client's own updates in accepted rounds.
+    The residual e changes only when the server accepts the update. At any time, what the server has accepted plus
+    the residual therefore equals the sum of the client's own updates in accepted rounds.
 
     Arguments:
         codec: the compressor, or its spec string.

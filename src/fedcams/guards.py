@@ -1,6 +1,6 @@
 """Guards: how long a client's rows may be, learned from the clients' own norms, so that one of them cannot do harm.
 
-FedAMS needs this most: its v̂ is a running maximum, which a single huge update would raise for ever.
+FedAMS needs this most: its v̂ is a running maximum, which a single huge update would raise permanently.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class NoGuard(Guard):
 class Adaptive(Guard):
     """Refuses rows longer than `factor` times the usual norm of their stream: update, buffers or control variates.
 
-    What is usual in a cohort is the norm that a quarter of its clients exceeds. Usual for a round is the median of this
-    over the 10 rounds in which it was largest, or that of the present cohort if it is larger and has 3 clients or more;
-    the first round has only its own. The largest rather than the last, because late in training most clients have
-    little left to learn, and the others are no attackers. What is above the bound counts as the bound, so that it
-    follows if the norms of most clients grow. The bound is 4 times as wide for buffers and control variates, which
-    change most for those who come for the first time, for cohorts of one or two clients, and for codecs that draw
+    A cohort's usual norm is the one that a quarter of its clients exceed. The usual norm of a round is the median over
+    the 10 rounds in which this was largest, or that of the current cohort if it is larger and the cohort has 3 clients
+    or more; the first round has only its own. The guard takes the largest rounds rather than the last, because late in
+    training most clients have little left to learn, and the others are not attackers. Norms above the bound count as
+    the bound, so that it follows if the norms of most clients grow. The bound is 4 times as wide for buffers and
+    control variates, which change most for new clients, for cohorts of one or two clients, and for codecs that draw
     coordinates at random. A refused client keeps its residual.
     """
 

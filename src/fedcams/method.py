@@ -72,14 +72,14 @@ class Method(Spec):
     downlink: Downlink = nested("downlink", "none", doc="how the model travels to the clients")
     buffers: Compressor = nested("compressor", "identity", doc="how batch-norm statistics travel")
     control: Control = nested("control", "none", doc="control variates that correct the clients' gradients")
-    transforms: tuple[Transform, ...] = several("transform", doc="what changes or refuses updates on the way")
-    guard: Guard = nested("guard", "adaptive", doc="how long the rows of one client may be before they are refused")
-    min_replies: int = integer(1, low=1, doc="a round with fewer accepted updates makes no step")
+    transforms: tuple[Transform, ...] = several("transform", doc="what changes or refuses updates in transit")
+    guard: Guard = nested("guard", "adaptive", doc="the largest norm that a client's rows may have")
+    min_replies: int = integer(1, low=1, doc="a round with fewer accepted updates leaves the model unchanged")
     aggregate: Aggregate = nested("aggregate", "mean", doc="how the server combines the updates of a cohort")
     weighting: str = text(
         "uniform", choices=("uniform", "examples", "sampler"), doc="how clients are weighted in the mean of the cohort"
     )
-    privacy: Privacy = nested("privacy", "none", doc="what hides single clients from those who see the models")
+    privacy: Privacy = nested("privacy", "none", doc="noise that hides each client from those who see the models")
     average: Average = nested("average", "none", doc="an average of the server's models, evaluated in addition")
 
     kind = "method"
@@ -134,7 +134,9 @@ class Method(Spec):
             raise SpecError(f"privacy={self.privacy} spreads epsilon over a run of unknown length; give rounds=...")
         for path, schedule in self.schedules():
             if rounds is None and schedule.depends_on_rounds:
-                raise SpecError(f"{path}={schedule} follows the length of the run, which is unknown; give rounds=...")
+                raise SpecError(
+                    f"{path}={schedule} depends on the length of the run, which is unknown; give rounds=..."
+                )
             if rounds is not None and (length := schedule.length(rounds)) > rounds:
                 raise SpecError(
                     f"{path}={schedule} lasts {length} rounds, but the run has rounds={rounds}; "

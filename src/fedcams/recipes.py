@@ -1,7 +1,7 @@
-"""Recipes: names that set how everything travels, and the average that goes with it, at once.
+"""Recipes: names for a complete set of compression settings, with the average that goes with them.
 
-`recipe="light"` stands for its fields of a method wherever settings are given: in presets and experiments, after `-s`,
-in `simulate` and in the Flower strategy. A method, and the file of a run, hold the fields and not the name.
+`recipe="light"` stands for its fields of a method wherever you give settings: in presets and experiments, after `-s`,
+in `simulate` and in the Flower strategy. A method, and the file of a run, store the fields and not the name.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Measured:
         kind = f"mean of {self.seeds} seeds" if self.seeds > 1 else "one seed"
         server = f"; server = {self.server}" if self.server else ""
         return (
-            f"{self.fewer_bytes:.3g}x fewer bytes, {self.accuracy:.2f} % averaged, where dense FedAMS has "
-            f"{self.dense_accuracy:.2f} % ({self.setting}; {kind}{server})"
+            f"{self.fewer_bytes:.3g}x fewer bytes, {self.accuracy:.2f} % averaged, compared with "
+            f"{self.dense_accuracy:.2f} % for dense FedAMS ({self.setting}; {kind}{server})"
         )
 
 
@@ -86,23 +86,23 @@ def _both_ways(up: str, down: str) -> Mapping[str, str]:
 _ALL = (
     Recipe(
         "one-way",
-        "Compresses updates only: for servers that cannot keep a model of each client, or clients that come once.",
+        "Compresses only updates: for servers that cannot keep a model per client, or clients that take part once.",
         MappingProxyType({"uplink": "ternary(ratio=1/16)", "buffers": BUFFERS, "average": AVERAGE}),
         (Measured(RESNET18, fewer_bytes=1.98, accuracy=92.71, dense_accuracy=DENSE, seeds=3, server=SLOWER),),
     ),
     Recipe(
         "light",
-        "Compresses both ways, the model least: where accuracy matters most.",
+        "Compresses both ways, the model least: when accuracy matters most.",
         _both_ways("1/8", "1/2"),
         (Measured(RESNET18, fewer_bytes=30.5, accuracy=92.16, dense_accuracy=DENSE, seeds=3, server=SLOWER),),
     ),
     Recipe(
         "lighter",
-        "Compresses both ways alike: a middle between bytes and accuracy.",
+        "Compresses both ways equally: a balance of bytes and accuracy.",
         _both_ways("1/13", "1/13"),
         (Measured(RESNET18, fewer_bytes=75.1, accuracy=92.24, dense_accuracy=DENSE, seeds=3, server=SLOWER),),
     ),
-    Recipe("lightest", "Compresses both ways as far as it goes: for the slowest links.", _both_ways("1/22", "1/22")),
+    Recipe("lightest", "Compresses both ways as far as possible: for the slowest links.", _both_ways("1/22", "1/22")),
 )
 RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ALL})
 """All recipes by name, from the most bytes to the fewest."""

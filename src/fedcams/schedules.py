@@ -150,7 +150,7 @@ class Hold(Schedule):
     for 400 of 500 rounds and lowers it over the last 100. What follows counts rounds from its own start.
     """
 
-    part: Number = number(low=0, high=1, open="both", doc="the part of the run in which nothing changes")
+    part: Number = number(low=0, high=1, open="both", doc="the fraction of the run in which nothing changes")
     then: Number = number(doc="the schedule that follows")
 
     schedulable = True

@@ -1,5 +1,7 @@
 """A federation in which one of four sites attacks in every third round, and a stranger claims another's site.
 
+All of it over TLS, with nodes that are registered by their keys. Another site fails its first greeting.
+
     python tests/chaos/hostile.py
 
 The attacks, in turn: an update of ±1e3, garbage, the reply of an earlier round, silence past the deadline, and an array
@@ -24,12 +26,12 @@ from fedcams.flower.checkpoint import read_ledger
 from fedcams.rounds import ServerState
 from fedcams.simulation.evaluate import SCORE, evaluate
 from fedcams_app.settings import experiment
-from federation import federation
+from federation import Federation, federation
 
 sys.path.insert(0, str(HERE / "app"))
 from chaos_app.hostile import ATTACKS, EVERY, attack_in
 
-SITES, HOSTILE, ROBBED = 4, 3, 0
+SITES, HOSTILE, ROBBED, SHY = 4, 3, 0, 2
 DEADLINE = 600.0
 CONFIG: dict[str, Any] = {
     "task": "digits",
@@ -52,26 +54,40 @@ def hostile(folder: Path) -> Ledger:
         (folder / name).mkdir(parents=True)
     path = os.pathsep.join([str(ROOT / "examples" / "flower_app"), os.environ.get("PYTHONPATH", "")])
     env = {"OMP_NUM_THREADS": "1", "CHAOS_FOLDER": str(folder), "PYTHONPATH": path}
-    with federation(folder, env=env) as fed:
+    special = {HOSTILE: {"CHAOS_HOSTILE": "1", "CHAOS_OTHERS": str(SITES - 1)}, SHY: {"CHAOS_SHY": "1"}}
+    with federation(folder, secure=True, env=env) as fed:
         for site in range(SITES):
-            fed.env = {**env, "CHAOS_HOSTILE": "1", "CHAOS_OTHERS": str(SITES - 1)} if site == HOSTILE else env
+            fed.env = {**env, **special.get(site, {})}
             fed.start_node(site)
         fed.env = env
-        run = fed.submit(HERE / "app", **CONFIG, min_available=SITES - 1, min_replies=2, deadline=DEADLINE)
-        fed.wait(run, 1)
+        run = fed.submit(HERE / "app", **CONFIG, min_available=SITES, min_replies=2, deadline=DEADLINE)
+        until_accepted(fed, run, folder, ROBBED)
         fed.start_node(ROBBED, name="thief")
         fed.wait(run, CONFIG["rounds"], seconds=1800.0)
+        said = fed.flwr("log", run, "here", "--show")
+    assert f"says it is site {ROBBED}, but node" in said, "the thief never came"
     return read_ledger(folder / "server")
 
 
+def until_accepted(fed: Federation, run: str, folder: Path, site: int) -> None:
+    """Wait for the round in which a site first takes part: one that never connected has nothing to rob."""
+    rounds = 0
+    while not any(str(site) in line["accepted"] for line in read_ledger(folder / "server")):
+        rounds += 1
+        fed.wait(run, rounds)
+
+
 def check_refusals(ledger: Ledger) -> None:
-    """Every attack is refused or waited for in vain; honest sites take part in every round."""
+    """Every attack is refused or waited for in vain; honest sites take part in every round since they connected."""
+    honest: set[str] = set()
     for line in ledger:
-        honest = {str(site) for site in range(SITES) if site != HOSTILE}
         assert honest <= line["accepted"].keys(), line
+        honest = line["accepted"].keys() - {str(HOSTILE)}
         if what := attack_in(line["round"]):
             left_out = line["absent"] if what == "mute" else line["refused"]
             assert str(HOSTILE) in map(str, left_out), (what, line)
+
+    assert honest == {str(site) for site in range(SITES) if site != HOSTILE}, "also the one that failed its greeting"
 
 
 def clean(built: Built) -> ServerState:

@@ -25,11 +25,11 @@ NEAR = 1e-6
 class GeometricMedian(Aggregate):
     """The geometric median by a few steps of Weiszfeld from the coordinate-wise median: z = Σ w_i x_i / Σ w_i.
 
-    w_i is the client's weight divided by its distance from z, so a far update counts little, whatever its direction.
+    w_i is the client's weight divided by its distance from z, so a distant update counts little in any direction.
     All decoded updates of a round are in memory at once.
     """
 
-    steps: int = integer(8, low=1, high=100, doc="how often z is moved")
+    steps: int = integer(8, low=1, high=100, doc="number of steps")
 
     reference = "Pillutla, Kakade, Harchaoui: Robust Aggregation for Federated Learning, IEEE TSP 2022"
     examples = ("geometric_median", "geometric_median(steps=3)")

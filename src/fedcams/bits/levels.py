@@ -245,17 +245,33 @@ def _sum_squares(packed: Bytes, bits: int, block: int, d: int) -> Tensor:
 @kernel
 def _squares_(packed: Bytes, size: int, bits: int, block: int, out: NDArray[np.int64]) -> None:
     """The sums of q² over the blocks of the first `size` levels."""
-    levels = np.zeros(block, np.uint8)
+    levels, table = np.zeros(block, np.uint8), _squares_in_bytes(bits)
     least = np.int32((1 << (bits - 1)) - 1)
     for number in range((size + block - 1) // block):
         length = min(block, size - number * block)
-        at = number * block * bits >> 3
-        unpack_small_(packed[at : at + ((length * bits + 7) >> 3)], bits, levels)
-        total = np.int32(0)  # at most 65536 squares of 128 at most: below 2^31
-        for i in range(length):
-            q = np.int32(levels[i]) - least
-            total += q * q
+        at, total = number * block * bits >> 3, np.int32(0)  # at most 65536 squares of 128 at most: below 2^31
+        part = packed[at : at + ((length * bits + 7) >> 3)]
+        if 8 % bits == 0 and length * bits % 8 == 0:  # two to three times as fast as unpacking them
+            for byte in part:
+                total += table[byte]
+        else:
+            unpack_small_(part, bits, levels)
+            for i in range(length):
+                q = np.int32(levels[i]) - least
+                total += q * q
         out[number] = total
+
+
+@kernel
+def _squares_in_bytes(bits: int) -> NDArray[np.int32]:
+    """Return the sum of q² over the levels in each of the 256 bytes; of use if a byte holds whole levels."""
+    table = np.zeros(256, np.int32)
+    least, mask = (1 << (bits - 1)) - 1, (1 << bits) - 1
+    for byte in range(256):
+        for shift in range(0, 8, bits):
+            q = ((byte >> shift) & mask) - least
+            table[byte] += q * q
+    return table
 
 
 def _squares_torch(levels: Tensor, bits: int, block: int, d: int) -> Tensor:

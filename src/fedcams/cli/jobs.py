@@ -28,7 +28,7 @@ AGAIN = "run the same command again to continue from the last checkpoint"
 
 @dataclass(frozen=True)
 class Settings:
-    """What every worker is told first; modules register pieces of one's own, and trackers are given by their specs."""
+    """What every worker receives first; modules register your own pieces, and trackers are given by their specs."""
 
     data: Path | None = None
     device: str = "cpu"
@@ -157,7 +157,7 @@ class Workers:
     def _take(self) -> Worker:
         with self._lock:
             if self._stopped:
-                raise RunError("stopped before it began")
+                raise RunError("stopped before it started")
             self._idle = [worker for worker in self._idle if worker.is_alive]
             if not self._idle:
                 self._idle.append(Worker(self.settings, threads_each(self.jobs)))

@@ -112,7 +112,7 @@ def load(modules: Sequence[str]) -> None:
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = "" if isinstance(error, SyntaxError) else f" ({Path(where.filename).name}, line {where.lineno})"
-            raise SpecError(f"--import {module}: {type(error).__name__}: {error}{place}; correct the module") from error
+            raise SpecError(f"--import {module}: {type(error).__name__}: {error}{place}; fix the module") from error
 
 
 @app.callback()

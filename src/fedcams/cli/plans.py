@@ -41,12 +41,12 @@ MOST = 10**15
 """The most parameters that a plan takes."""
 EXPLAINED = (
     "Bytes cover all clients and rounds: expected, and counted for the cohorts of seed {seed}. Memory is what the "
-    "server keeps for the downlink. The bound is the part of ‖x - held‖² that a delta may leave behind. Transfer times "
-    "leave out computation."
+    "server keeps for the downlink. The bound is the fraction of ‖x - held‖² that a delta may leave behind. Transfer "
+    "times exclude computation."
 )
 RECIPES_EXPLAINED = (
-    "Recipes are priced as if positions and signs were random. Real updates have structure and take a tenth fewer "
-    "bytes: a ResNet-18 on CIFAR-10 measured 75x where 67x is planned."
+    "These numbers assume random positions and signs. Real updates have structure and take about a tenth fewer "
+    "bytes: a ResNet-18 on CIFAR-10 measured 75x where the plan says 67x."
 )
 
 
@@ -146,7 +146,7 @@ def advice(plans: Sequence[Plan], memory: float, bound: float) -> str:
     best = recommend(plans, memory * GIB, bound)
     if best is None:
         limits = f"{human_bytes(memory * GIB)} with a bound of at most {bound:g}"
-        return f"No downlink among these fits {limits}; look at stateless."
+        return f"None of these downlinks fits {limits}; consider stateless."
     first = plans[0]
     fewer = f", {first.total / best.total:.1f}x fewer bytes than {first.downlink}" if best is not first else ""
     return f"Recommended: [bold]{best.downlink}[/]{fewer}, with {human_bytes(best.memory)} at the server."
@@ -170,7 +170,7 @@ def _recipe_costs(options: Sequence[Option]) -> Table:
 
 
 def _recipe_times(options: Sequence[Option]) -> Table:
-    table = _numbers("transfers of a round", *(profile.name for profile in PROFILES))
+    table = _numbers("transfers per round", *(profile.name for profile in PROFILES))
     for one in options:
         table.add_row(one.name, *(_rough(one.plan.seconds(profile)) for profile in PROFILES))
     return table

@@ -36,11 +36,13 @@ Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, ..
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")]
 KeepRows = Annotated[
     bool,
-    typer.Option("--keep-rows", help="Save what clients keep with the last round too, so that runs can be extended."),
+    typer.Option(
+        "--keep-rows", help="Also keep the clients' state after the last round, so that runs can be extended."
+    ),
 ]
 Jobs = Annotated[
     int,
-    typer.Option("--jobs", "-j", min=1, help="Runs at once, each in a process of its own; the cores are divided."),
+    typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in its own process; they share the cores."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Track = Annotated[
@@ -59,7 +61,7 @@ Only = Annotated[
 ]
 Target = Annotated[
     float | None,
-    typer.Option(help="Test accuracy at which methods are compared: 0.9, or 90 for 90 %.", show_default=False),
+    typer.Option(help="Compare methods at this test accuracy: 0.9, or 90 for 90 %.", show_default=False),
 ]
 
 
@@ -90,8 +92,8 @@ def run(
 ) -> None:
     """Run all experiments of a preset, each in its own folder.
 
-    Finished runs are left alone and interrupted ones continue, so you can repeat the same command after a stop. With
-    more rounds than before (-s rounds=600), runs are extended if no schedule follows their length.
+    Finished runs are skipped and interrupted ones continue, so you can repeat the same command after a stop. Asking for
+    more rounds than before (-s rounds=600) extends the runs, unless a schedule depends on their length.
     """
     from fedcams.cli.jobs import Settings
     from fedcams.cli.session import refuse_other
@@ -144,14 +146,14 @@ def sweep(
     jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
-    """Try every setting of every grid, and rank them in leaderboard.md and leaderboard.csv.
+    """Try every setting of every grid and rank them in leaderboard.md and leaderboard.csv.
 
     In the file, a run marks what varies and lists the values to try:
 
     server = "fedams(lr={lr})" and grid = { lr = [0.1, 1] }
 
-    A key set with -s takes the place of its values in a grid. Finished runs are left alone, so you can repeat the same
-    command after a stop.
+    A key set with -s replaces its values in a grid. Finished runs are skipped, so you can repeat the same command after
+    a stop.
     """
     from fedcams.cli.jobs import Settings
     from fedcams.experiment import sweep as sweeps
@@ -180,7 +182,7 @@ def report(
         bool, typer.Option("--figures", help="Also draw every chart as PNG and SVG, for papers.")
     ] = False,
 ) -> None:
-    """Compare runs: curves, tables and the numbers behind them."""
+    """Write a report that compares runs: charts, tables and the numbers behind them."""
     beside = runs[0] if len(runs) == 1 else Path()
     page = write_report(runs, beside / "report" if out is None else out, target, figures)
     Console(highlight=False, soft_wrap=True).print(f"report: {page}", markup=False)

@@ -103,7 +103,7 @@ def refuse_other(experiment: Experiment, folder: Path) -> None:
         runs.check_extension(folder, experiment.rounds)
         return
     differences = ", ".join(f"{key}={there[key]} there, {here[key]} here" for key in keys)
-    raise RunError(f"{folder} holds another run ({differences}); choose another folder with --out, or delete that one")
+    raise RunError(f"{folder} holds a different run ({differences}); choose another folder with --out, or delete it")
 
 
 def known(experiment: Experiment, folder: Path) -> Run:

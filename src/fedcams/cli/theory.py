@@ -83,9 +83,9 @@ def _pages(each: Checked) -> Iterator[Any]:
     yield _terms(each)
     yield _conditions(each)
     if each.may_leave is not None:
-        yield f"by the norms of its updates, v̂ left its floor in at most {100 * each.may_leave:.3g} % of coordinates"
+        yield f"v̂ left its floor in at most {100 * each.may_leave:.3g} % of coordinates, by the norms of the updates"
     for fail in each.fails:
-        yield f"does not hold, {fail}"
+        yield f"does not hold: {fail}"
 
 
 def _table(*heads: str, title: str = "") -> Table:
@@ -94,7 +94,7 @@ def _table(*heads: str, title: str = "") -> Table:
 
 
 def _constants(known: Constants) -> Table:
-    table = Table("constant", Column("value", justify="right"), "known as", box=SIMPLE_HEAD)
+    table = Table("constant", Column("value", justify="right"), "source", box=SIMPLE_HEAD)
     for name in ("L", "G", "s_l", "s_g", "F", "d"):
         table.add_row(name, f"{getattr(known, name):.6g}", escape(known.how.get(name, "exact")))
     return table
@@ -105,7 +105,7 @@ def _terms(each: Checked) -> Table:
     for name in each.bounds[0].terms:
         cells = [(bound.terms[name], bound.terms[name] / bound.value) for bound in each.bounds]
         table.add_row(name, *(text for term, part in cells for text in (f"{term:.4g}", f"{100 * part:.1f} %")))
-    table.add_row("in all", *(text for bound in each.bounds for text in (f"{bound.value:.4g}", "")), style="bold")
+    table.add_row("total", *(text for bound in each.bounds for text in (f"{bound.value:.4g}", "")), style="bold")
     table.add_row("trivial bound G²", f"{each.constants.G**2:.4g}", "", f"{each.constants.G**2:.4g}", "")
     if "gradient_sq" in each.seen:
         measured = f"{each.seen['gradient_sq']:.4g}"
@@ -134,7 +134,7 @@ def _conditions(each: Checked) -> Table:
 @theory.command()
 def steps(
     task: Annotated[
-        str, typer.Option(autocompletion=piece_names("task"), help="The task whose constants count.")
+        str, typer.Option(autocompletion=piece_names("task"), help="The task that determines the constants.")
     ] = "logistic",
     partition: Annotated[str, typer.Option(help="How the data is split over clients.")] = "iid",
     rounds: Annotated[int, typer.Option("--rounds", "-T", min=1, help="Rounds T.")] = 1000,
@@ -146,7 +146,7 @@ def steps(
     uplink: Annotated[str, typer.Option(help="Compressor of the updates.")] = "identity",
     data: Data = None,
 ) -> None:
-    """Recommend both learning rates by the proved bound, and show the corollaries' choice beside them."""
+    """Recommend both learning rates from the proved bound, next to the corollaries' choice."""
     from fedcams.experiment import Experiment
     from fedcams.theory.check import check as checked
     from fedcams.theory.steps import corollary, recommended
@@ -162,9 +162,9 @@ def steps(
     chosen = {"recommended": recommended(each.constants, each.run), "corollary": corollary(each.constants, each.run)}
     console.print(_steps(chosen))
     if limit := chosen["recommended"].limited_by:
-        console.print(f"the best step of the leading terms is cut by {limit}")
+        console.print(f"the step is shorter than the best one for the leading terms, because of {limit}")
     for fail in each.fails:
-        console.print(f"does not hold, {fail}", soft_wrap=True, markup=False)
+        console.print(f"does not hold: {fail}", soft_wrap=True, markup=False)
 
 
 def _model(task: str) -> str:
@@ -196,7 +196,7 @@ def rates(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every point.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print every point as JSON.")] = False,
 ) -> None:
-    """Measure how mean ‖∇f‖² falls with rounds T, local steps K and clients m; theory says as the power -1/2."""
+    """Measure how mean ‖∇f‖² falls with rounds T, local steps K and clients m; theory predicts the power -1/2."""
     from fedcams.theory import rates as measured
 
     grid, base = (measured.QUICK, measured.BASE["quick"]) if quick else (measured.FULL, measured.BASE["full"])

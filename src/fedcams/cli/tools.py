@@ -64,22 +64,22 @@ def plan(
         ),
     ] = None,
     memory: Annotated[
-        float, typer.Option(callback=not_negative, help="Memory the server has for the downlink, in GiB.")
+        float, typer.Option(callback=not_negative, help="Server memory available for the downlink, in GiB.")
     ] = 64.0,
     bound: Annotated[
         float,
         typer.Option(
             callback=not_negative,
-            help="Recommend only downlinks proven to leave at most this part of ‖x - held‖² after a delta.",
+            help="Recommend only downlinks proven to leave at most this fraction of ‖x - held‖² after a delta.",
         ),
     ] = 0.9,
     network: Annotated[str, typer.Option(help="The network to recommend a recipe for.")] = "4G",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulated participation.")] = 1,
     paper: Annotated[bool, typer.Option("--paper", help="Print the paper's two communication tables instead.")] = False,
 ) -> None:
-    """Compute what a federation will send before anything is trained, and recommend a downlink and a recipe.
+    """Compute what a federation will send, without training, and recommend a downlink and a recipe.
 
-    A model given by its spec is built for CIFAR-10. Positions of a sparse delta are assumed to be uniform.
+    A model given by its spec is built for CIFAR-10. The plan assumes uniform positions in sparse deltas.
 
     Bytes are shown twice: the expected number under uniform sampling, and the count for the cohorts of one seed.
     """
@@ -109,9 +109,9 @@ bench = typer.Typer(invoke_without_command=True)
 @bench.callback()
 def rounds(
     context: typer.Context,
-    turns: Annotated[int, typer.Option(min=1, help="Timings of each engine and of the loop; the best counts.")] = 5,
+    turns: Annotated[int, typer.Option(min=1, help="Times to measure each engine and the loop; the best counts.")] = 5,
 ) -> None:
-    """Time rounds on the digits on the CPU, alternating with the same rounds written by hand in PyTorch.
+    """Time rounds on digits on the CPU, alternating with the same rounds written by hand in PyTorch.
 
     100 clients, 10 per round, 3 epochs, batches of 20. Takes about a minute.
     """

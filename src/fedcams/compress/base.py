@@ -251,7 +251,7 @@ def compressor(spec: str | Compressor) -> Compressor:
     """Return the compressor that a spec string names.
 
     Arguments:
-        spec: such as `topk(ratio=1/64)`; a compressor comes back as it is.
+        spec: such as `topk(ratio=1/64)`; a compressor is returned unchanged.
 
     Returns:
         The compressor, a frozen dataclass.

@@ -252,7 +252,7 @@ def check_contractive(name: str, codec: Compressor) -> None:
     """Refuse a codec without an error bound for the downlink `name`: what clients hold would drift from the model."""
     if codec.at(1, 1).squared_error_bound(Layout.flat(1)) is None:
         raise SpecError(
-            f"{name}: {codec} has no bound on its error, so what clients hold would drift ever further from the model; "
+            f"{name}: {codec} has no bound on its error, so the clients' models would drift away from the server's; "
             "choose a contractive compressor, or stateless"
         )
 

@@ -69,7 +69,7 @@ class Replica(Downlink):
     """Keeps for every client i the model y_i that it holds, and sends C(x - y_i), which both sides add.
 
     What C loses stays in x - y_i and is sent later. The rows take as much memory as the clients' residuals. y_i changes
-    only when the client says that it holds the new model.
+    only when the client reports that it holds the new model.
     """
 
     codec: Compressor = nested("compressor", doc="how a difference travels; must be contractive")

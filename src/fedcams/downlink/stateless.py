@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Stateless(Downlink):
     """Sends C(x) for an unbiased C, drawn again for every client and round, so that the errors average out.
 
-    Neither side keeps anything, so it serves any number of clients, whether they were away or not. Buffers always
-    travel dense: rounded as a whole, small variances among large ones become zero.
+    Neither side keeps anything, so it serves any number of clients, whether they missed rounds or not. Buffers always
+    travel dense, because rounding them together would turn small variances among large ones into zero.
     """
 
     codec: Compressor = nested("compressor", "blockq(bits=8, rounding=stochastic)", doc="how the model travels")

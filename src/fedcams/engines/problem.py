@@ -60,7 +60,9 @@ class Shards(Mapping[int, Examples]):
     def places(self, client: int) -> NDArray[np.int64]:
         """Return the positions of a client's examples in the data set; refuses an empty client."""
         if len(self.parts[client]) == 0:
-            raise UpdateError(f"client {client} has 0 inputs and 0 targets; give one target each, one or more")
+            raise UpdateError(
+                f"client {client} has 0 inputs and 0 targets; give at least one input, and one target for each"
+            )
         return self.parts[client]
 
     def sizes(self) -> list[int]:
@@ -183,7 +185,8 @@ class Problem:
         x, y = self.clients[client]
         if size(x) != size(y) or size(x) == 0:
             raise UpdateError(
-                f"client {client} has {size(x)} inputs and {size(y)} targets; give one target each, one or more"
+                f"client {client} has {size(x)} inputs and {size(y)} targets; give at least one input, and one target "
+                "for each"
             )
         moved: Examples = map_tensors(lambda part: part.to(self.device), (x, y))
         return moved

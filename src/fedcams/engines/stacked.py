@@ -38,7 +38,7 @@ class Stacked(Engine):
     of their batch instead. Clients with more steps continue when the others are done.
     """
 
-    compile: bool = flag(False, doc="compile a step with torch.compile; needs a C++ compiler, and half a minute once")
+    compile: bool = flag(False, doc="compile a step with torch.compile; needs a C++ compiler and half a minute, once")
 
     examples = ("stacked", "stacked(compile=true)")
     refused = (("stacked(compile=1)", "allowed: true or false"),)

@@ -168,7 +168,7 @@ def _find(source: str | Path) -> Path:
         known = ", ".join(shipped)
         raise SpecError(
             f"no preset is named {str(source)!r}{nearest(str(source), shipped)}; known: {known}; for a "
-            "file of your own, give its path with the ending .toml"
+            "file of your own, give its path, ending in .toml"
         )
     return path
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedcams.flower.strategy import FedCAMS
 
 GREETING = 60.0
-"""Seconds that a connected node has to answer a greeting."""
+"""Seconds that a connected node has to answer its first greeting."""
 NO_ANSWER, NOT_THERE = "no reply before the deadline", "not connected"
 logger = logging.getLogger("flwr.fedcams")
 
@@ -47,7 +47,7 @@ class GridRound:
     ) -> None:
         self.strategy, self.server, self.names, self.rest, self.checkpoint = strategy, server, names, rest, checkpoint
         self.deadline, self.config = deadline, config
-        self.roster = Roster(strategy.configrecord_key, strategy.arrayrecord_key, min(deadline, GREETING))
+        self.roster = Roster(strategy.configrecord_key, strategy.arrayrecord_key, min(deadline, GREETING), deadline)
 
     def advance(self, grid: Grid, state: ServerState) -> tuple[ServerState, dict[str, Any], Mapping[int, RecordDict]]:
         """Run one round; return the new state, which is on disk by then, its ledger line and the clients' metrics."""
@@ -109,20 +109,22 @@ class GridRound:
         end, down = time.monotonic() + self.deadline, self._size(instructions, asked)
         sent = self._send_plain(grid, state, asked) | self._send(grid, instructions, asked, self.deadline)
         instructions.clear()
+        plain = frozenset(self.roster.plain)  # one of them may turn out to have the mod meanwhile
         while sent and (left := end - time.monotonic()) > 0:
             for name in list(sent):
                 for message in grid.pull_messages([name]):
                     client = sent.pop(name)
-                    inbox.take(client, client in self.roster.plain, message)
+                    inbox.take(client, client in plain, message)
                     if (refusal := inbox.first_refusal(client)) is not None:
                         instruction, state = server_side.resend(self.server, state, refusal)
                         down += instruction.size
                         sent |= self._send(grid, {client: instruction}, asked, left)
+            self.roster.listen(grid)
             if sent:
                 time.sleep(PAUSE)
         inbox.absent |= dict.fromkeys(sent.values(), NO_ANSWER)
         self.roster.answered(asked.keys() - inbox.absent.keys())
-        self.roster.forget(inbox.absent)
+        self.roster.forget(asked.keys() & inbox.absent.keys())  # not those who have connected since
         return state, down
 
     def _size(self, instructions: Mapping[int, Instruction], asked: Collection[int]) -> int:

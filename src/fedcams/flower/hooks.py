@@ -42,7 +42,7 @@ def config_of(messages: Iterable[Message], cls: type) -> ConfigRecord:
     """Return the config in what `configure_train` of a class returned; refuses messages of its own."""
     if not isinstance(messages, RoundConfig):
         raise SpecError(
-            f"{cls.__name__}.configure_train makes messages of its own, but models travel compressed; change config, "
+            f"{cls.__name__}.configure_train builds its own messages, but models travel compressed; change config, "
             "and return super().configure_train(server_round, arrays, config, grid)"
         )
     return messages.config

@@ -89,7 +89,7 @@ class Uplink:
         try:
             if told is None:
                 raise SpecError(
-                    f"this site adds noise, privacy={self.privacy}: only FedCAMS may ask it, and only to train"
+                    f"this site adds noise, privacy={self.privacy}: it answers only FedCAMS, and only requests to train"
                 )
             check_protocol(told.get("protocol"), "the server")
             site = site_of(context)
@@ -171,12 +171,26 @@ def uplink(
 ) -> Uplink:
     """Return a mod that compresses updates with `spec`, or with the strategy's uplink if `spec` is None.
 
-    Residuals are kept in `<state_dir>/<run>/<site>`; choose a folder that survives restarts of process and machine.
-    The app expects the model's arrays under `arrays_key` and its configuration under `config_key`. `initial(context)`
-    returns the arrays that the server starts from; with `warm=true` in the downlink, the first message to a site then
-    carries only what has changed since. Without it, or if its bits differ, the site receives the dense model in the
-    same round. `privacy="client(clip=1, noise=2)"` is what this site insists on: it refuses methods with another
-    privacy and all messages that are not ours, so that a server cannot talk it out of its noise.
+    Arguments:
+        spec: a compressor, or its spec string.
+        state_dir: where residuals are kept, in `<run>/<site>`; choose a folder that survives restarts of the machine.
+        arrays_key: where the app expects the model's arrays.
+        config_key: where the app expects its configuration.
+        initial: takes the context and returns the arrays that the server starts from. With `warm=true` in the downlink,
+            the first message then carries only what has changed since. If its bits differ, the dense model follows.
+        privacy: what this site insists on, such as `client(clip=1, noise=2)`: it refuses methods with another privacy
+            and all messages that are not ours, so that a server cannot talk it out of its noise.
+
+    Returns:
+        A mod for `ClientApp(mods=[...])`.
+
+    Raises:
+        SpecError: for an unknown compressor or privacy.
+
+    Examples:
+        >>> from fedcams.flower import uplink
+        >>> str(uplink("sign", state_dir="/var/lib/fedcams").compressor)
+        'sign'
     """
     codec, noise = None if spec is None else compressor(spec), None if privacy is None else Privacy.parse(privacy)
     return Uplink(codec, Path(state_dir), arrays_key, config_key, initial, noise)
@@ -239,7 +253,7 @@ def _without_reasons(train: Training) -> Train:
         try:
             return train(received, instruction, shift, rate)
         except Exception:
-            logger.exception("the app failed; the server is not told why")
+            logger.exception("the app failed; the server does not learn why")
             raise UpdateError("the app failed; the log of its node says why") from None
 
     return trained
@@ -277,7 +291,8 @@ def _vectors(made: object, names: ArrayNames) -> tuple[Tensor, Tensor | None]:
 
 def _note(answer: Answer, lacking: str) -> ConfigRecord:
     missed = lacking if isinstance(answer.reply, Refusal) else ""  # a reply shows that the dense model came
-    return about(note="; ".join(filter(None, ["repeated" if answer.again else "", answer.note, missed])))
+    notes = "; ".join(filter(None, ["repeated" if answer.again else "", answer.note, missed]))
+    return about(note=notes) if notes else about()  # Flower's message_size_mod fails on empty texts
 
 
 def _reply(message: Message, told: ConfigRecord) -> Message:

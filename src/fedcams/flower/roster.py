@@ -26,6 +26,8 @@ from fedcams.rounds.messages import PROTOCOL, check_protocol
 
 APP_RAISED = (0, 2)
 """Flower's error codes for an app that raised, in simulations and deployments; others mean that a node is gone."""
+MOD_REFUSED = 6
+"""Flower's error code for a mod that did not accept a message."""
 PAUSE = 0.5
 """Seconds between two polls of the SuperLink."""
 LONGEST_PAUSE = 31
@@ -42,7 +44,9 @@ class Roster:
     config_key: str
     arrays_key: str
     patience: float
-    """Seconds to wait for the answer to a greeting before the node is greeted again."""
+    """Seconds to wait for the answer to a first greeting before the node is greeted again."""
+    longest: float = 0.0
+    """The most seconds to wait for an answer; each unanswered greeting doubles them, for nodes that start slowly."""
     sites: dict[int, int] = field(default_factory=dict)
     """Client id -> node id."""
     plain: set[int] = field(default_factory=set)
@@ -55,6 +59,8 @@ class Roster:
     """Node id -> the id of an unanswered greeting, and when to stop waiting for the answer."""
     failed: dict[int, tuple[int, float]] = field(default_factory=dict)
     """Node without the mod, or that cannot take part -> how often it said so in a row, and when to ask again."""
+    unheard: dict[int, int] = field(default_factory=dict)
+    """Node id -> how many greetings in a row it did not answer in time."""
     silent: dict[int, int] = field(default_factory=dict)
     """Node id -> how many instructions in a row it did not answer."""
     paused: dict[int, int] = field(default_factory=dict)
@@ -84,14 +90,20 @@ class Roster:
         """Greet new nodes, take the answers to greetings, and remove nodes that are gone."""
         online = set(grid.get_node_ids())
         self._keep(lambda node: node in online)
-        for message in grid.pull_messages([name for name, _ in self.greeted.values()]) if self.greeted else []:
-            self._hear(message)
+        self.listen(grid)
         now = time.monotonic()
-        self.greeted = {node: (name, end) for node, (name, end) in self.greeted.items() if end > now}
+        for node in [node for node, (_, end) in self.greeted.items() if end <= now]:
+            del self.greeted[node]
+            self.unheard[node] = self.unheard.get(node, 0) + 1
         self.rivals = {node: site for node, site in self.rivals.items() if site in self.sites}
         resting = {node for node, (_, when) in self.failed.items() if when > now}
         settled = {*self.sites.values(), *((self.plain | self.broken.keys()) & resting)}
         self._greet(grid, sorted(online - settled - {*self.rivals, *self.greeted, *self.paused}))
+
+    def listen(self, grid: Grid) -> None:
+        """Take the answers to greetings; Flower keeps them for `patience` only, which a round may outlast."""
+        for message in grid.pull_messages([name for name, _ in self.greeted.values()]) if self.greeted else []:
+            self._hear(message)
 
     def answered(self, clients: Iterable[int]) -> None:
         """Note that these clients answered an instruction."""
@@ -124,9 +136,10 @@ class Roster:
             }
         )
         for node in nodes:
-            message = Message(content, node, MessageType.TRAIN, ttl=self.patience)
+            seconds = min(self.patience * 2 ** self.unheard.get(node, 0), max(self.patience, self.longest))
+            message = Message(content, node, MessageType.TRAIN, ttl=seconds)
             for name in grid.push_messages([message]):
-                self.greeted[node] = (name, time.monotonic() + self.patience)
+                self.greeted[node] = (name, time.monotonic() + seconds)
 
     def _hear(self, message: Message) -> None:
         waiting = {name: node for node, (name, _) in self.greeted.items()}
@@ -134,10 +147,15 @@ class Roster:
         if node is None:
             return
         del self.greeted[node]
+        unheard = self.unheard.pop(node, 0)
         if message.has_error():
             if message.error.code in APP_RAISED:
                 self._take_plain(node)
-            return  # any other error means that the node is gone; it is greeted again when it comes back
+            elif message.error.code == MOD_REFUSED:
+                self._break(node, f"list uplink as the first mod: {readable(message.error.reason)}")
+            else:  # the node is gone, or was too slow; it is greeted again when it is there
+                self.unheard[node] = unheard + 1
+            return
         told = about_of(message.content)
         if told is None:
             self._take_plain(node)
@@ -157,7 +175,7 @@ class Roster:
         elif site in self.plain - {node}:
             self._break(node, f"it says it is site {site}, which is the id of another node")
         elif self.sites.get(site, node) != node:
-            logger.warning("node %s says it is site %s, but node %s already is", node, site, self.sites[site])
+            logger.warning("node %s claims to be site %s, but node %s already is", node, site, self.sites[site])
             self.rivals[node] = site
         else:
             self._keep(lambda other: other != node)  # it may have been without the mod, or another site

@@ -49,7 +49,9 @@ logger = logging.getLogger("flwr.fedcams")
 class FedCAMS(FedAvg):
     """Run a method over Flower: adaptive servers, compressed updates, and rounds that survive crashes.
 
-    Args:
+    A subclass may override `configure_train`, to change the config of a round, and the hooks for evaluation.
+
+    Arguments:
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=0.1, eps=1e-3)"` (by default `fedcams.method.SAFE_SERVER`, whose steps are about as long
             as FedAvg's), `uplink="topk(ratio=1/64)"` (for clients whose mod names no compressor of its own),
@@ -69,7 +71,14 @@ class FedCAMS(FedAvg):
             `weighting="examples"`. `fraction_evaluate=1.0` evaluates on clients, which sends them the dense model; by
             default, nothing is evaluated there.
 
-    A subclass may override `configure_train`, to change the config of a round, and the hooks for evaluation.
+    Raises:
+        SpecError: for an unknown option, parts that do not fit together, or a subclass that overrides other hooks.
+
+    Examples:
+        >>> from fedcams.flower import FedCAMS
+        >>> strategy = FedCAMS(uplink="ternary(ratio=1/16)", checkpoint="/var/lib/server", run="mnist", clients=20)
+        >>> strategy.method.uplink.name
+        'ternary'
     """
 
     def __init__(
@@ -128,8 +137,11 @@ class FedCAMS(FedAvg):
     ) -> Iterable[Message]:
         """Set the config of a round; a subclass changes `config` and returns what this returns.
 
-        The messages themselves, with their compressed models, are made later.
+        The messages themselves, with their compressed models, are made later. Refuses to be called by another loop than
+        that of `start`.
         """
+        if not overrides(type(self), FedCAMS, "configure_train"):  # our loop does not ask then
+            raise self._outside_our_loop("configure_train")
         return RoundConfig(config)
 
     def round_config(
@@ -142,9 +154,13 @@ class FedCAMS(FedAvg):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         """Refuse: updates are decoded as they arrive, by the loop of `start`, which must not be replaced."""
-        raise SpecError(
-            f"aggregate_train: {type(self).__name__}.start has a loop of its own, but FedCAMS decodes updates as they "
-            "arrive; leave start as it is, or call super().start"
+        raise self._outside_our_loop("aggregate_train")
+
+    def _outside_our_loop(self, hook: str) -> SpecError:
+        return SpecError(
+            f"{hook}: {type(self).__name__}.start runs its own loop, but FedCAMS decodes updates as they arrive; "
+            "do not override start, or call super().start; do not wrap it in another strategy, such as Flower's for "
+            "differential privacy, and give privacy=... instead"
         )
 
     def summary(self) -> None:

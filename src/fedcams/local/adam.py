@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @register("adamw")
 @dataclass(frozen=True)
 class AdamW(Local):
-    """AdamW on the client's examples, like `torch.optim.AdamW`; moments and step count start again in every round.
+    """AdamW on the client's examples, like `torch.optim.AdamW`; moments and step count restart in every round.
 
     Step t is `w -= lr weight_decay w`, `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g²`,
     `w -= lr (m / (1 - beta1ᵗ)) / (√(v / (1 - beta2ᵗ)) + eps)`.
@@ -65,7 +65,7 @@ class AdamW(Local):
 @register("adam")
 @dataclass(frozen=True)
 class Adam(Local):
-    """Adam on the client's examples, like `torch.optim.Adam`; moments and step count start again in every round.
+    """Adam on the client's examples, like `torch.optim.Adam`; moments and step count restart in every round.
 
     Step t is `g += weight_decay w`, `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g²`,
     `w -= lr (m / (1 - beta1ᵗ)) / (√(v / (1 - beta2ᵗ)) + eps)`.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Slots = dict[str, "Tensor"]
-"""What a rule remembers between steps: name -> tensor `[C, ...]`. It starts again in every round."""
+"""What a rule remembers between steps: name -> tensor `[C, ...]`. It restarts in every round."""
 Rate: TypeAlias = "float | Tensor"
 """The learning rate of a step: one number, or a tensor `[C]` that captured and compiled code reads."""
 
@@ -142,7 +142,7 @@ def steps_field() -> Any:
 
 def batch_field() -> Any:
     """Declare the field `batch`: examples per step."""
-    return integer(20, low=1, doc="examples per step; a client with fewer has one batch of what it has")
+    return integer(20, low=1, doc="examples per step; a client with fewer uses all of them in one batch")
 
 
 def drop_last_field() -> Any:

@@ -41,7 +41,7 @@ class SGD(Local):
     weight_decay: Number = number(0, low=0, doc="pull towards zero")
     clip: Number | None = number(None, low=0, open="low", doc="largest norm of a gradient; none: no limit")
     prox: Number = number(0, low=0, doc="FedProx: pull towards the model received")
-    nesterov: bool = flag(False, doc="step by where the momentum leads; needs momentum")
+    nesterov: bool = flag(False, doc="Nesterov's look-ahead step; needs momentum")
     epochs: int | None = epochs_field()
     steps: int | None = steps_field()
     batch: int = batch_field()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @register("transformer")
 @dataclass(frozen=True)
 class Transformer(Model):
-    """Embeddings of tokens and places, `depth` blocks of attention and perceptron, then linear; nothing is dropped."""
+    """Embeddings of tokens and positions, `depth` blocks of attention and perceptron, then linear; no dropout."""
 
     dim: int = integer(128, low=1, doc="width")
     depth: int = integer(4, low=1, doc="blocks")
@@ -26,14 +26,14 @@ class Transformer(Model):
     takes_tokens = True
     examples = ("transformer", "transformer(dim=8, depth=1, heads=2)")
     refused = (
-        ("transformer(dim=10)", "dim=10 is no multiple of heads=4"),
+        ("transformer(dim=10)", "dim=10 is not a multiple of heads=4"),
         ("transformer(depth=0)", r"allowed: an integer in \[1, inf\)"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dim % self.heads:
-            raise SpecError(f"transformer: dim={self.dim} is no multiple of heads={self.heads}; change one of them")
+            raise SpecError(f"transformer: dim={self.dim} is not a multiple of heads={self.heads}; change one of them")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         from fedcams.models.networks.transformer import CharacterTransformer

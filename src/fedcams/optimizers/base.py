@@ -151,7 +151,7 @@ def server(spec: str | ServerOptimizer) -> ServerOptimizer:
     """Return the server optimizer that a spec string names.
 
     Arguments:
-        spec: such as `fedams(lr=1, eps=1e-3)`; an optimizer comes back as it is.
+        spec: such as `fedams(lr=1, eps=1e-3)`; an optimizer is returned unchanged.
 
     Returns:
         The optimizer. It holds no state: `init(x)` makes one, and `step(state, x, delta)` returns the next.

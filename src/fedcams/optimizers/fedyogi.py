@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class FedYogi(Adaptive):
     """Yogi on the server: `m = β1 m + (1-β1) Δ`, `v = v - (1-β2) sign(v - Δ²) Δ²`, `x += lr m/(√v + ε)`.
 
-    Its bias correction is that of the published code: `x += lr √(1-β2^t)/(1-β1^t) m/(√v + ε)`, with ε as it is.
+    Its bias correction is that of the published code: `x += lr √(1-β2^t)/(1-β1^t) m/(√v + ε)`, with ε unchanged.
     """
 
     reference = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"

@@ -35,13 +35,19 @@ class History:
     or call `run()` to simulate all rounds that are left. Everything else, such as `records`, `model` and `to_frame()`,
     is about the rounds so far.
 
-        history = fedcams.simulate(model, clients, test, rounds=50, out="runs/mine")
-        for record in history:
-            print(record.round, record.test_accuracy)
-        torch.save(history.model.state_dict(), "model.pt")
-
     With `out=`, every round is written to the folder. If you stop early, `close()` saves the last round; otherwise
     that happens when the process ends. After a kill, the same call continues from the last checkpoint.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> client = (torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+        >>> history = fedcams.simulate(torch.nn.Linear(3, 2), [client, client], rounds=2, cohort=1)
+        >>> for record in history:  # each iteration runs one round
+        ...     print(record.round, len(record.cohort))
+        1 1
+        2 1
+        >>> history.model
+        Linear(in_features=3, out_features=2, bias=True)
     """
 
     def __init__(

@@ -127,7 +127,7 @@ def named_metrics(metric: Any, loss: Loss) -> Metrics:
     for number, name in enumerate(metric):
         if not isinstance(name, str) or not name.isidentifier() or name == "loss" or (number and name == SCORE):
             why = "records call the first metric accuracy" if name == SCORE else "give it a name, such as f1"
-            raise SpecError(f"metric: the name {name!r} at place {number + 1} is not possible; {why}")
+            raise SpecError(f"metric: the name {name!r} at position {number + 1} is not allowed; {why}")
     return dict(metric)
 
 

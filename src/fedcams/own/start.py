@@ -30,6 +30,9 @@ from fedcams.trackers import Tracker, check_trackers, tracker
 if TYPE_CHECKING:
     from torch import nn
 
+COHORT = 10
+"""Clients per round, unless a call says otherwise or there are fewer."""
+
 
 @torch.inference_mode(False)
 def simulate(
@@ -39,7 +42,7 @@ def simulate(
     *,
     method: Method | None = None,
     rounds: int = 100,
-    cohort: int | str | Sampler = 10,
+    cohort: int | str | Sampler | None = None,
     seed: int = 0,
     loss: Loss | None = None,
     metric: Metric | Mapping[str, Metric] | None = None,
@@ -68,9 +71,10 @@ def simulate(
         test: a dataset like those of the clients, to evaluate on; None evaluates nothing.
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=0.1)"`, `uplink="topk(ratio=1/64)"`, `downlink=`, `local=`, `average="ema(0.97)"`, ….
-            `recipe="light"` stands for several of them, over which those given beside it win.
+            `recipe="light"` sets several of them; those that you give yourself take precedence.
         rounds: the number of rounds.
-        cohort: a number of clients, or a sampler such as `bernoulli(p=0.1)`.
+        cohort: a number of clients per round, or a sampler such as `bernoulli(p=0.1)`; 10 by default, or all if there
+            are fewer.
         seed: the source of all randomness.
         loss: a function `(outputs, targets)`, or `(outputs, batch)` for dicts, that returns the loss of each example,
             or their mean, which is slower for clients of different sizes. By default the cross entropy, or for dicts
@@ -183,6 +187,7 @@ def _check_objects(augment: Any, rows: Any, callbacks: Any, trackers: Any) -> No
 
 
 def _sampler(cohort: Any, population: int) -> Sampler:
+    cohort = min(COHORT, population) if cohort is None else cohort
     if isinstance(cohort, str | Sampler):
         return Sampler.parse(cohort)
     if not isinstance(cohort, int | np.integer):

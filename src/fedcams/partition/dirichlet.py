@@ -20,7 +20,7 @@ TRIES = 1000
 class Dirichlet(Partition):
     """Draws p ~ Dirichlet(alpha, ..., alpha) over the clients for each class; client j gets the share p_j of it.
 
-    All classes are drawn again until every client has at least `minimum` examples. Hsu et al. (Measuring the Effects
+    All classes are redrawn until every client has at least `minimum` examples. Hsu et al. (Measuring the Effects
     of Non-Identical Data Distribution, 2019) draw classes for each client instead, which fixes the clients' sizes.
     """
 

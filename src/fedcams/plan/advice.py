@@ -96,7 +96,7 @@ def _gain(chosen: Option, dense: Option, profile: Profile) -> str:
 
 
 def _stop(chosen: Option, lighter: Sequence[Option], each: float, memory: float, profile: Profile) -> str:
-    """Why nothing lighter: it does not fit, clients come too rarely, latency decides, or it gains too little."""
+    """Why nothing lighter: it does not fit, clients take part too rarely, latency dominates, or it gains too little."""
     if not lighter:
         return "nothing is lighter"
     following = lighter[0]
@@ -106,10 +106,10 @@ def _stop(chosen: Option, lighter: Sequence[Option], each: float, memory: float,
     if each < following.contacts_needed:
         return (
             f"{following.name} needs clients that take part about {following.contacts_needed:.0f} times, to hold a "
-            f"recent model, and these come {each:.2g} times"
+            f"recent model, and these take part {each:.2g} times"
         )
     share = profile.latency / 1e3 / chosen.plan.seconds(profile)
     if share > 1 / WORTH:
-        return f"{100 * share:.0f} % of that is latency, which no compression shortens"
+        return f"{100 * share:.0f} % of that is latency, which compression cannot shorten"
     shorter = chosen.plan.seconds(profile) / following.plan.seconds(profile)
-    return f"{following.name} would make it {shorter:.2g}x shorter, and loses more"
+    return f"{following.name} would make it {shorter:.2g}x shorter, but lose more accuracy"

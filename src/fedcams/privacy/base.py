@@ -151,8 +151,8 @@ def check_delta(privacy: Privacy, delta: float, clients: int) -> None:
         raise SpecError(f"privacy={privacy} divides by a fixed number of clients, which is unknown; give clients=...")
     if delta * clients >= 1:
         raise SpecError(
-            f"privacy={privacy} with {clients} clients: a delta of 1/clients allows to reveal one of them completely; "
-            f"give a delta well below {1 / clients:.2g}"
+            f"privacy={privacy} with {clients} clients: a delta of 1/clients lets the run reveal one of them "
+            f"completely; give a delta well below {1 / clients:.2g}"
         )
 
 

@@ -39,12 +39,13 @@ as many independent noises made the step."""
 class ClientNoise(Privacy):
     """Has every client add Gaussian noise to its own clipped update, so that the server never sees the update itself.
 
-    A client shortens Δ to the norm `clip` and adds noise of standard deviation noise·clip to each coordinate, before
-    error feedback and compression, which work on what is no secret then. It sends no loss and no counts, and noise
-    alone if its training fails. Give `noise`, or the `epsilon` that a client may lose to the server if it takes part in
-    every round, at this `delta`. Neighbouring runs differ in one client's data: in one of them it always sends noise
-    alone. Records have `local_epsilon`, against who sees the messages, as the server does, and `epsilon`, against who
-    sees the models only; it is smaller if updates travel by `identity`, because then the noises of a cohort add up.
+    A client clips Δ to the norm `clip` and adds noise of standard deviation noise·clip to each coordinate. Error
+    feedback and compression come after that and see only the noisy update. The client sends no loss and no counts, and
+    only noise if its training fails. Give `noise`, or the `epsilon` that a client may lose to the server, at this
+    `delta`, if it takes part in every round. Neighbouring runs differ in one client's data: in one of them, the client
+    always sends only noise. Records have `local_epsilon`, against anyone who sees the messages, such as the server, and
+    `epsilon`, against those who see only the models. The latter is smaller if updates travel by `identity`, because
+    then the noise of the whole cohort adds up.
     """
 
     clip: Number = number(low=0, high=10**6, open="low", doc="largest norm of an update before the noise")
@@ -55,7 +56,7 @@ class ClientNoise(Privacy):
         None,
         low=0,
         open="low",
-        doc="what a client that is asked in every round may lose to the server; instead of noise",
+        doc="what a client may lose to the server if it takes part in every round; instead of noise",
     )
     delta: Number = number(1e-5, low=0, high=1, open="both", doc="the δ at which epsilon is stated, below 1/clients")
 

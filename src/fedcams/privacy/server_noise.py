@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 @register("server")
 @dataclass(frozen=True)
 class ServerNoise(Privacy):
-    """Adds Gaussian noise to the sum of the updates, clipped one by one, so that no model reveals a single client.
+    """Adds Gaussian noise to the sum of the individually clipped updates, so that no model reveals a single client.
 
     Clients clip y = Δ + e to the norm `clip` before they compress it. The server clips every decoded row again, divides
-    the sum by the expected size p·m of a cohort, however many came, and adds noise of standard deviation
+    the sum by the expected size p·m of a cohort, however many replied, and adds noise of standard deviation
     noise·clip/(p·m) to each coordinate. Every round makes a step, even without an update. Give `noise`, or the
     `epsilon` that the whole run may spend at this `delta`. Neighbouring runs differ in one client with its data and
     its memory. Needs `bernoulli(p)` or `full` cohorts, which are drawn from a secret key.

@@ -12,7 +12,7 @@ from fedcams.registry import register
 @register("cosine")
 @dataclass(frozen=True)
 class Cosine(Probe):
-    """Records `cosine_mean` and `cosine_min`, over the accepted clients, of the decoded updates with their mean.
+    """Records the mean and the minimum cosine between accepted updates and their mean: `cosine_mean`, `cosine_min`.
 
     The cosine with a zero vector counts as 0.
     """

@@ -198,7 +198,7 @@ def _build(kind: str, call: Call) -> Spec:
 def _key(cls: type[Spec], declared: Mapping[str, tuple[Param, Any]], position: int, key: str | None) -> str:
     keys = list(declared)
     if key is None and position >= len(keys):
-        raise SpecError(f"{cls.name} takes at most {len(keys)} values, got one more at place {position + 1}")
+        raise SpecError(f"{cls.name} takes at most {len(keys)} values, got one more at position {position + 1}")
     if key is None:
         return keys[position]
     if key not in declared:

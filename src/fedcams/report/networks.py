@@ -1,4 +1,4 @@
-"""How long methods take on each network, and where latency and not bytes decides, in words and numbers."""
+"""How long methods take on each network, and where latency rather than bytes dominates, in words and numbers."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def bound_by_latency(collection: Collection) -> str:
             everyone = len(bound) == len(collection.methods)
             told.append(f"{profile.name} ({'all methods' if everyone else ', '.join(map(plain, bound))})")
     if not told:
-        return "Bytes decide on all these networks: latency is less than half of the time on each."
+        return "Bytes dominate on all these networks: latency is less than half of the time on each."
     return (
-        f"Bound by latency, more than half of the time on the network, so that fewer bytes hardly shorten a round: "
-        f"{'; '.join(told)}. Elsewhere bytes decide."
+        f"Latency is more than half of the time, so fewer bytes hardly shorten a round, on "
+        f"{'; '.join(told)}. Bytes dominate elsewhere."
     )

@@ -95,13 +95,13 @@ def page(collection: Collection, summary: Summary, charts: Charts | None = None,
 
 COMPRESSION_NOTE = (
     "q is the relative error ‖C(h) − h‖/‖h‖, averaged over the cohort, next to the largest; γ is "
-    "‖C(mean h) − mean C(h)‖/‖mean Δ‖, if measured; residuals are what clients keep, root mean square. Methods "
-    "that lose nothing are left out."
+    "‖C(mean h) − mean C(h)‖/‖mean Δ‖, if measured; residuals are what clients keep (root mean square). Lossless "
+    "methods are left out."
 )
 ADAPTIVITY_NOTE = (
-    "Off the floor are the coordinates whose second moment exceeds ε; while there are none, an adaptive server is "
-    "FedAvg with momentum. The rate is ‖step‖/‖m‖. Updates are those of clients as trained, root mean square over the "
-    "cohort. The estimate of ‖∇f‖² comes from them; it is noisy, and too low where clients travel far."
+    "A coordinate is off the floor if its second moment exceeds ε. While none is, an adaptive server is "
+    "FedAvg with momentum. The rate is ‖step‖/‖m‖. Norms of updates are root mean squares over the cohort, before "
+    "compression. The estimate of ‖∇f‖² comes from the updates; it is noisy, and too low if clients move far."
 )
 COMMUNICATION_NOTE = (
     "All clients and rounds, mean over seeds. Updates go up, everything else down: compressed deltas or models, what "

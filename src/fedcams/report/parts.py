@@ -13,7 +13,7 @@ PARTS = {
     "Deltas": "#009e73",
     "Catch-up": "#e69f00",
     "Dense models": "#d55e00",
-    "Buffers and heads": "#999999",
+    "Buffers and headers": "#999999",
 }
 """What bytes are for, in the order of drawing, with colours; all but the first go down."""
 

@@ -47,7 +47,7 @@ class Axis:
 
 ACCURACY = Metric("test_accuracy", "Test accuracy")
 AVERAGED = Metric("averaged_accuracy", "Test accuracy of averaged models")
-HELD = Metric("held_accuracy", "Test accuracy of what clients hold")
+HELD = Metric("held_accuracy", "Test accuracy of the clients’ model")
 TEST_LOSS = Metric("test_loss", "Test loss")
 TRAIN_LOSS = Metric("train_loss", "Training loss")
 Q = Metric("q", "Compression error q")

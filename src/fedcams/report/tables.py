@@ -102,17 +102,17 @@ def columns(summary: Summary) -> dict[str, str]:
         METHOD: "the label of the experiment",
         "Final accuracy": "mean over the last 20% of the rounds; held: accuracy of the model that all clients hold",
         **(
-            {"Averaged": "the same of the averaged models, which are evaluated and not trained from"}
+            {"Averaged": "the same for the averaged models, which are evaluated but never trained from"}
             if averages
             else {}
         ),
         "Last": "accuracy at the last evaluation",
         "Best": "highest accuracy of all evaluations",
         "Bytes up": "sent by all clients in all rounds, including headers and buffers",
-        "Bytes down": "sent to all clients in all rounds; small print: the parts for catching up and for dense models",
+        "Bytes down": "sent to all clients in all rounds; small print: how much of it is catch-up and dense models",
         "Up + down": "sum of both",
         f"Bytes to{target or ' target'}": "up + down until the target is first reached, if every seed reaches it",
-        **({f"Averaged to{target or ' target'}": "the same of the averaged models"} if averages else {}),
+        **({f"Averaged to{target or ' target'}": "the same for the averaged models"} if averages else {}),
         "Time per round": "median of the measured seconds, without evaluation",
         "Seeds": "number of runs; other numbers are means over them, small print is lowest to highest",
         **{head: doc for key, (head, doc) in PIECES.items() if summary.shows(key)},
@@ -212,7 +212,7 @@ def markdown(collection: Collection, summary: Summary) -> str:
 def explained(summary: Summary) -> str:
     """Return what the numbers mean, in a few sentences."""
     if summary.target is None:
-        return "Nothing was evaluated, so there is no accuracy to compare at."
+        return "Nothing was evaluated, so there is no accuracy to compare."
     also = ", averaged models included" if summary.averages else ""
     why = "as given" if summary.given else f"95% of the best final accuracy{also}"
     return (

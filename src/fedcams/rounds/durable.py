@@ -165,7 +165,7 @@ class DurableClient:
                 head, (data,) = WAITING.unpack(path.read_bytes())
             reply = Reply.from_bytes(data)
         except WireError as error:
-            raise ResidualError(f"{path}: damaged ({error}); delete it: the update in it counts as lost") from error
+            raise ResidualError(f"{path}: damaged ({error}); delete it; the update that it holds is lost") from error
         return ((head[0], head[1]), reply) if self.rows.round_of(reply.client) == reply.round else None
 
 

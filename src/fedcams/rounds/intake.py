@@ -122,7 +122,7 @@ class Intake:
                 f"an update for round {answer.round} in round {self.round}; it came too late or too early"
             )
         if answer.client not in self.cohort:
-            raise UpdateError(f"client {answer.client} was not asked in round {self.round}")
+            raise UpdateError(f"client {answer.client} was not selected in round {self.round}")
 
     def _listen(self, answer: Reply | Refusal) -> None:
         """Record the model that a client says it holds; once it has named the one it was sent, that stays recorded."""

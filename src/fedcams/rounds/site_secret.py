@@ -57,8 +57,7 @@ class SiteSecret:
             whole = False
         if not whole:
             raise ResidualError(
-                f"{self.path}: damaged; without it nobody knows what this site has spent, so take part under another "
-                "run name"
+                f"{self.path}: damaged, so it is unknown what this site has spent; take part under another run name"
             )
         return values["key"], values["answers"]
 

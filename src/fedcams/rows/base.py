@@ -45,7 +45,7 @@ class RowStore(ABC):
         >>> import fedcams, torch
         >>> rows = fedcams.RowStore.in_memory({"residual": fedcams.Layout.flat(2)})  # or on_disk(layouts, folder)
         >>> rows.commit([7], {"residual": torch.tensor([[1.0, 2.0]])}, round=1)
-        >>> rows.gather("residual", [3, 7])  # nobody has seen client 3
+        >>> rows.gather("residual", [3, 7])  # client 3 is new
         tensor([[0., 0.],
                 [1., 2.]])
     """

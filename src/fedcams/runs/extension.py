@@ -34,8 +34,8 @@ def check_extension(folder: Path, rounds: int) -> None:
     follow += [f"privacy={found.privacy}"] if found.privacy.depends_on_rounds else []
     if follow:
         raise RunError(
-            f"{folder}: {follow[0]} follows the length of the run, so {found.rounds} rounds are not the first ones of "
-            f"{rounds}; {elsewhere}"
+            f"{folder}: {follow[0]} depends on the length of the run, so {found.rounds} rounds are not the first ones "
+            f"of {rounds}; {elsewhere}"
         )
     _check_state(folder, found, elsewhere)
 
@@ -47,5 +47,5 @@ def _check_state(folder: Path, found: Experiment, elsewhere: str) -> None:
     if saved is not None and (lacking := saved.get("left_out")):
         raise RunError(
             f"{folder}: the run is finished, and its last checkpoint leaves out what more rounds need "
-            f"({', '.join(lacking)}); {elsewhere}, or begin runs that may grow with --keep-rows"
+            f"({', '.join(lacking)}); {elsewhere}, or start runs that you may extend with --keep-rows"
         )

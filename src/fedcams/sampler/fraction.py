@@ -18,7 +18,7 @@ from fedcams.sampler.base import Sampler, check_size
 class Fraction(Sampler):
     """Draws `floor(part · population)` clients without replacement, but at least `least`; all are equally likely."""
 
-    part: Number = number(0.1, low=0, high=1, open="low", doc="the part of the clients that takes part")
+    part: Number = number(0.1, low=0, high=1, open="low", doc="the fraction of clients in a cohort")
     least: int = integer(1, low=1, doc="the smallest cohort, at most the population")
 
     reference = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"

@@ -18,9 +18,9 @@ from fedcams.sampler.base import Sampler, check_size, check_weights
 class Systematic(Sampler):
     """Draws n clients, client i with probability `n w_i/Σw`; those for which that exceeds 1 take part in every round.
 
-    With numbers of examples as weights and `weighting=sampler`, the mean of a cohort is an unbiased estimate of the
-    mean over all clients weighted by examples: a client counts `w_i` divided by its probability, which is the same for
-    all but those that always take part.
+    With example counts as weights and `weighting=sampler`, the mean of a cohort is an unbiased estimate of the
+    example-weighted mean over all clients: a client counts `w_i` divided by its probability, which is the same for
+    all clients except those that always take part.
     """
 
     n: int = integer(10, low=1, doc="clients in a cohort, at most the population")

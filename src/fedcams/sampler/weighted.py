@@ -17,7 +17,7 @@ from fedcams.sampler.base import Sampler, check_size, check_weights
 class Weighted(Sampler):
     """Draws n clients without replacement, one by one, each in proportion to the weights of those left.
 
-    With numbers of examples as weights, large clients are drawn more often, so do not weight the mean by examples too.
+    With example counts as weights, large clients are drawn more often, so do not weight the mean by examples too.
     Unless n = 1, a client is not included in proportion to its weight: with n = 2, clients of weights 0.2, 0.8 and 1
     take part with probabilities 0.27, 0.84 and 0.89. `systematic` includes them with 0.2, 0.8 and 1.
     """

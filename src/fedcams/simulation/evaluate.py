@@ -26,7 +26,7 @@ BATCH, STRUCTURED_BATCH = 1000, 64
 
 
 def over_test_set(metric: Metric) -> Metric:
-    """Mark a metric that is no mean over examples, such as F1 or AUC: it sees the outputs and targets of all of them.
+    """Mark a metric that is not a mean over examples, such as F1 or AUC: it sees all outputs and targets at once.
 
     Arguments:
         metric: a function of all outputs and all targets, on the CPU, that returns one number.

@@ -146,7 +146,7 @@ class _Array:
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, data = state
         if not isinstance(dtype, _Dtype) or dtype.name not in ("u1", b"u1"):
-            raise ValueError("an array of another type than uint8")
+            raise ValueError("an array whose type is not uint8")
         self.value = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C").copy()
 
 
@@ -169,7 +169,7 @@ _STAND_INS = {
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _STAND_INS:
-            raise DataError(f"it asks for {module}.{name}, which no file of arrays does; do not trust its source")
+            raise DataError(f"it refers to {module}.{name}, which a file of arrays never does; do not trust its source")
         return _STAND_INS[module, name]
 
 

@@ -39,12 +39,12 @@ Sequences = NDArray[np.int64]
 class Shakespeare(Task):
     """The next character, over sequences of 80 from the plays: one group per role of a play, for `natural`.
 
-    All that a role says, in the order of the play, is cut into sequences that follow each other; the remainder is left
-    out. The first 80 % of a role's sequences are for training and the later rest for testing, so a role needs two.
+    A role's text, in the order of the play, is cut into consecutive sequences; the remainder is left
+    out. The first 80 % of a role's sequences are for training and the rest for testing, so a role needs at least two.
     Loss and accuracy are means over characters.
     """
 
-    roles: int | None = integer(None, low=1, doc="only these many roles, those with most text; none: all")
+    roles: int | None = integer(None, low=1, doc="use only this many roles, those with the most text; none: all")
     length: int = integer(80, low=1, doc="characters per sequence")
 
     reference = "Caldas et al., LEAF: A Benchmark for Federated Settings, 2018; Reddi et al., ICLR 2021"

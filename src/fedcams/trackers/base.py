@@ -52,8 +52,8 @@ def check_trackers(trackers: Sequence[object], privacy: Privacy) -> None:
     """Refuse trackers for a run with privacy: they would pass on losses and norms, which its ε does not cover."""
     if trackers and privacy.active:
         raise SpecError(
-            f"privacy={privacy} and a tracker: it would get losses and norms, which epsilon does not cover; "
-            "leave trackers out, and read rounds.jsonl, which only its owner may"
+            f"privacy={privacy} and a tracker: it would receive losses and norms, which epsilon does not cover; "
+            "leave trackers out, and read rounds.jsonl, which only its owner can"
         )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Clip(Transform):
     """Scales a client's update down to the L2 norm `norm` if it is longer: Δ min(1, norm/‖Δ‖).
 
-    Shorter updates do not change, bit for bit. An update that is not finite stays so, and the server refuses it.
+    Shorter updates stay the same, bit for bit. Updates that are not finite are left alone, and the server refuses them.
     """
 
     norm: Number = number(low=0, open="low", doc="largest L2 norm of an update")

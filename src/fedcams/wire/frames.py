@@ -104,7 +104,7 @@ def cut(data: bytes, start: Start) -> list[bytes]:
         wrong = Truncated if len(data) < expected else TrailingBytes
         raise wrong(f"{len(data)} bytes; the header says {expected}")
     if crc32(memoryview(data)[: -CHECKSUM.size]) != CHECKSUM.unpack(data[-CHECKSUM.size :])[0]:
-        raise ChecksumMismatch("the checksum does not match: the bytes were changed on the way")
+        raise ChecksumMismatch("the checksum does not match: the bytes were changed in transit")
     ends = list(itertools.accumulate(start.lengths, initial=start.size))
     return [data[a:b] for a, b in itertools.pairwise(ends)]
 
@@ -131,5 +131,5 @@ def check_parts(parts: Sequence[bytes]) -> list[int]:
     for blob, one in zip(blobs, found, strict=True):
         checksum = joined(checksum, one, len(blob))
     if checksum != CHECKSUM.unpack(end)[0]:
-        raise ChecksumMismatch("the checksum does not match: the bytes were changed on the way")
+        raise ChecksumMismatch("the checksum does not match: the bytes were changed in transit")
     return found

@@ -137,7 +137,7 @@ def _read_header(view: memoryview, crc_checked: bool) -> tuple[int, int, bytes]:
         raise Truncated(f"{len(view)} bytes; the header says a codec spec of {spec_length}")
     (checksum,) = CHECKSUM.unpack(view[-CHECKSUM.size :])
     if not crc_checked and crc32(view[: -CHECKSUM.size]) != checksum:
-        raise ChecksumMismatch("the checksum does not match: the bytes were changed or cut on the way")
+        raise ChecksumMismatch("the checksum does not match: the bytes were changed or cut off in transit")
     return spec_length, d, layout_id
 
 
@@ -209,7 +209,7 @@ def payload_size(codec: Compressor | str, x: Tensor, layout: Layout | None = Non
         key: seeds compressors that draw at random.
 
     Returns:
-        The number of bytes, header and checksum included.
+        The number of bytes, including header and checksum.
 
     Raises:
         FedcamsError: for what `encode` refuses.

@@ -29,13 +29,13 @@ class Captured(Engine):
     clients train side by side, each on a stream with memory for its trainable parameters; frozen ones are stored once.
     `bf16` computes under autocast with float32 master weights; `float32` computes as torch does, where convolutions may
     use TF32. Batches that cannot be padded (batch-norm, a loss that is already a mean) have a graph for every size, and
-    only full ones are compiled. Random layers draw by the key of client and step, so runs repeat, but not those of
+    only full ones are compiled. Random layers draw by the key of client and step, so runs repeat, but differ from
     `loop`. On a CPU, steps are neither compiled nor captured. Experimental: `auto` does not choose it.
     """
 
     precision: str = text("bf16", choices=("bf16", "float32"), doc="type of activations and matrix products")
     streams: int = integer(5, low=1, doc="how many clients train side by side")
-    compile: bool = flag(True, doc="compile full batches with torch.compile; takes a minute once")
+    compile: bool = flag(True, doc="compile full batches with torch.compile; takes a minute, once")
 
     examples = ("captured(precision=float32)", "captured(streams=2, compile=false)")
     refused = (("captured(precision=fp8)", "allowed: bf16 or float32"), ("captured(streams=0)", r"\[1, inf\)"))

@@ -1,6 +1,6 @@
 """The example's app: before and after each step a controller is told, and may end this process right there.
 
-Without a controller nothing ends it. With CHAOS_HOSTILE the node attacks.
+Without a controller nothing ends it. With CHAOS_HOSTILE the node attacks; with CHAOS_SHY it fails its first greeting.
 """
 
 from __future__ import annotations
@@ -62,5 +62,7 @@ def inside(message: Message, context: Context, app: ClientAppCallable) -> Messag
 mods = [outside, uplink(state_dir=client_app.STATE, initial=client_app.initial), inside]
 if os.environ.get("CHAOS_HOSTILE"):
     mods = [hostile.outermost, *mods, hostile.innermost]
+if os.environ.get("CHAOS_SHY"):
+    mods = [hostile.shy, *mods]
 app = ClientApp(mods=mods)
 app.train()(client_app.train)

@@ -52,6 +52,15 @@ def outermost(message: Message, context: Context, app: ClientAppCallable) -> Mes
     return reply
 
 
+def shy(message: Message, context: Context, app: ClientAppCallable) -> Message:
+    """Around everything: fail the first message, which is the server's greeting."""
+    try:
+        (Path(os.environ["CHAOS_FOLDER"]) / "greeted").touch(exist_ok=False)
+    except FileExistsError:
+        return app(message, context)
+    raise RuntimeError("this site is not ready yet")
+
+
 def outlast(folder: Path, round: int) -> None:
     """Return when the round is over: its deadline comes once all others have answered (`chaos_app.server_app`)."""
     others = int(os.environ["CHAOS_OTHERS"])
