@@ -70,9 +70,3 @@ def forks() -> Iterator[Forks]:
     made = Forks()
     yield made
     made.close()
-
-
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of a report's page: drawing the pictures beside it takes ten times as long as writing it."""
-    monkeypatch.setattr("fedcams.report.page.write_figures", lambda folder, charts: [])

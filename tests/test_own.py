@@ -122,7 +122,6 @@ def test_the_same_call_continues_and_a_finished_run_is_returned(out: Path, metho
     assert read_run(out).finished
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_it_is_a_run_like_any_other(out: Path) -> None:
     made = start(out, label="mine").run()
     found = read_run(out)
@@ -329,7 +328,6 @@ def test_a_run_whose_schedules_depend_on_its_length_keeps_it(out: Path, rounds: 
 # -- callbacks and trackers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_a_callback_that_stops_the_run_finishes_it(out: Path) -> None:
     seen: list[int] = []
 

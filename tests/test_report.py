@@ -21,6 +21,7 @@ import pytest
 from fedcams.experiment import Experiment, sweep
 from fedcams.experiment.preset import folder_name
 from fedcams.extras import ExtraMissing
+from fedcams.recipes import RECIPES, merged
 from fedcams.report import PROFILES, Method, Profile, collect, figures, plotly, report, summarize
 from fedcams.report.charts import Chart, Charts, describe
 from fedcams.report.collection import COLOURS, look
@@ -179,7 +180,6 @@ def test_methods_in_a_folder_come_in_the_order_of_their_preset(tmp_path: Path) -
     assert [method.label for method in collect(paths).methods] == ["FedAMS", "FedAvg"]  # as given
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_what_was_run_is_spelled_out(tmp_path: Path) -> None:
     write_run(tmp_path / "a", rising(0.5), partition="dirichlet(alpha=0.1)", server="fedadam(lr=0.3)")
     page = report([tmp_path / "a"], tmp_path / "out").read_text("utf-8")
@@ -277,7 +277,7 @@ def test_bytes_down_are_told_apart(tmp_path: Path) -> None:
     (found,) = parts(collection)
     assert (found.label, found.bytes, found.total) == ("two-way", (1000, 3000, 5000, 1500, 500), 11000)
     text = markdown(collection, summarize(collection))
-    assert "| Uplink | Downlink | Seeds |" in text
+    assert "| Seeds | Uplink | Downlink |" in text
     assert "10.0 kB (50% catch-up, 15% dense) | 11.0 kB |" in text
 
 
@@ -294,7 +294,7 @@ def test_what_clients_hold_stands_below_the_servers_accuracy(tmp_path: Path) -> 
 def two_way_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with charts of every kind; the runs it is of lie beside it."""
     root = tmp_path_factory.mktemp("two-way")
-    return report([two_way(root / "runs")], root / "out", target=0.75).parent
+    return report([two_way(root / "runs")], root / "out", target=0.75, figures=True).parent
 
 
 def test_where_the_bytes_go_is_drawn_once_the_downlink_is_compressed(runs: Path, two_way_report: Path) -> None:
@@ -363,8 +363,8 @@ def test_times_of_averaged_models_and_what_latency_takes_of_them(tmp_path: Path)
     assert latency_share(averaged, profile) == pytest.approx(0.1 / (0.1 + transfer)), "computation is no part of it"
     charts = describe(collection, summarize(collection, 0.45))
     assert [chart.key for chart in charts.network] == ["time-to-accuracy", "time-to-accuracy-averaged"]
-    assert [chart.key for chart in charts.curves][:2] == ["test_accuracy", "averaged_accuracy"]
-    assert len(charts.curves[1].series) == 1
+    assert [chart.key for chart in charts.accuracy] == ["test_accuracy", "averaged_accuracy"]
+    assert len(charts.accuracy[1].series) == 1
     text = markdown(collection, summarize(collection, 0.45))
     assert "on a network (last / averaged models)" in text
     assert re.search(r"\| averaged \|.* 7\.\d+ s / 4\.\d+ s \(latency 32%\)", text), "3G"
@@ -533,8 +533,9 @@ def test_markdown_is_two_tables(runs: Path) -> None:
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 4
     assert len({line.count("|") for line in table}) == 1
-    assert "| dense | fedavg | identity | 2 | 85.50 % (76.00 … 95.00) |" in table[2]
-    assert "72.0 kB (round 9)" in table[2]
+    assert table[2].startswith("| dense | 85.50 % (76.00 … 95.00) |")
+    assert table[2].endswith("| 2 | fedavg | identity |")
+    assert "72.0 kB (mean round 9)" in table[2]
     assert "not reached" in table[3]
     assert "Target: 75.00 % (as given)." in "\n".join(lines)
     assert "## Time to 75.00 % on a network (last models)" in text
@@ -547,16 +548,36 @@ def test_what_all_methods_share_stands_above_the_table(tmp_path: Path) -> None:
     write_run(tmp_path / "1", rising(0.5), label="a", server="fedams", uplink="sign")
     write_run(tmp_path / "2", rising(0.5), label="b", server="fedams", uplink="topk(ratio=1/4)")
     collection = collect([tmp_path])
-    assert "| Method | Uplink | Seeds |" in markdown(collection, summarize(collection))
+    assert "| Seeds | Uplink |\n" in markdown(collection, summarize(collection))
     text = page(collection, summarize(collection))
     assert "<dt>Server</dt>" in text
     assert "<dt>Downlink</dt>" in text
     assert "<dt>Uplink</dt>" not in text
 
 
+def test_a_recipe_is_named_whatever_its_average(tmp_path: Path) -> None:
+    for name in RECIPES:
+        settings = merged({"recipe": name, "average": "ema(0.9)"})
+        write_run(tmp_path / name, rising(0.5), label=f"by {name}", **settings)
+    write_run(tmp_path / "up", rising(0.5), label="no recipe", uplink=RECIPES["lighter"].fields["uplink"])
+    collection = collect([tmp_path])
+    rows = summarize(collection).rows
+    assert {row.label: row.recipe for row in rows} == {**{f"by {name}": name for name in RECIPES}, "no recipe": None}
+    assert "| by lighter (recipe lighter) |" in markdown(collection, summarize(collection))
+
+
+def test_rounds_are_whole_numbers(tmp_path: Path) -> None:
+    for seed, steps in enumerate((3, 4), 1):
+        write_run(tmp_path / f"{seed}", [0.1] * steps + [0.9] * (9 - steps), seed=seed, label="two")
+    write_run(tmp_path / "one", [0.1] * 2 + [0.9] * 7, label="one", server="fedavg")
+    text = markdown(collect([tmp_path]), summarize(collect([tmp_path]), 0.5))
+    assert "(mean round 4)" in text, "of 4 and 5"
+    assert "(round 3)" in text
+
+
 def test_a_method_without_feedback_is_reported_as_such(tmp_path: Path) -> None:
     write_run(tmp_path / "1", rising(0.5), label="a", uplink="sign", feedback=False)
-    assert "| a | fedams | sign, no feedback | 1 |" in markdown(collect([tmp_path]), summarize(collect([tmp_path])))
+    assert "| 1 | fedams | sign, no feedback |\n" in markdown(collect([tmp_path]), summarize(collect([tmp_path])))
     write_run(tmp_path / "2", rising(0.5), label="b", uplink="sign", feedback=False, server="fedavg")
     text = page(collect([tmp_path]), summarize(collect([tmp_path])))
     assert ">sign, no feedback</dd>" in text
@@ -576,7 +597,7 @@ def test_labels_are_text_and_never_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", ["_hidden", "$half", "a$b$c", "naïve ε"])
 def test_any_label_can_be_printed(label: str, tmp_path: Path) -> None:
     collection = collect([write_run(tmp_path / "run", rising(0.5), label=label)])
-    chart = describe(collection, summarize(collection)).curves[0]
+    chart = describe(collection, summarize(collection)).accuracy[0]
     figure = figures.figure(chart, ROUNDS)
     figure.savefig(tmp_path / "figure.svg")
     assert [text.get_text().strip().replace("\\", "") for text in figure.legends[0].get_texts()] == [label]
@@ -592,9 +613,10 @@ def drawn(chart: Chart, axis: Axis) -> list[tuple[list[float], list[float]]]:
 def test_the_page_and_the_figures_draw_the_same_numbers(two_way_report: Path) -> None:
     collection = collect([two_way_report.parent / "runs"])
     charts = describe(collection, summarize(collection))
-    assert charts.curves
+    assert charts.accuracy
+    assert charts.losses
     assert charts.partitions
-    for chart in (*charts.curves, *charts.compression, charts.communication[0]):
+    for chart in (*charts.accuracy, *charts.losses, *charts.compression, charts.communication[0]):
         page_figure = plotly.figure(chart)
         named = [trace for trace in page_figure["data"] if "name" in trace]
         assert [trace["name"] for trace in named] == [series.name for series in chart.series]
@@ -619,9 +641,9 @@ def test_equal_runs_make_equal_reports(two_way_report: Path, tmp_path: Path, mon
         return figures.write_figures(folder, Charts(*lasts))
 
     monkeypatch.setattr("fedcams.report.page.write_figures", write_some)
-    again = report([two_way_report.parent / "runs"], tmp_path, target=0.75).parent
+    again = report([two_way_report.parent / "runs"], tmp_path, target=0.75, figures=True).parent
     made = [path for path in again.rglob("*.*") if path.is_file()]
-    assert len(made) == 4 + 2 * 5
+    assert len(made) == 4 + 2 * 6
     for path in made:
         assert path.read_bytes() == (two_way_report / path.relative_to(again)).read_bytes(), path.name
 
@@ -630,7 +652,7 @@ def test_runs_that_were_never_evaluated_still_render(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [None] * 3, rounds=9, seconds=None)
     (run / "partition.json").unlink()
     (run / "environment.json").unlink()
-    index = report([run], tmp_path / "out")
+    index = report([run], tmp_path / "out", figures=True)
     assert "Unfinished: run, seed 1: 3 of 9 rounds" in index.read_text("utf-8")
     assert {path.stem.split("-")[0] for path in (tmp_path / "out" / "figures").iterdir()} == {"train_loss"}
     assert "no accuracy to compare" in (tmp_path / "out" / "summary.md").read_text("utf-8")
@@ -720,11 +742,14 @@ def test_a_target_must_be_a_number(runs: Path, tmp_path: Path) -> None:
         report([runs], tmp_path / "out", target=float("nan"))
 
 
-def test_without_matplotlib_nothing_is_written(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_there_are_no_figures_but_a_page(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ExtraMissing, match=r"a report needs matplotlib .*; pip install 'fedcams\[report\]'"):
-        report([runs], tmp_path / "out")
+    with pytest.raises(ExtraMissing, match=r"a figure needs matplotlib .*; pip install 'fedcams\[report\]'"):
+        report([runs], tmp_path / "out", figures=True)
     assert not (tmp_path / "out").exists()
+    assert report([runs], tmp_path / "out").exists()
 
 
 # -- labels and reasons of others --------------------------------------------------------------------------------------

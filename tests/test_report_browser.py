@@ -24,14 +24,6 @@ WINDOW = {"width": 1360, "height": 900}
 HOSTILE = "<b>bold</b> & <img src='http://example.invalid/x.png'>"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_figures() -> Iterator[None]:
-    """A page links to none of the pictures beside it, and drawing them takes ten times as long as writing it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcams.report.page.write_figures", lambda folder, charts: [])
-        yield
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
@@ -204,6 +196,34 @@ def test_the_times_of_averaged_models_can_be_chosen(browser: Any, tmp_path: Path
     page.close()
 
 
+def test_accuracy_against_all_bytes_comes_first_then_the_time_on_a_network(page: Any) -> None:
+    assert page.locator("#axes [aria-pressed=true]").inner_text() == "Bytes up + down"
+    assert page.evaluate("document.getElementById('chart-test_accuracy')._fullLayout.xaxis.type") == "log"
+    order = page.locator(".chart, #summary, .facts").evaluate_all("all => all.map(e => e.id || e.className)")
+    assert order[:4] == ["chart-test_accuracy", "chart-network", "facts", "summary"]
+
+
+def test_buttons_stand_above_the_plot_of_their_chart(page: Any) -> None:
+    gap = """chart => {
+        const box = part => chart.querySelector(part).getBoundingClientRect();
+        return box(".nsewdrag").top - box(".modebar").bottom;
+    }"""
+    assert min(chart.evaluate(gap) for chart in page.locator(".chart").all()) >= 0
+
+
+def test_a_table_that_is_too_wide_shows_it_and_accuracy_comes_before_specs(own_page: Any) -> None:
+    heads = own_page.locator("#summary thead th").all_inner_texts()
+    assert heads[1] == "Final accuracy"
+    assert heads.index("Server") > heads.index("Seeds")
+    own_page.set_viewport_size({"width": 390, "height": 900})
+    box = own_page.locator("#summary").evaluate(
+        "t => [t.scrollWidth > t.parentElement.clientWidth, getComputedStyle(t.parentElement).backgroundAttachment]"
+    )
+    assert box == [True, "local, local, scroll, scroll"], "shadows at the ends, which the table covers"
+    seen = own_page.locator("#summary tbody td").first.bounding_box()
+    assert seen["x"] + seen["width"] <= 390, "the first accuracy is visible without scrolling"
+
+
 def test_what_is_entered_changes_the_times_unless_it_makes_no_sense(own_page: Any) -> None:
     page = own_page
     before, bars = times(page, 0), page.evaluate("document.getElementById('chart-network').data[0].y")
@@ -255,9 +275,11 @@ def within(page: Any, expression: str, limit: int) -> bool:
     return False
 
 
-def test_charts_are_drawn_for_the_window_and_nothing_sticks_out_sideways(own_page: Any) -> None:
+@pytest.mark.parametrize("entered", ["0.5", ""], ids=["a number", "nothing"])
+def test_charts_are_drawn_for_the_window_and_nothing_sticks_out_sideways(own_page: Any, entered: str) -> None:
     own_page.reload()
     own_page.locator("#chart-network .main-svg").first.wait_for()
+    own_page.get_by_label("3G: up").fill(entered)
     for width in (1360, 900, 420):
         own_page.set_viewport_size({"width": width, "height": 900})
         assert within(own_page, "document.documentElement.scrollWidth", width)
@@ -301,7 +323,7 @@ def test_without_javascript_the_table_is_there_and_the_rest_is_explained(browser
 def opened(context: Any, html: Path) -> Any:
     page = context.new_page()
     page.goto(html.as_uri())
-    page.locator("#chart-train_loss .main-svg").first.wait_for()
+    page.locator("#chart-network .main-svg").first.wait_for()  # the last one that is drawn
     return page
 
 

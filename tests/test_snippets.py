@@ -18,8 +18,6 @@ from fedcams.registry import table
 from test_presets import write_cifar
 from test_runs import _quick_sync  # noqa: F401  (a fixture)
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SETTINGS = ["rounds=1", "clients=2", "seeds=[1]", "sampler=full", "model=linear", "partition=iid"]

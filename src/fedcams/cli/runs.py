@@ -108,7 +108,7 @@ def run(
     progress, outcomes = _begin(tasks, options, jobs, quiet)
     done = _summarize(progress, list(outcomes))
     if report:
-        progress.say(_report(done, folder / "report"))
+        progress.say(f"report: {write_report([run.path for run in done], folder / 'report')}")
 
 
 def resume(
@@ -178,29 +178,24 @@ def report(
         typer.Option(help="Folder for the report; default: RUN/report, or ./report for several.", show_default=False),
     ] = None,
     target: Target = None,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Also draw every chart as PNG and SVG, for papers.")
+    ] = False,
 ) -> None:
     """Write a report that compares runs: charts, tables and the numbers behind them."""
     beside = runs[0] if len(runs) == 1 else Path()
-    page = write_report(runs, beside / "report" if out is None else out, target)
+    page = write_report(runs, beside / "report" if out is None else out, target, figures)
     Console(highlight=False, soft_wrap=True).print(f"report: {page}", markup=False)
 
 
-def write_report(runs: Sequence[Path], out: Path, target: float | None = None) -> Path:
+def write_report(runs: Sequence[Path], out: Path, target: float | None = None, figures: bool = False) -> Path:
     """Write a report on runs and return the path of its page."""
-    from fedcams.report import report  # slow to load: it draws
+    from fedcams.report import report  # slow to load
 
-    return report(runs, out, target)
+    return report(runs, out, target, figures)
 
 
 # -- parts of `run` --------------------------------------------------------------------------------------------------
-
-
-def _report(done: Sequence[Run], out: Path) -> str:
-    """Write the report and say where it is; a missing package is not an error, because the runs are complete."""
-    try:
-        return f"report: {write_report([run.path for run in done], out)}"
-    except ImportError as error:
-        return f"no report: {error}"
 
 
 def _settings(pairs: Sequence[str]) -> dict[str, str]:

@@ -194,7 +194,7 @@ class History:
         return frame.set_index("round")
 
     def report(self) -> Path:
-        """Write a report of the run into its folder and return the path of its page; needs `out=` and matplotlib."""
+        """Write a report of the run into its folder and return the path of its page; needs `out=`."""
         if self.folder is None:
             raise SpecError("a report needs the run's folder; give out=... to simulate")
         from fedcams.report import report

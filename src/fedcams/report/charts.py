@@ -23,7 +23,9 @@ from fedcams.report.series import (
     BYTES,
     COMPRESSION,
     CURVES,
+    LOSSES,
     ROUNDS,
+    SCORES,
     Array,
     Axis,
     Histogram,
@@ -78,8 +80,10 @@ class Chart:
 class Charts(NamedTuple):
     """All charts of a report, by section."""
 
-    curves: list[Chart]
-    """Accuracy and losses, against any axis."""
+    accuracy: list[Chart]
+    """Of the last and of the averaged models, against any axis."""
+    losses: list[Chart]
+    """Test and training, against any axis."""
     communication: list[Chart]
     """What accuracy costs, and where the bytes go; empty unless some method compresses the downlink."""
     compression: list[Chart]
@@ -93,14 +97,18 @@ class Charts(NamedTuple):
 
 def describe(collection: Collection, summary: Summary) -> Charts:
     """Return the charts of a report on these runs; a chart without data is left out."""
-    curves = [_lines(collection, metric, summary.percent and metric in (ACCURACY, AVERAGED)) for metric in CURVES]
-    losses, steps = ([_lines(collection, metric) for metric in metrics] for metrics in (COMPRESSION, ADAPTIVITY))
+    accuracy = [_lines(collection, metric, summary.percent) for metric in SCORES]
+    losses, errors, steps = (
+        [chart for metric in metrics if (chart := _lines(collection, metric)).series]
+        for metrics in (LOSSES, COMPRESSION, ADAPTIVITY)
+    )
     found = parts(collection) if summary.target is not None else []
     return Charts(
-        [chart for chart in curves if chart.series],
+        [chart for chart in accuracy if chart.series],
+        losses,
         [_tradeoff(collection, summary), _stacks(found)] if found else [],
-        [chart for chart in losses if chart.series],
-        [chart for chart in steps if chart.series],
+        errors,
+        steps,
         [_map(histogram, number) for number, histogram in enumerate(histograms(collection), 1)],
         [] if summary.target is None else _times(collection, summary, summary.target),
     )

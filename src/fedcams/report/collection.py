@@ -16,6 +16,7 @@ import numpy as np
 from fedcams.errors import FedcamsError, UnknownName
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset, presets
+from fedcams.recipes import RECIPES
 from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
 from fedcams.runs.folder import EXPERIMENT
@@ -62,6 +63,16 @@ class Method:
     def experiment(self) -> Experiment:
         """The experiment, with the seed of the first run."""
         return self.runs[0].experiment
+
+    @property
+    def recipe(self) -> str | None:
+        """The name of the recipe by which everything travels, whatever the average; None if no recipe says so."""
+        settings = self.experiment.to_dict()
+        for name, recipe in RECIPES.items():
+            travels = {"downlink": "none", **recipe.fields, "average": settings["average"]}
+            if Experiment.from_dict({**settings, **travels}) == self.experiment:
+                return name
+        return None
 
     @property
     def unfinished(self) -> list[str]:

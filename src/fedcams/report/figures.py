@@ -39,7 +39,7 @@ HATCHES = {"": "", "/": "///", "x": "xxx", ".": "..."}
 
 def library(module: str = "matplotlib") -> Any:
     """Return matplotlib or a module of it; say what to install if it is missing."""
-    return load(module, what="a report", extra="report")
+    return load(module, what="a figure", extra="report")
 
 
 def write_figures(folder: Path, charts: Charts) -> list[Path]:

@@ -1,6 +1,7 @@
 "use strict";
 // The script of the page: draws charts in the colours of the theme, changes axes, sorts, and recomputes times.
 let report, axis; // the data and the horizontal axis of the curves; set once `start` has inflated them
+let bars; // the times as they were last computed
 // By default Plotly offers to share charts through its cloud: keep the data in the page.
 const config = {
   displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
@@ -20,7 +21,7 @@ function themed(layout) {
   const title = t => ({ ...t, font: { size: 12.5, color: colour("--soft") }, standoff: 12 });
   const dressed = a => ({ ...axis, ...a, title: title(a.title) });
   return {
-    margin: { l: 56, r: 12, t: 12, b: 48 }, paper_bgcolor: colour("--card"), plot_bgcolor: "rgba(0,0,0,0)",
+    margin: { l: 56, r: 12, t: 34, b: 48 } /* above the plot is room for its buttons */, paper_bgcolor: colour("--card"), plot_bgcolor: "rgba(0,0,0,0)",
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
     legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", tracegroupgap: 0, font: { size: 12.5 } },
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink"), size: 12.5 }, namelength: -1 },
@@ -72,7 +73,7 @@ function draw(chart) {
   if (moves) chart.data.forEach(trace => { trace.x = chart.x[axis.key][groups.indexOf(trace.legendgroup)]; });
   if (moves) {
     Object.assign(layout.xaxis, { title: { text: axis.title } });
-    if (axis.unit) Object.assign(layout.xaxis, decades(chart.x[axis.key].flat(), axis.unit, width));
+    Object.assign(layout.xaxis, axis.unit ? decades(chart.x[axis.key].flat(), axis.unit, width) : { type: "linear" });
     const at = axis.unit ? `%{x:.4~s}${axis.unit}` : many ? "round %{x}" : "", far = at && `<br>at ${at}<extra></extra>`;
     if (far) layout.hovermode = "closest";
     named.forEach(t => { t.hovertemplate = (far ? "%{fullData.name}<br>" : "") + t.meta + far; });
@@ -133,12 +134,18 @@ const clock = [1e-3, 1e-2, 0.1, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 
 
 function times() {
   if (!place("network")) return;
-  const inputs = $(".network input");
-  if (!inputs.every(i => i.checkValidity() && i.value !== "")) return; // ignore a half-typed number
+  const [{ layout }] = report.network, ticks = { tickmode: "array", tickvals: clock, ticktext: clock.map(s => human(s).replace(/\.0+ /, " ")) };
+  if (!bars || $(".network input").every(i => i.checkValidity() && i.value !== "")) bars = computed(); // not for a half-typed number
+  bars.forEach((bar, m) => { bar.visible = place("network").data?.[m].visible; });
+  show("network", structuredClone(bars), { ...layout, yaxis: { ...layout.yaxis, ...ticks } });
+}
+
+// Fill the table of times from what is entered, and return the bars that show them.
+function computed() {
   const read = id => Number(document.getElementById(id).value);
   const links = report.profiles.map((p, i) => ({ name: p.name, down: read(`down-${i}`), up: read(`up-${i}`), latency: read(`latency-${i}`) }));
   const target = read("target") / (report.percent ? 100 : 1), factor = read("factor");
-  const [{ data, layout }] = report.network;
+  const [{ data }] = report.network;
   const model = document.getElementById("averaged")?.checked ? "averaged" : "accuracy";
   const table = data.map((_, m) => links.map(link => mean(m, link, target, factor, model)));
   $("#times tbody tr").forEach((row, m) => table[m].forEach((s, i) => {
@@ -147,12 +154,10 @@ function times() {
     Object.assign(row.cells[i + 1], { textContent: human(s) }).append(small);
     Object.assign(row.cells[i + 1].dataset, { seconds: s ?? "", latency: share });
   }));
-  const bars = data.map((trace, m) => ({
+  return data.map((trace, m) => ({
     ...trace, name: trace.name + (table[m].every(s => s === null) ? " (not reached)" : ""), y: table[m],
-    hovertext: table[m].map(human), visible: place("network").data?.[m].visible,
+    hovertext: table[m].map(human),
   }));
-  const ticks = { tickmode: "array", tickvals: clock, ticktext: clock.map(s => human(s).replace(/\.0+ /, " ")) };
-  show("network", bars, { ...layout, yaxis: { ...layout.yaxis, ...ticks } });
 }
 
 // -- tables ----------------------------------------------------------------------------------------------------------
@@ -182,9 +187,13 @@ async function start() {
   report = JSON.parse(await inflate("data"));
   axis = report.axes[0];
   document.head.append(Object.assign(document.createElement("script"), { textContent: await inflate("plotly") }));
-  all();
   $("#axes button").forEach(button => { button.onclick = () => choose(button); });
   $(".network input").forEach(input => { input.oninput = times; });
+  for (const chart of report.charts) { // one at a time: the first ones can be read while the others are drawn
+    draw(chart);
+    await new Promise(drawn => setTimeout(drawn));
+  }
+  times();
 }
 
 // The table needs no charts.

@@ -35,7 +35,7 @@ class ReportError(FedcamsError, ValueError):
     """A report that cannot be made as requested, or cannot be written."""
 
 
-def report(runs: Sequence[Path], out: Path, target: float | None = None) -> Path:
+def report(runs: Sequence[Path], out: Path, target: float | None = None, figures: bool = False) -> Path:
     """Write a report on runs into the folder `out` and return the path of its page.
 
     Each of `runs` is the folder of a run or a folder that holds runs at any depth. `target` is the accuracy at which
@@ -43,19 +43,21 @@ def report(runs: Sequence[Path], out: Path, target: float | None = None) -> Path
     consists of
 
     - `index.html`, one file that needs nothing else and no network;
-    - `figures/`, the same charts as PNG and SVG;
-    - `summary.csv` and `rounds.csv`, the exact numbers, and `summary.md`, the table.
+    - `summary.csv` and `rounds.csv`, the exact numbers, and `summary.md`, the table;
+    - with `figures`, `figures/`: the same charts as PNG and SVG, which takes longer than the rest and needs matplotlib.
     """
     if target is not None and not math.isfinite(target):
         raise ReportError(f"target={target!r} is not a finite number; give an accuracy such as 0.9, or leave it out")
     collection = collect(runs)
-    library()  # refuse before anything is written
+    if figures:
+        library()  # refuse before anything is written
     summary = summarize(collection, target)
     charts, out = describe(collection, summary), Path(out)
     text = page(collection, summary, charts)
     with os_errors(ReportError, "write to", out, "free space, or name a folder that can be written"):
         out.mkdir(parents=True, exist_ok=True)
-        write_figures(out / "figures", charts)
+        if figures:
+            write_figures(out / "figures", charts)
         write_summary_csv(out / "summary.csv", summary)
         write_rounds_csv(out / "rounds.csv", collection)
         (out / "summary.md").write_text(markdown(collection, summary), "utf-8")
@@ -75,7 +77,7 @@ def page(collection: Collection, summary: Summary, charts: Charts | None = None,
         table=summary_table(collection, summary),
         explained=escape(explained(summary)),
         axes=segments(),
-        curves=_cards(charts.curves, wide=len(charts.curves) % 2),
+        **_curves(charts),
         compression=_section("Compression", charts.compression, COMPRESSION_NOTE),
         adaptivity=_section("Adaptivity", charts.adaptivity, ADAPTIVITY_NOTE),
         communication=_section("Communication", charts.communication, COMMUNICATION_NOTE),
@@ -107,9 +109,11 @@ COMMUNICATION_NOTE = (
 )
 EXACT = " Exact numbers are in <code>summary.csv</code>."
 BESIDE = (
-    "<footer>Next to this page: charts for papers in <code>figures/</code> (PNG, SVG), every round in "
-    "<code>rounds.csv</code>, the table in <code>summary.csv</code> and <code>summary.md</code>.</footer>"
+    "<footer>Next to this page: every round in <code>rounds.csv</code>, the table in <code>summary.csv</code> and "
+    "<code>summary.md</code>. <code>fedcams report RUNS --figures</code> also draws the charts for papers (PNG, SVG)."
+    "</footer>"
 )
+LOSSES_TITLE = "Losses"
 PARTITION_NOTE = "The number of examples of each label that every client trains on."
 
 
@@ -129,11 +133,22 @@ def _title(collection: Collection) -> str:
     return escape(" · ".join(", ".join(part) for part in parts))
 
 
+def _curves(charts: Charts) -> dict[str, str]:
+    """Return the curves of the first section, accuracy or else losses, and the section of losses below the table."""
+    scored = bool(charts.accuracy)
+    first = charts.accuracy if scored else charts.losses
+    return {
+        "first_title": "Accuracy" if scored else LOSSES_TITLE,
+        "first": _cards(first, wide=len(first) % 2),
+        "losses": _section(LOSSES_TITLE, charts.losses if scored else [], ""),
+    }
+
+
 def _section(title: str, shown: list[Chart], note: str) -> str:
     if not shown:
         return ""
-    cards = _cards(shown, wide=len(shown) % 2)
-    return f'<section class="live"><h2>{title}</h2><div class="grid">{cards}</div><p class="small">{note}</p></section>'
+    cards, small = _cards(shown, wide=len(shown) % 2), f'<p class="small">{note}</p>' if note else ""
+    return f'<section class="live"><h2>{title}</h2><div class="grid">{cards}</div>{small}</section>'
 
 
 def _cards(shown: list[Chart], wide: int) -> str:

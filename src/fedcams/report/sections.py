@@ -16,7 +16,7 @@ from fedcams.report.numbers import human_bytes, score
 from fedcams.report.profiles import PROFILES, compute
 from fedcams.report.series import AXES
 from fedcams.report.summary import NO_FEEDBACK, Row, Spread, Summary
-from fedcams.report.tables import PIECES, Cell, cells, columns, text_columns
+from fedcams.report.tables import METHOD, PIECES, WORDS, Cell, cells, columns
 
 FACTS = {
     "Task": "task", "Model": "model", "Partition": "partition", "Clients": "clients", "Cohort": "sampler",
@@ -101,14 +101,14 @@ def _finals(row: Row) -> tuple[tuple[Spread | None, str], ...]:
 
 def summary_table(collection: Collection, summary: Summary) -> str:
     """Return the table's headings and body; each cell carries the value to sort by."""
-    words = text_columns(summary)
+    named = columns(summary)
     heads = "".join(
-        f'<th scope="col" class="{_kind(i, words)}" title="{escape(doc)}">'
+        f'<th scope="col" class="{_kind(name)}" title="{escape(doc)}">'
         f'<button type="button">{escape(name)}</button></th>'
-        for i, (name, doc) in enumerate(columns(summary).items())
+        for name, doc in named.items()
     )
     rows = "".join(
-        f"<tr>{''.join(_cell(cell, i, style, words) for i, cell in enumerate(cells(row, summary)))}</tr>"
+        f"<tr>{''.join(_cell(*pair, style) for pair in zip(cells(row, summary), named, strict=True))}</tr>"
         for row, style in zip(summary.rows, collection.looks, strict=True)
     )
     return f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>"
@@ -143,7 +143,7 @@ def network(collection: Collection, summary: Summary) -> str:
     )
 
 
-NETWORK = """<section class="live"><h2 id="network-head">Time to accuracy on a network</h2>
+NETWORK = """<section class="live"><h2 id="network-head">Time to accuracy on your network</h2>
 <div class="network">
 <div class="card"><h3>Links</h3>
 <table class="rates"><thead><tr><td></td><th scope="col">Down<br>Mbit/s</th><th scope="col">Up<br>Mbit/s</th>
@@ -188,22 +188,22 @@ def _input(key: str, value: float, least: float | None, name: str = "") -> str:
     return f'<input id="{key}" type="number" step="any" required value="{value:.10g}"{low}{named}>'
 
 
-def _cell(cell: Cell, column: int, style: Look, words: int) -> str:
+def _cell(cell: Cell, column: str, style: Look) -> str:
     order = "" if cell.order is None else f' data-order="{escape(str(cell.order))}"'
     note = f"<small>{escape(cell.note)}</small>" if cell.note else ""
     text = escape(cell.text)
-    if column == 0:
+    if column == METHOD:
         text = _dot(style) + text
-    elif column < words:
+    elif column in WORDS:
         # In a narrow table a spec breaks after its name and between its parameters.
         text = f"<code>{'<wbr>'.join(f'<span>{part}</span>' for part in re.findall(r'[^(,]+[(,]? ?', text))}</code>"
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
-    tag, scope = ("td", "") if column else ("th", ' scope="row"')
-    return f'<{tag}{scope} class="{_kind(column, words)}"{order}{hint}>{text}{note}</{tag}>'
+    tag, scope = ("th", ' scope="row"') if column == METHOD else ("td", "")
+    return f'<{tag}{scope} class="{_kind(column)}"{order}{hint}>{text}{note}</{tag}>'
 
 
-def _kind(column: int, words: int) -> str:
-    return "" if column >= words else "text" if column else "text method"
+def _kind(column: str) -> str:
+    return "text method" if column == METHOD else "text" if column in WORDS else ""
 
 
 def _dot(style: Look) -> str:

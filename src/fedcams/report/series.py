@@ -59,7 +59,8 @@ GRADIENT = Metric("gradient_sq", "Estimate of ‖∇f‖²")
 UPDATES = Metric("update_norm", "Norm of updates")
 RESIDUALS = Metric("residual_norm", "Norm of residuals")
 
-CURVES = (ACCURACY, AVERAGED, TEST_LOSS, TRAIN_LOSS)
+SCORES, LOSSES = (ACCURACY, AVERAGED), (TEST_LOSS, TRAIN_LOSS)
+CURVES = (*SCORES, *LOSSES)
 """Drawn against every axis."""
 COMPRESSION = (Q, Q_MAX, GAMMA, RESIDUALS)
 """Drawn against rounds, for the methods that lose something."""
@@ -70,8 +71,8 @@ ROUNDS = Axis("rounds", "Round", "Rounds")
 BYTES = Axis("bytes", "Bytes sent, up + down, all clients", "Bytes up + down", "B", log=True)
 BYTES_UP = Axis("bytes_up", "Bytes sent up, all clients", "Bytes up", "B", log=True)
 PAPER_BITS = Axis("paper_bits", "Paper bits, up + down, one client’s link", "Paper bits", "bit", log=True)
-AXES = (ROUNDS, BYTES, BYTES_UP, PAPER_BITS)
-"""Logarithmic except for rounds: methods differ in communication by orders of magnitude."""
+AXES = (BYTES, ROUNDS, BYTES_UP, PAPER_BITS)
+"""The first is shown at first. All but rounds are logarithmic: methods differ in bytes by orders of magnitude."""
 
 
 # -- curves --------------------------------------------------------------------------------------------------------

@@ -50,6 +50,8 @@ class Row:
     server: str
     uplink: str
     downlink: str
+    recipe: str | None
+    """The recipe that stands for how everything travels, if there is one."""
     seeds: list[int]
     rounds: float
     final: Spread | None
@@ -161,6 +163,7 @@ def _row(method: Method, target: float | None) -> Row:
         server=str(experiment.server),
         uplink=str(experiment.uplink) + ("" if experiment.feedback else NO_FEEDBACK),
         downlink=str(experiment.downlink),
+        recipe=method.recipe,
         seeds=[run.experiment.seed for run in runs],
         rounds=fmean(run.records[-1].round for run in runs),
         final=_spread(method, final_score),

@@ -86,6 +86,7 @@ class Cell:
     hint: str = ""
 
 
+METHOD = "Method"
 PIECES = {
     "server": ("Server", "how the server uses the mean update"),
     "uplink": ("Uplink", "how updates travel to the server"),
@@ -98,9 +99,7 @@ def columns(summary: Summary) -> dict[str, str]:
     """Return the column headings of the table, each with an explanation."""
     target, averages = "" if summary.target is None else f" {score(summary.target, summary.percent)}", summary.averages
     return {
-        "Method": "the label of the experiment",
-        **{head: doc for key, (head, doc) in PIECES.items() if summary.shows(key)},
-        "Seeds": "number of runs; other numbers are means over them, small print is lowest to highest",
+        METHOD: "the label of the experiment",
         "Final accuracy": "mean over the last 20% of the rounds; held: accuracy of the model that all clients hold",
         **(
             {"Averaged": "the same for the averaged models, which are evaluated but never trained from"}
@@ -115,20 +114,19 @@ def columns(summary: Summary) -> dict[str, str]:
         f"Bytes to{target or ' target'}": "up + down until the target is first reached, if every seed reaches it",
         **({f"Averaged to{target or ' target'}": "the same for the averaged models"} if averages else {}),
         "Time per round": "median of the measured seconds, without evaluation",
+        "Seeds": "number of runs; other numbers are means over them, small print is lowest to highest",
+        **{head: doc for key, (head, doc) in PIECES.items() if summary.shows(key)},
     }
 
 
-def text_columns(summary: Summary) -> int:
-    """Return how many of the first columns hold words; the others hold numbers."""
-    return list(columns(summary)).index("Seeds")
+WORDS = (METHOD, *(head for head, _ in PIECES.values()))
+"""Columns that hold words; the others hold numbers."""
 
 
 def cells(row: Row, summary: Summary) -> list[Cell]:
     """Return one line of the table, in the order of `columns`."""
     return [
-        Cell(row.label, row.label),
-        *(_spec(key, getattr(row, key)) for key in PIECES if summary.shows(key)),
-        Cell(str(len(row.seeds)), len(row.seeds)),
+        Cell(row.label, row.label, f"recipe {row.recipe}" if row.recipe else ""),
         _final(row, summary),
         *([_spread(row.averaged, summary.percent, len(row.seeds))] if summary.averages else []),
         *(_spread(spread, summary.percent, len(row.seeds)) for spread in (row.last, row.best)),
@@ -138,6 +136,8 @@ def cells(row: Row, summary: Summary) -> list[Cell]:
         _to_target(row, summary),
         *([_averaged_to_target(row, summary)] if summary.averages else []),
         Cell(human_seconds(row.seconds_per_round), row.seconds_per_round),
+        Cell(str(len(row.seeds)), len(row.seeds)),
+        *(_spec(key, getattr(row, key)) for key in PIECES if summary.shows(key)),
     ]
 
 
@@ -171,7 +171,7 @@ def _shares(row: Row) -> str:
 def _to_target(row: Row, summary: Summary) -> Cell:
     if row.bytes_to_target is None or row.rounds_to_target is None:
         return _not_reached(row.reached, len(row.seeds), summary)
-    return Cell(human_bytes(row.bytes_to_target), row.bytes_to_target, f"round {row.rounds_to_target:.4g}")
+    return Cell(human_bytes(row.bytes_to_target), row.bytes_to_target, _round(row.rounds_to_target, row))
 
 
 def _averaged_to_target(row: Row, summary: Summary) -> Cell:
@@ -180,7 +180,12 @@ def _averaged_to_target(row: Row, summary: Summary) -> Cell:
     found, rounds = row.averaged_bytes_to_target, row.averaged_rounds_to_target
     if found is None or rounds is None:
         return _not_reached(row.averaged_reached, len(row.seeds), summary)
-    return Cell(human_bytes(found), found, f"round {rounds:.4g}")
+    return Cell(human_bytes(found), found, _round(rounds, row))
+
+
+def _round(mean: float, row: Row) -> str:
+    """Return a round as a whole number, and say if it is a mean."""
+    return f"{'mean ' if len(row.seeds) > 1 else ''}round {mean:.0f}"
 
 
 def _not_reached(reached: int, seeds: int, summary: Summary) -> Cell:
@@ -191,8 +196,7 @@ def _not_reached(reached: int, seeds: int, summary: Summary) -> Cell:
 def markdown(collection: Collection, summary: Summary) -> str:
     """Return the table and its notes as Markdown."""
     heads = list(columns(summary))
-    words = text_columns(summary)
-    lines = [heads, ["---"] * words + ["---:"] * (len(heads) - words)]
+    lines = [heads, ["---" if head in WORDS else "---:" for head in heads]]
     lines += [[_markdown(cell) for cell in cells(row, summary)] for row in summary.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     notes = [f"Private: {note}" for method in collection.methods if (note := method.private)]
