@@ -256,9 +256,11 @@ def test_token_models_with_a_mean_loss() -> None:
     assert history.records[-1].test_accuracy > 0.9
 
 
-def test_a_copy_of_a_run_goes_on_as_the_run_does() -> None:
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_copy_of_a_run_goes_on_as_the_run_does(rounds: int) -> None:
     first = run(model=net(norm=True), **KEEP_PAIRS)
-    next(iter(first))
+    for _ in range(rounds):
+        next(iter(first))
     second = copy.deepcopy(first)
     assert first.run().records == second.run().records
     assert torch.equal(first.state.x, second.state.x)

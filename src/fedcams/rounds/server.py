@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedcams.compress.identity import IDENTITY
@@ -105,12 +104,12 @@ class ServerState(NamedTuple):
     optimizer: Any
     downlink: Any
     accepted: Mapping[int, Accepted]
-    control: Tensor | None = None
-    average: Averaged | None = None
-    guard: Past = MappingProxyType({})
-    secret: str = ""
+    control: Tensor | None
+    average: Averaged | None
+    guard: Past
+    secret: str
     """The key of noise and cohorts, for a method with privacy; anyone who has it can remove the noise."""
-    spent: Spent = MappingProxyType({})
+    spent: Spent
     """What a method with privacy counts for each client."""
 
 
@@ -143,7 +142,7 @@ def start(server: Server, x: Tensor, buffers: Tensor | None = None) -> ServerSta
     carried = _carried(server, method, buffers)
     downlink = method.downlink.init(x) if carried is None else method.downlink.init(x, carried)
     secret = new_key() if method.privacy.active and not method.privacy.at_client else ""
-    return ServerState(0, x, buffers, method.server.init(x), downlink, {}, control, average, secret=secret)
+    return ServerState(0, x, buffers, method.server.init(x), downlink, {}, control, average, {}, secret, {})
 
 
 def broadcast(server: Server, state: ServerState) -> Broadcast:
