@@ -24,6 +24,7 @@ from fedcams.experiment import Experiment
 from fedcams.runs import RunError, read_run
 from forked_commands import forked_commands
 from forks import Forks
+from own_pieces import forgotten
 
 FILE = """
 task = "logistic(size=40)"
@@ -64,12 +65,13 @@ class Echo(Identity):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "mini.toml").write_text(FILE)
     (tmp_path / "echoes.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    return tmp_path
+    with forgotten("echoes"):
+        yield tmp_path
 
 
 @pytest.fixture
