@@ -113,7 +113,7 @@ $(DEMO_READY): pyproject.toml constraints.txt $(PY)
 	@touch $(UNFINISHED)
 	@torch=$$(grep '^torch==' constraints.txt) && echo "Installing $$torch" && $(PIP_INSTALL) "$$torch"
 	@echo "Installing fedcams"
-	@$(PIP_INSTALL) -e '.[tasks,report]'
+	@$(PIP_INSTALL) -e '.[tasks]'
 	@mv -f $(UNFINISHED) $@
 
 $(READY): $(DEMO_READY)

@@ -49,7 +49,7 @@ def main() -> None:
             "of a round": {uplink: share(times, training) for uplink, times in found.items()},
             "of the server": {uplink: share(times) for uplink, times in found.items()},
         }
-        save(RECORD, {**about, "training": training, "cpu_milliseconds": found, "percent": shares, "goal": LIMIT})
+        save(RECORD, {**about, "training": training, "cpu_milliseconds": found, "percent": shares, "limit": LIMIT})
 
 
 def best(turns: int, rounds: dict[str, Round]) -> dict[str, float]:
