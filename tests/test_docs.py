@@ -103,6 +103,8 @@ def test_the_page_on_deploying_shows_the_recorded_numbers() -> None:
 def test_the_page_on_privacy_shows_the_recorded_numbers() -> None:
     """And no run of them spent more than it was allowed to."""
     assert (DOCS / "privacy" / "accuracy.md").read_text("utf-8") in (DOCS / "privacy.md").read_text("utf-8")
+    noise = ROOT / "benchmarks" / "records" / "client-noise.md"
+    assert noise.read_text("utf-8") in (DOCS / "privacy.md").read_text("utf-8")
     rows = list(csv.DictReader((DOCS / "privacy" / "accuracy.csv").read_text("utf-8").splitlines()))
     assert {row["epsilon"] for row in rows} == {"1", "2", "4", "8", "none"}
     assert all(float(row["spent"]) <= float(row["epsilon"]) for row in rows if row["epsilon"] != "none")
