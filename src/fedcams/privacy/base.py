@@ -88,6 +88,12 @@ class Privacy(Spec, ABC):
 
     def check(self, method: PrivateParts) -> None:
         """Refuse a method for which the claim would not hold; raises a SpecError that names both parts."""
+        if reason := next(self.reasons(method), ""):
+            raise SpecError(f"{self.kind}={self} and {reason}")
+
+    def reasons(self, method: PrivateParts) -> Iterator[str]:
+        """Yield what in a method does not go together with the claim, why, and the fix."""
+        yield from ()
 
     def participation(self, sampler: Sampler | None, clients: int, rounds: int | None) -> Participation:
         """Return who may take part; refuses a sampler or a number of clients for which the claim would not hold."""

@@ -69,11 +69,7 @@ class ServerNoise(Privacy):
 
     # -- what is refused -------------------------------------------------------------------------------------------
 
-    def check(self, method: PrivateParts) -> None:
-        if reason := next(self._reasons(method), ""):
-            raise SpecError(f"privacy={self} and {reason}")
-
-    def _reasons(self, method: PrivateParts) -> Iterator[str]:
+    def reasons(self, method: PrivateParts) -> Iterator[str]:
         """Yield what does not go together with the claim, why, and the fix."""
         yield from unsound_parts(method)
         if method.min_replies != 1:
