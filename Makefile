@@ -13,8 +13,9 @@ READY = $(VENV)/.ready
 DEMO_READY = $(VENV)/.demo-ready
 UNFINISHED = $(VENV)/.unfinished
 SITE_READY = $(VENV)/.site-ready
-# The user's warning filter is for fedcams, not for pip.
-PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
+# The user's warning filter is for fedcams, not for pip. Python compiles modules when it imports them, which is a fraction
+# of what is installed.
+PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -35,9 +35,9 @@ class Prepared:
         frozen = tuple(tensor.data_ptr() for tensor in frozen_parameters(problem).values())
         kind = (str(problem.device), problem.dtype, problem.layout.id, frozen, problem.local, problem.loss)
         key = (precision, compile, shifted, *kind)
-        recipe = self.recipes.setdefault(
-            key, Recipe(Computing(precision, self.habits_of(problem).plain_attention), compile)
-        )
+        habits = self.habits_of(problem)
+        how = Computing(precision, habits.plain_attention, habits.channels_last)
+        recipe = self.recipes.setdefault(key, Recipe(how, compile))
         seats = self.seats.setdefault(key, [])
         seats += [Seat(problem, recipe, shifted) for _ in range(count - len(seats))]
         return seats[:count]
