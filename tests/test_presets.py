@@ -310,7 +310,7 @@ def test_seeds_can_be_set_and_equal_runs_are_kept_once(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"ronds": "5"}, r"-s: no key 'ronds' \(did you mean 'rounds'\?\)"),
-        ({"label": "x"}, "label cannot be set for all runs at once"),
+        ({"label": "x"}, "label=x: cannot give 8 runs the same label; pick one run with --only"),
         ({"rounds": "many"}, "rounds=many: 'many' is not a number"),
         ({"rounds": "5\nseed = 3"}, "is not a number"),
         ({"seed": "1", "seeds": "[1]"}, "give only one of them"),

@@ -93,18 +93,23 @@ def overridden(preset: Preset, settings: Mapping[str, str]) -> Preset:
     """Return the preset with these keys changed in every run; a value is a TOML literal, or else a string.
 
     `seeds` repeats every run. Runs that become equal, such as two seeds with the same `seed` given, are kept once.
-    Refuses `label`, which tells runs apart, and unknown keys.
+    Refuses unknown keys, and `label` for runs with several labels.
     """
-    values, seeds = read_settings(settings)
+    values, seeds = read_settings(settings, [experiment.label for experiment in preset.experiments])
     bases = [merged(experiment.to_dict(), values) for experiment in preset.experiments]
     changed = [Experiment.from_dict(base | seed) for base in bases for seed in seeds]
     return dataclasses.replace(preset, experiments=list(dict.fromkeys(changed)))
 
 
-def read_settings(settings: Mapping[str, str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the values that `-s` sets in every run, and the keys to add for each seed, as in `File.seeds`."""
-    if "label" in settings:
-        raise SpecError("label cannot be set for all runs at once, because it tells them apart; change it in the file")
+def read_settings(settings: Mapping[str, str], labels: Collection[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the values that `-s` sets in every run, and the keys to add for each seed, as in `File.seeds`.
+
+    Refuses unknown keys, and a `label` if the runs have several `labels`: it could not tell them apart any more.
+    """
+    if "label" in settings and len(set(labels)) > 1:
+        raise SpecError(
+            f"label={settings['label']}: cannot give {len(set(labels))} runs the same label; pick one run with --only"
+        )
     _check_keys(settings, (*KEYS, "seeds"), "-s")
     values = {key: _literal(value) for key, value in settings.items()}
     return values, _pop_seeds(values, "-s")
