@@ -13,8 +13,9 @@ READY = $(VENV)/.ready
 DEMO_READY = $(VENV)/.demo-ready
 UNFINISHED = $(VENV)/.unfinished
 SITE_READY = $(VENV)/.site-ready
-# The user's warning filter is for fedcams, not for pip.
-PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
+# The user's warning filter is for fedcams, not for pip. Python compiles modules when it imports them, which is a fraction
+# of what is installed.
+PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -60,11 +61,12 @@ format: $(READY) ## Format the code and fix what the linter can fix
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(READY) ## Time the core, whole rounds, catching up, the guard, and what the adapter costs on top of Flower
+bench: $(READY) ## Time the core, whole rounds, catching up, the guard, a report, and what the adapter costs on top of Flower
 	$(PY) benchmarks/core.py $(ARGS)
 	$(PY) benchmarks/rounds.py $(ARGS)
 	$(PY) benchmarks/catchup.py $(ARGS)
 	$(PY) benchmarks/guard_cost.py $(ARGS)
+	$(PY) benchmarks/report_cost.py $(ARGS)
 	$(PY) benchmarks/flower.py $(if $(findstring --save,$(ARGS)),--save)
 
 golden: $(READY) ## Write the golden payloads and rounds again (only when they change on purpose)

@@ -174,6 +174,19 @@ def test_a_batch_that_batch_norm_refuses_names_its_client() -> None:
         train("captured", task)
 
 
+def test_a_first_client_with_a_single_example_stops_nobody_else() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 3))
+    task = problem(net, "sgd(batch=4, drop_last=true)")
+    x, y = task.clients[0]
+    task = dataclasses.replace(task, clients={0: (x[:1], y[:1]), **{i: task.clients[i] for i in task.clients if i}})
+    start, buffers = task.read()
+    ours, truth = (engine(by).train(task, start, buffers, [7], 1, 0) for by in ("captured", "loop"))
+    assert_close(ours, truth, 1e-9)
+    alone = dataclasses.replace(task, clients={0: task.clients[0]}, model=copy.deepcopy(net))
+    with pytest.raises(UpdateError, match=r"client 0: Expected more than 1 value.*set drop_last=true"):
+        engine("captured").train(alone, start, buffers, [0], 1, 0)
+
+
 class Viewing(nn.Conv2d):
     """Needs images that are contiguous."""
 
@@ -191,6 +204,21 @@ def test_channels_go_last_where_the_model_takes_them() -> None:
     plain, turned = (next(Staging(task, 0, 1, 0, way).parts()).batch(0) for way in (False, True))
     assert turned.x.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(plain.x, turned.x)
+
+
+def test_filters_turn_once_in_a_step_and_change_nothing() -> None:
+    """Also frozen ones; not those of a subclass, which may look at them as they lie."""
+    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 2).requires_grad_(False), nn.Conv2d(5, 2, 1)]
+    task = problem(nn.Sequential(*layers, Viewing(2, 3, 1), nn.Flatten()), "sgd(lr=0.1, batch=4)")
+    batch = Batch(as_channels_last(task.clients[0][0]), task.clients[0][1], None)
+    memories = [_memory(task, 0) for _ in range(2)]
+    for memory, turned in zip(memories, (False, True), strict=True):
+        take_step_(task, Computing("float32", channels_last=turned), memory, frozen_parameters(task), batch)
+    torch.testing.assert_close(memories[1].row, memories[0].row, rtol=1e-12, atol=1e-14)
+    how = Computing("float32", channels_last=True)
+    recorded = record_step(task, how, memories[0], frozen_parameters(task), batch)
+    turns = [node for node in recorded.graph.nodes if node.kwargs.get("memory_format") == torch.channels_last]
+    assert [tuple(node.meta["val"].shape) for node in turns] == [(4, 3, 3, 3), (5, 4, 2, 2)], "1x1 filters are both"
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -324,10 +352,10 @@ def _memory(task: Problem, key: int) -> Memory:
 
 
 class Branching(nn.Linear):
-    """Looks at its data."""
+    """Drops out, and looks at its data."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.flatten(1) * (2 if x.sum() > 0 else 1))
+        return super().forward(F.dropout(x.flatten(1), 0.1) * (2 if x.sum() > 0 else 1))
 
 
 def test_a_model_that_looks_at_its_data_is_not_recorded() -> None:
@@ -355,11 +383,11 @@ def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(monkeypatch: pytest.Mo
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 
-def test_auto_passes_it_over_and_says_why() -> None:
+def test_auto_passes_it_over_on_a_cpu_and_says_why() -> None:
     chosen = choose_with_reason("auto", problem("adapted", RULES[0]))
     assert chosen.engine.name == "stacked"
     assert "engine=graphs: the model is on cpu" in chosen.reason
-    assert "engine=captured is experimental and used only if it is named" in chosen.reason
+    assert "engine=captured: the model is on cpu, where nothing is captured" in chosen.reason
     assert choose_with_reason("captured", problem("adapted", RULES[0])).reason == "named"
 
 
@@ -377,6 +405,23 @@ def test_auto_takes_what_trains_as_the_loop_does(model: Any, expected: str, monk
     """As on a GPU without `graphs`; also where layers drop out, because the trial draws alike."""
     monkeypatch.setattr(Captured, "declines", lambda self, problem: "")
     assert choose("auto", problem(model, RULES[0], dtype=torch.float32)).name == expected
+
+
+def test_auto_compiles_for_long_runs() -> None:
+    """From 10,000 steps of a client on; the first one has 9 examples, three steps in an epoch of batches of 4."""
+    task, captured = problem("adapted", RULES[0]), Captured()
+    assert str(captured.tuned(task, rounds=3333, varies=False)) == "captured(compile=false)"
+    assert str(captured.tuned(task, rounds=3334, varies=True)) == "captured"
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), "float32"), ((8, 0), "bf16")])
+def test_auto_rounds_only_where_that_is_fast(
+    capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    task = problem("adapted", RULES[0])
+    object.__setattr__(task, "device", torch.device("cuda"))
+    assert Captured().tuned(task, rounds=1, varies=False).precision == expected
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
@@ -421,3 +466,32 @@ def test_dropout_on_a_gpu_repeats() -> None:
         first, again, alone = train(by, task), train(by, task), train(by, task, [7])
         assert torch.equal(first.delta, again.delta)
         torch.testing.assert_close(alone.delta[0], first.delta[1])
+
+
+@on_gpu
+@pytest.mark.parametrize("model", ["encoder", dropping()])
+def test_auto_takes_it_for_what_has_no_kernels(model: Any) -> None:
+    """Compiled only in a run that is long enough."""
+    task = problem(model, RULES[0], dtype=torch.float32, device="cuda")
+    chosen = choose_with_reason("auto", task, rounds=3)
+    assert str(chosen.engine) == "captured(compile=false)"
+    assert chosen.reason.startswith("engine=graphs")
+    assert "captured" not in chosen.reason
+    assert str(choose("auto", task, rounds=5000)) == "captured"
+
+
+@on_gpu
+@pytest.mark.parametrize("model", [Ordering(48, 3), Branching(48, 3)])
+def test_auto_falls_back_to_the_loop(model: Any) -> None:
+    """What cannot be captured leaves the device in order."""
+    task = problem(model, RULES[0], dtype=torch.float32, device="cuda")
+    chosen = choose_with_reason("auto", task)
+    assert chosen.engine.name == "loop"
+    assert "engine=captured: a trial step fails" in chosen.reason
+    assert bool(train("loop", task).delta.isfinite().all())
+
+
+@on_gpu
+def test_a_step_that_waits_for_the_device_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"waits for the device, by .item\(\), a branch on data.*; use engine=loop"):
+        train("captured(compile=false)", problem(Branching(48, 3), RULES[0], dtype=torch.float32, device="cuda"))

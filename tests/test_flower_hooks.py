@@ -187,6 +187,29 @@ def test_a_strategy_may_change_the_config_of_each_round(tmp_path: Path, mod: boo
     assert [config["server-round"] for config in seen] == [1, 2, 3]
 
 
+class Halving(FedAvg):
+    """Halves the rate in every fifth round, as Flower's advanced-pytorch does; ours inherits from it."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        if server_round % 5 == 0:
+            config["lr"] = float(str(config["lr"])) / 2
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+class OurHalving(Halving, FedCAMS):
+    """The same with our strategy in place of Flower's."""
+
+
+@pytest.mark.slow
+def test_two_lines_train_as_well_as_a_strategy_that_lowers_the_rate(tmp_path: Path) -> None:
+    theirs = run(Halving(fraction_evaluate=0.0), [], 12, lr=0.1)
+    assert theirs > 90
+    mods = [uplink("ternary(ratio=1/16)", state_dir=tmp_path / "site")]
+    assert run(ours(tmp_path, OurHalving), mods, 12, lr=0.1) > theirs - 2
+
+
 class OwnMessages(FedCAMS):
     """Makes its own messages."""
 
@@ -236,20 +259,31 @@ def test_hooks_of_evaluation_are_called(tmp_path: Path) -> None:
     assert strategy.rounds == [1, 2]
 
 
+def measuring(sizes: list[int]) -> Any:
+    """A mod that notes the bytes of all arrays of a reply."""
+
+    def mod(message: Message, context: Context, call_next: Any) -> Message:
+        reply = call_next(message, context)
+        arrays = reply.content.array_records.values() if reply.has_content() else []
+        sizes.append(sum(len(each.data) for record in arrays for each in record.values()))
+        return reply  # type: ignore[no-any-return]
+
+    return mod
+
+
 def test_mods_of_ones_own_run_beside_ours(tmp_path: Path) -> None:
     """As in Flower's custom-mods: one outside ours sees compressed replies, one inside sees whole models."""
     outside, inside = list[int](), list[int]()
-
-    def measuring(sizes: list[int]) -> Any:
-        def mod(message: Message, context: Context, call_next: Any) -> Message:
-            reply = call_next(message, context)
-            arrays = reply.content.array_records.values() if reply.has_content() else []
-            sizes.append(sum(len(each.data) for record in arrays for each in record.values()))
-            return reply  # type: ignore[no-any-return]
-
-        return mod
-
     ours_between = [measuring(outside), uplink("topk(ratio=1/64)", state_dir=tmp_path / "site"), measuring(inside)]
     run(ours(tmp_path), ours_between, 2, nodes=1)
     assert min(inside) > 9000
     assert max(outside) < 1000
+
+
+@pytest.mark.slow
+def test_two_lines_train_as_well_beside_mods_of_ones_own(tmp_path: Path) -> None:
+    sizes = list[int]()
+    theirs = run(FedAvg(fraction_evaluate=0.0), [measuring(sizes)], 10)
+    assert theirs > 90
+    mods = [uplink("ternary(ratio=1/16)", state_dir=tmp_path / "site"), measuring(sizes)]
+    assert run(ours(tmp_path), mods, 10) > theirs - 2

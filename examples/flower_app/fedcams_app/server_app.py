@@ -31,6 +31,7 @@ def main(grid: Grid, context: Context) -> None:
         min_available=int(config["min-available"]),
         min_replies=int(config["min-replies"]),
         model=model,
+        trackers=[each for each in str(config.get("track", "")).split(" + ") if each],
     )
     names, simulation = ArrayNames.of(arrays, model), made.simulation
 

@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fedcams.engines.problem import Problem, Step
-from fedcams.local import Slots
+from fedcams.engines.trees import size
+from fedcams.local import Slots, step_count
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+COMPILE_BREAK_EVEN_STEPS = 10_000
+"""The number of steps above which compiling saves more time than it takes: a step of ten clients gets some milliseconds
+faster, and compilers take about half a minute."""
 
 _OF_CODE: dict[str, Step] = {}  # compiling takes seconds, and the runs of a preset often need the same code
 
@@ -23,6 +28,12 @@ def has_compiler() -> bool:
     """Return whether torch can compile for the CPU here, which takes a C++ compiler and Python's headers."""
     found = shutil.which(os.environ.get("CXX", "c++"))
     return found is not None and (Path(sysconfig.get_path("include")) / "Python.h").exists()
+
+
+def compiling_pays(problem: Problem, rounds: int) -> bool:
+    """Return whether clients take so many steps in this many rounds that compiling them saves time."""
+    some = size(problem.clients[next(iter(problem.clients))])
+    return rounds * step_count(problem.local, some) >= COMPILE_BREAK_EVEN_STEPS
 
 
 class Rows(NamedTuple):

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from fedcams.engines.base import CohortUpdate, Engine, local_rate
-from fedcams.engines.batches import Grid, Integers, lay_out
-from fedcams.engines.compiled import Rows, compiled_step, has_compiler
+from fedcams.engines.batches import Grid, Integers, lay_out, weighted
+from fedcams.engines.compiled import Rows, compiled_step, compiling_pays, has_compiler
 from fedcams.engines.problem import Pool, Problem, naming
-from fedcams.engines.trees import Tree, arguments, map_tensors, numbers_per_example, size, take
+from fedcams.engines.trees import Tree, arguments, map_tensors, numbers_per_example, take
 from fedcams.errors import SpecError
-from fedcams.local import BatchOrder, Slots, batch_order, step_count
+from fedcams.local import BatchOrder, Slots, batch_order
 from fedcams.registry import flag, register
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 GATHERED = 1 << 24
 """Bytes of examples that are gathered and prepared at once: few calls, and the data still fits into the cache."""
-COMPILE_BREAK_EVEN_STEPS = 10_000
-"""The number of steps above which compiling saves more time than it takes."""
 Which = slice | Integers
 """Some rows of a stack."""
 
@@ -61,9 +59,8 @@ class Stacked(Engine):
 
     def tuned(self, problem: Problem, rounds: int, varies: bool) -> Engine:
         """Compile if the run has enough steps to make up for the time that it takes."""
-        some = size(problem.clients[next(iter(problem.clients))])
-        pays = problem.device.type == "cpu" and rounds * step_count(problem.local, some) >= COMPILE_BREAK_EVEN_STEPS
-        return Stacked(compile=not varies and pays and has_compiler() and can_compile(problem))
+        pays = not varies and problem.device.type == "cpu" and compiling_pays(problem, rounds)
+        return Stacked(compile=pays and has_compiler() and can_compile(problem))
 
     def train(
         self, problem: Problem, start: Tensor, buffers: Tensor | None, cohort: Sequence[int], round: int, seed: int,
@@ -235,6 +232,6 @@ def _gradients(
 
     leaf = parameters.detach().requires_grad_()
     each = torch.func.vmap(losses)(problem.layout.split(leaf), buffers, x, y)
-    per_client = (each * weight).sum(-1) if each.dim() > 1 else each
+    per_client = weighted(each, weight) if each.dim() > 1 else each
     (gradient,) = torch.autograd.grad(per_client.sum(), leaf)
     return per_client.detach(), gradient

@@ -80,7 +80,12 @@ class File:
 
 def presets() -> dict[str, str]:
     """Return name -> description of the presets that come with the package."""
-    return {path.stem: read_file(path).description for path in sorted(SHIPPED.glob("*.toml"), key=attrgetter("stem"))}
+    return {name: read_file(path).description for name, path in preset_files().items()}
+
+
+def preset_files() -> dict[str, Path]:
+    """Return name -> TOML file of the presets that come with the package."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"), key=attrgetter("stem"))}
 
 
 def load_preset(source: str | Path) -> Preset:
@@ -125,8 +130,12 @@ def check_labels(labels: Collection[str], known: Collection[str]) -> None:
 
 def folder_name(experiment: Experiment) -> str:
     """Return the folder of an experiment: `FedCAMS top-k 1/64` with seed 2 gives `fedcams-top-k-1-64-s2`."""
-    slug = re.sub(r"[^a-z0-9.]+", "-", experiment.label.lower()).strip("-.")
-    return f"{slug or 'run'}-s{experiment.seed}"
+    return f"{slug(experiment.label)}-s{experiment.seed}"
+
+
+def slug(label: str) -> str:
+    """Return a label as part of a folder's name: `FedCAMS top-k 1/64` gives `fedcams-top-k-1-64`."""
+    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "run"
 
 
 def folders(experiments: Sequence[Experiment], where: str) -> dict[str, Experiment]:
@@ -165,7 +174,7 @@ def read_file(path: Path, also: tuple[str, ...] = ()) -> File:
 
 
 def _find(source: str | Path) -> Path:
-    shipped = {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+    shipped = preset_files()
     if str(source) in shipped:
         return shipped[str(source)]
     path = Path(source)

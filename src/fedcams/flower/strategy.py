@@ -6,11 +6,12 @@ import contextlib
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
@@ -18,11 +19,12 @@ from fedcams.durable import private_folder
 from fedcams.errors import SpecError
 from fedcams.flower.arrays import STATISTICS, ArrayNames
 from fedcams.flower.checkpoint import FlowerCheckpoint, identify
+from fedcams.flower.evaluation import Evaluate, Evaluation, tolerant
 from fedcams.flower.grid_round import GridRound
 from fedcams.flower.hooks import RoundConfig, config_of, nodes_of, overrides, refuse_hooks, sampler_of, weighting_of
-from fedcams.flower.inbox import that_average, weigh
+from fedcams.flower.inbox import weigh
 from fedcams.flower.mod import safe_name
-from fedcams.flower.records import readable
+from fedcams.flower.tracking import Log, tracking
 from fedcams.method import Method, method_of
 from fedcams.recipes import KEY as RECIPE
 from fedcams.registry import params
@@ -33,6 +35,7 @@ from fedcams.rows import RowStore
 from fedcams.runs.checkpoint import REPLICAS
 from fedcams.runs.files import disk_errors, locked
 from fedcams.sampler import Sampler
+from fedcams.trackers import Tracker, TrackerSpec, check_trackers, tracker
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,8 +44,6 @@ SPARES = 64
 """How many old replica files are kept so that new ones are written over them; each client in a round leaves one."""
 OPTIONS = tuple(inspect.signature(FedAvg).parameters)
 """The options of Flower's own strategy."""
-EVALUATE = "configure_evaluate"
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger("flwr.fedcams")
 
 
@@ -66,6 +67,8 @@ class FedCAMS(FedAvg):
         model: decides which arrays train and which are buffers; by default, floating-point arrays train, except those
             that match `averaged`.
         averaged: patterns for the names of buffers, which are averaged over clients.
+        trackers: what follows the run: `["csv", "wandb(project=mine)"]`, or objects like `fedcams.trackers.Tracker`.
+            Files go to the folder of this run. A tracker that fails during the run is named in the log.
         settings: fields of the method, and options of Flower's FedAvg: `fraction_train` and `min_train_nodes` set the
             sampler, `min_available_nodes` is `min_available`, `weighted_by_key="num-examples"` is
             `weighting="examples"`. `fraction_evaluate=1.0` evaluates on clients, which sends them the dense model; by
@@ -93,6 +96,7 @@ class FedCAMS(FedAvg):
         min_available: int = 1,
         model: nn.Module | None = None,
         averaged: tuple[str, ...] = STATISTICS,
+        trackers: Sequence[str | TrackerSpec | Tracker] = (),
         **settings: Any,
     ) -> None:
         fields = {key: settings.pop(key) for key in (*params(Method), RECIPE) if key in settings}
@@ -122,11 +126,13 @@ class FedCAMS(FedAvg):
             self.sampler.expected(clients)  # refuses a cohort larger than the population
         if self.method.privacy.active:
             self.method.privacy.participation(self.sampler, clients or 0, None)
-        if self.method.privacy.at_client and (self.fraction_evaluate or overrides(type(self), FedCAMS, EVALUATE)):
+        if self.method.privacy.at_client and self.evaluates_on_clients:
             raise SpecError(
                 f"privacy={self.method.privacy} and evaluation on clients: metrics would travel without noise; leave "
                 "fraction_evaluate out, and evaluate on the server"
             )
+        check_trackers(trackers, self.method.privacy)
+        self.trackers = [tracker(each) for each in trackers]
         self.min_available = min_available
         self.model, self.averaged = model, averaged
         self.averaged_arrays: ArrayRecord | None = None
@@ -151,6 +157,11 @@ class FedCAMS(FedAvg):
         if not overrides(type(self), FedCAMS, "configure_train"):
             return config  # without a copy of the model
         return config_of(self.configure_train(state.round + 1, arrays(state), config, grid), type(self))
+
+    @property
+    def evaluates_on_clients(self) -> bool:
+        """Whether clients evaluate the model after every round."""
+        return self.fraction_evaluate != 0.0 or overrides(type(self), FedCAMS, "configure_evaluate")
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         """Refuse: updates are decoded as they arrive, by the loop of `start`, which must not be replaced."""
@@ -190,26 +201,31 @@ class FedCAMS(FedAvg):
             server, rest = checkpoint.server, names.rest(initial_arrays)
             state = checkpoint.load(start(server, *names.vectors(ArrayRecord(dict(initial_arrays)))))
             rounds = GridRound(self, server, names, rest, checkpoint, timeout, train_config or ConfigRecord())
-            evaluate = _Evaluation(self, grid, names, rest, timeout, evaluate_config or ConfigRecord(), evaluate_fn)
-            return self._run(grid, state, num_rounds, rounds, evaluate)
+            evaluate = Evaluation(self, grid, names, rest, timeout, evaluate_config or ConfigRecord(), evaluate_fn)
+            with tracking(self, state.round, num_rounds) as log:
+                return self._run(grid, state, num_rounds, rounds, evaluate, log)
 
-    def _run(self, grid: Grid, state: ServerState, num_rounds: int, rounds: GridRound, evaluate: _Evaluation) -> Result:
+    def _run(
+        self, grid: Grid, state: ServerState, num_rounds: int, rounds: GridRound, evaluate: Evaluation, log: Log
+    ) -> Result:
         self.summary()
         if state.round:
             logger.info("continuing %s after round %s", rounds.checkpoint.run, state.round)
         result, alarm = Result(), Alarm()
         evaluate.on_server(state, result)
         while state.round < num_rounds:
+            started = time.monotonic()
             state, line, metrics = rounds.advance(grid, state)
             logger.info("[ROUND %s/%s] %s", state.round, num_rounds, _told(line))
             if said := alarm.hear(state.round, line["train_loss"], line["delta_norm"]):
                 logger.warning("%s (now %s)", said, self.method.server)
             if chosen := weigh(metrics, [int(client) for client in line["accepted"]]):
-                with _tolerant("training", state.round):
+                with tolerant("training", state.round):
                     found = self.train_metrics_aggr_fn(chosen, self.weighted_by_key)
                     result.train_metrics_clientapp[state.round] = found
             evaluate.on_clients(state, result)
             evaluate.on_server(state, result)
+            log(line, result, time.monotonic() - started)
         result.arrays = evaluate.arrays(state)
         self.averaged_arrays = evaluate.averaged_arrays(state)
         return result
@@ -236,63 +252,6 @@ class FedCAMS(FedAvg):
             identity["rounds"] = rounds
         run = identify(self.checkpoint, self.run_name, identity)
         return FlowerCheckpoint(self.checkpoint, run, identity, self._server(names, rounds))
-
-
-class _Evaluation:
-    """Evaluates the model on the server and on clients, as Flower's own strategies do."""
-
-    def __init__(
-        self,
-        strategy: FedCAMS,
-        grid: Grid,
-        names: ArrayNames,
-        rest: ArrayRecord,
-        timeout: float,
-        config: ConfigRecord,
-        function: Evaluate | None,
-    ) -> None:
-        self.strategy, self.grid, self.names, self.rest = strategy, grid, names, rest
-        self.timeout, self.config, self.function = timeout, config, function
-
-    def arrays(self, state: ServerState) -> ArrayRecord:
-        """Return the model as the app's arrays."""
-        return self.names.join(state.x, state.buffers, self.rest)
-
-    def averaged_arrays(self, state: ServerState) -> ArrayRecord | None:
-        """Return the averaged model as the app's arrays; None for a method without an average."""
-        return None if state.average is None else self.names.join(state.average.x, state.average.buffers, self.rest)
-
-    def on_server(self, state: ServerState, result: Result) -> None:
-        """Evaluate with the app's function, if it gave one."""
-        found = None if self.function is None else self.function(state.round, self.arrays(state))
-        if found is not None and self.function is not None and (averaged := self.averaged_arrays(state)) is not None:
-            more = self.function(state.round, averaged) or MetricRecord()
-            found = MetricRecord({**found, **{f"averaged_{name}": value for name, value in more.items()}})
-        if found is not None:
-            logger.info("[ROUND %s] on the server: %s", state.round, dict(found))
-            result.evaluate_metrics_serverapp[state.round] = found
-
-    def on_clients(self, state: ServerState, result: Result) -> None:
-        """Evaluate on clients, if the strategy was given a fraction of them to evaluate."""
-        if self.strategy.fraction_evaluate == 0.0 and not overrides(type(self.strategy), FedCAMS, EVALUATE):
-            return
-        messages = self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid)
-        replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
-        with _tolerant("evaluation", state.round):
-            usable = that_average({i: reply.content for i, reply in enumerate(replies) if reply.has_content()})
-            found = self.strategy.aggregate_evaluate(state.round, [replies[i] for i in usable])
-            if found is not None:
-                logger.info("[ROUND %s] on the clients: %s", state.round, readable(dict(found)))
-                result.evaluate_metrics_clientapp[state.round] = found
-
-
-@contextlib.contextmanager
-def _tolerant(what: str, round: int) -> Iterator[None]:
-    """Log an error instead of ending the run: clients choose their metrics, and Flower cannot average any mixture."""
-    try:
-        yield
-    except Exception as error:
-        logger.warning("round %s: cannot average the clients' %s metrics: %s", round, what, readable(repr(error)))
 
 
 def _told(line: dict[str, Any]) -> str:

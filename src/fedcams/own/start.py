@@ -89,7 +89,7 @@ def simulate(
         prepare: turns raw inputs into the model's inputs.
         augment: random changes of the training inputs.
         evaluate_every: the number of rounds between evaluations.
-        probes: what to measure in every round; add to the default as in `q + floor + norms + gamma`.
+        probes: what to measure in every round; add to the default as in `q + floor + norms + guard + gamma`.
         rows: where clients keep their residuals; in memory unless given.
         out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues an
             unfinished run, and returns a finished one. A run with another method, model, data or seed is refused.
@@ -129,7 +129,7 @@ def simulate(
     _check_functions({"loss": loss, "prepare": prepare, "collate": collate})
     if (trackers or label != "run") and out is None:
         raise SpecError("trackers and label need the run's folder; give out=...")
-    _check_objects(augment, rows, callbacks, trackers)
+    _check_objects(augment, rows, callbacks)
     check_trackers(trackers, chosen.privacy)
     if rows is not None and out is not None:
         raise SpecError("rows and out: a run with out=... keeps its clients' rows in its folder; give only one of them")
@@ -173,7 +173,7 @@ def _check_functions(functions: Mapping[str, Any]) -> None:
             raise SpecError(f"{name}={function!r}; give a function")
 
 
-def _check_objects(augment: Any, rows: Any, callbacks: Any, trackers: Any) -> None:
+def _check_objects(augment: Any, rows: Any, callbacks: Any) -> None:
     """Refuse now what would fail when it is first used."""
     if augment is not None and not (hasattr(augment, "draw") and hasattr(augment, "apply")):
         raise SpecError(f"augment={augment!r}; give something with the methods draw and apply")
@@ -181,9 +181,6 @@ def _check_objects(augment: Any, rows: Any, callbacks: Any, trackers: Any) -> No
         raise SpecError(f"rows={rows!r}; give a RowStore, such as RowStore.on_disk(...)")
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise SpecError(f"callbacks={callbacks!r}; give a list of functions that take a record")
-    listed = isinstance(trackers, Sequence) and not isinstance(trackers, str)
-    if not listed or not all(isinstance(each, str) or hasattr(each, "log") for each in trackers):
-        raise SpecError(f"trackers={trackers!r}; give a list of trackers, such as ['tensorboard']")
 
 
 def _sampler(cohort: Any, population: int) -> Sampler:

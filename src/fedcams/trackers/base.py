@@ -63,8 +63,10 @@ def tracker(spec: str | TrackerSpec | Tracker) -> Tracker:
     return found.open()
 
 
-def check_trackers(trackers: Sequence[object], privacy: Privacy) -> None:
-    """Refuse trackers for a run with privacy: they would pass on losses and norms, which its ε does not cover.
+def check_trackers(trackers: Any, privacy: Privacy) -> None:
+    """Refuse what is not a list of trackers, and any tracker for a run with privacy.
+
+    A tracker would pass on losses and norms, which the run's ε does not cover.
 
     Arguments:
         trackers: those of the run.
@@ -74,13 +76,16 @@ def check_trackers(trackers: Sequence[object], privacy: Privacy) -> None:
         Nothing, if they may be used.
 
     Raises:
-        SpecError: for a tracker of a private run.
+        SpecError: for anything but a list of trackers, and for a tracker of a private run.
 
     Examples:
         >>> import fedcams
         >>> from fedcams.trackers import check_trackers
         >>> check_trackers(["csv"], fedcams.Method().privacy)
     """
+    listed = isinstance(trackers, Sequence) and not isinstance(trackers, str)
+    if not listed or not all(isinstance(each, str | TrackerSpec) or hasattr(each, "log") for each in trackers):
+        raise SpecError(f"trackers={trackers!r}; give a list of trackers, such as ['tensorboard']")
     if trackers and privacy.active:
         raise SpecError(
             f"privacy={privacy} and a tracker: it would receive losses and norms, which epsilon does not cover; "

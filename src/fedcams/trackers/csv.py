@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,28 +36,41 @@ class CSV(TrackerSpec):
 class _File:
     def __init__(self) -> None:
         self._run: Run | None = None
-        self._path: Path | None = None
+        self._rows: list[dict[str, Any]] = []
+        self._columns: dict[str, None] = {}
 
     def start(self, run: Run) -> None:
         """Remember the run; the file is begun at its first round."""
-        self._run, self._path = run, None
+        self._run, self._rows, self._columns = run, [], {}
 
     def log(self, record: RoundRecord, timing: Mapping[str, Any]) -> None:
-        """Append a line; the first one of a resumed run also writes those of the rounds before it."""
-        if self._path is None and self._run is not None:
-            self._path = self._run.path / FILE
-            self._write("w", [list(_numbers(record))])
-            before = zip(self._run.records, self._run.timings, strict=False)
-            self._write("a", [list(_numbers(*each).values()) for each in before if each[0].round < record.round])
-        self._write("a", [list(_numbers(record, timing).values())])
-
-    def _write(self, mode: str, lines: list[list[Any]]) -> None:
-        assert self._path is not None
-        with self._path.open(mode, newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(lines)
+        """Append a line; the first one of a resumed run and new columns write the whole file again."""
+        assert self._run is not None, "start comes first"
+        path, row = self._run.path / FILE, _numbers(record, timing)
+        if not self._columns:
+            self._rows = _rows_before(self._run, path, record.round)
+        self._rows.append(row)
+        is_new = not self._columns or not row.keys() <= self._columns.keys()
+        self._columns |= dict.fromkeys(name for each in self._rows for name in each) if is_new else {}
+        with path.open("w" if is_new else "a", newline="", encoding="utf-8") as file:
+            lines = csv.DictWriter(file, list(self._columns))
+            if is_new:
+                lines.writeheader()
+            lines.writerows(self._rows if is_new else [row])
 
     def finish(self) -> None:
         """Do nothing: the file is closed after every line."""
+
+
+def _rows_before(run: Run, path: Path, round: int) -> list[dict[str, Any]]:
+    """Return the rows of the rounds before this one: those that the file has, otherwise as the run recorded them."""
+    timings = itertools.chain(run.timings, itertools.repeat({}))
+    rows = {str(each.round): _numbers(each, timing) for each, timing in zip(run.records, timings, strict=False)}
+    if path.exists():
+        written = csv.DictReader(path.read_text("utf-8").splitlines())
+        whole = (row for row in written if None not in row and None not in row.values())  # not cut short by a kill
+        rows |= {row["round"]: row for row in whole if row["round"] in rows}
+    return [row for number, row in rows.items() if int(number) < round]
 
 
 def _numbers(record: RoundRecord, timing: Mapping[str, Any] | None = None) -> dict[str, Any]:

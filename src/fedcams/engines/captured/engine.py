@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedcams.engines.base import CohortUpdate, Engine
+from fedcams.engines.compiled import compiling_pays
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import Tree, call, map_tensors
 from fedcams.errors import SpecError
@@ -18,6 +19,11 @@ from fedcams.registry import flag, integer, register, text
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether a device has units for matrices in bfloat16; older GPUs emulate them slowly."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @register("captured")
@@ -30,12 +36,13 @@ class Captured(Engine):
     `bf16` computes under autocast with float32 master weights; `float32` computes as torch does, where convolutions may
     use TF32. Batches that cannot be padded (batch-norm, a loss that is already a mean) have a graph for every size, and
     only full ones are compiled. Random layers draw by the key of client and step, so runs repeat, but differ from
-    `loop`. On a CPU, steps are neither compiled nor captured. Experimental: `auto` does not choose it.
+    `loop`. `auto` chooses it on a GPU for models without `graphs` kernels, and compiles from 10,000 steps a client on.
+    On a CPU, steps are neither compiled nor captured.
     """
 
     precision: str = text("bf16", choices=("bf16", "float32"), doc="type of activations and matrix products")
     streams: int = integer(5, low=1, doc="how many clients train side by side")
-    compile: bool = flag(True, doc="compile full batches with torch.compile; takes a minute, once")
+    compile: bool = flag(True, doc="compile full batches with torch.compile; takes half a minute, once")
 
     examples = ("captured(precision=float32)", "captured(streams=2, compile=false)")
     refused = (("captured(precision=fp8)", "allowed: bf16 or float32"), ("captured(streams=0)", r"\[1, inf\)"))
@@ -55,11 +62,18 @@ class Captured(Engine):
         return ""
 
     def declines(self, problem: Problem) -> str:
-        """Return why `auto` skips this engine: it is experimental."""
-        return "engine=captured is experimental and used only if it is named"
+        """Return why `auto` skips this engine on other devices: it would be a slower `loop`."""
+        if problem.device.type == "cuda":
+            return ""
+        return f"engine=captured: the model is on {problem.device}, where nothing is captured"
 
     def on_trial(self) -> Captured:
         return Captured(precision="float32", streams=1, compile=False)
+
+    def tuned(self, problem: Problem, rounds: int, varies: bool) -> Captured:
+        """Compile if the run has enough steps to make up for the time that it takes; no bf16 where it is emulated."""
+        precision = "bf16" if multiplies_bf16(problem.device) else "float32"
+        return Captured(precision, compile=compiling_pays(problem, rounds))
 
     @contextlib.contextmanager
     def drawing(self, problem: Problem, client: int, round: int, seed: int) -> Iterator[None]:

@@ -26,6 +26,7 @@ from fedcams.engines.captured.step import (
 )
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import map_tensors, named_tensors
+from fedcams.errors import SpecError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,15 +187,36 @@ class Seat:
     def _captured(self, problem: Problem, take_step: Callable[[Problem], None]) -> Callable[[Problem], None]:
         """Return the replay of the step as a CUDA graph; two steps before it load kernels and workspaces.
 
-        Graphs of a seat share one pool of memory, because they run one after the other and leave nothing there.
+        Graphs of a seat share one pool of memory, because they run one after the other and leave nothing there. Refuses
+        a step that waits for the device.
         """
-        for _ in range(2):
+        take_step(problem)
+        with _without_waiting():
             take_step(problem)
         torch.cuda.synchronize(self.device)  # other seats may be at work, and a capture must see none of it
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             take_step(problem)
         return lambda _: graph.replay()
+
+
+@contextlib.contextmanager
+def _without_waiting() -> Iterator[None]:
+    """Refuse what waits for the device inside, such as a branch on data: no graph can hold it.
+
+    Finding out by a capture that fails would leave torch's generator and its memory as if the capture went on.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchronizing CUDA operation" not in str(error):
+            raise
+        why = "the model or its loss waits for the device, by .item(), a branch on data or a copy from the CPU"
+        raise SpecError(f"engine=captured: {why}; use engine=loop") from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def _use_on(stream: torch.cuda.Stream | None, tensor: Tensor) -> Tensor:

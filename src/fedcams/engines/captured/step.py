@@ -23,10 +23,13 @@ Compiled = Callable[..., Any]
 
 
 class Computing(NamedTuple):
-    """How a model computes: in which precision, and whether attention is computed step by step."""
+    """How a model computes: in which precision, with which attention, and how images lie in memory."""
 
     precision: str
     plain_attention: bool = False
+    """Whether attention is computed step by step."""
+    channels_last: bool = False
+    """Whether images have their channels last in memory."""
 
     @contextlib.contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
@@ -99,9 +102,22 @@ def _losses(
 ) -> Tensor:  # fmt: skip
     """Return the losses of a batch, or their mean; buffers change in place."""
     with how.on(problem.device), _loose_weights(problem.model):
-        tensors = (parameters, frozen, buffers)
+        weights = {**parameters, **frozen}
+        if how.channels_last:
+            weights |= _filters_with_channels_last(problem.model, weights)
+        tensors = (weights, buffers)
         outputs = torch.func.functional_call(problem.model, tensors, *arguments(batch.x))
         return problem.losses(outputs, batch.y)
+
+
+def _filters_with_channels_last(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the filters of a model's convolutions, laid out as their images are.
+
+    Otherwise each convolution turns its filters in the forward pass and once more in the backward pass.
+    """
+    layers = [name for name, module in model.named_modules() if type(module) is torch.nn.Conv2d]  # others may use views
+    names = [f"{name}.weight".removeprefix(".") for name in layers]
+    return {name: weights[name].contiguous(memory_format=torch.channels_last) for name in names if name in weights}
 
 
 def draws_in_attention(problem: Problem, batch: Batch) -> bool:

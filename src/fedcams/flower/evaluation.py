@@ -1,0 +1,81 @@
+"""Evaluation of the model after a round, on the server and on clients, as Flower's own strategies do it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fedcams.flower.arrays import ArrayNames
+from fedcams.flower.inbox import that_average
+from fedcams.flower.records import readable
+from fedcams.rounds.server import ServerState
+
+if TYPE_CHECKING:
+    from fedcams.flower.strategy import FedCAMS
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+"""The app's function of the round and the model, which evaluates on the server."""
+logger = logging.getLogger("flwr.fedcams")
+
+
+class Evaluation:
+    """Evaluates the model on the server and on clients; metrics go into a result."""
+
+    def __init__(
+        self,
+        strategy: FedCAMS,
+        grid: Grid,
+        names: ArrayNames,
+        rest: ArrayRecord,
+        timeout: float,
+        config: ConfigRecord,
+        function: Evaluate | None,
+    ) -> None:
+        self.strategy, self.grid, self.names, self.rest = strategy, grid, names, rest
+        self.timeout, self.config, self.function = timeout, config, function
+
+    def arrays(self, state: ServerState) -> ArrayRecord:
+        """Return the model as the app's arrays."""
+        return self.names.join(state.x, state.buffers, self.rest)
+
+    def averaged_arrays(self, state: ServerState) -> ArrayRecord | None:
+        """Return the averaged model as the app's arrays; None for a method without an average."""
+        return None if state.average is None else self.names.join(state.average.x, state.average.buffers, self.rest)
+
+    def on_server(self, state: ServerState, result: Result) -> None:
+        """Evaluate with the app's function, if it gave one."""
+        found = None if self.function is None else self.function(state.round, self.arrays(state))
+        if found is not None and self.function is not None and (averaged := self.averaged_arrays(state)) is not None:
+            more = self.function(state.round, averaged) or MetricRecord()
+            found = MetricRecord({**found, **{f"averaged_{name}": value for name, value in more.items()}})
+        if found is not None:
+            logger.info("[ROUND %s] on the server: %s", state.round, dict(found))
+            result.evaluate_metrics_serverapp[state.round] = found
+
+    def on_clients(self, state: ServerState, result: Result) -> None:
+        """Evaluate on clients, if the strategy was given a fraction of them to evaluate."""
+        if not self.strategy.evaluates_on_clients:
+            return
+        messages = self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid)
+        replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
+        with tolerant("evaluation", state.round):
+            usable = that_average({i: reply.content for i, reply in enumerate(replies) if reply.has_content()})
+            found = self.strategy.aggregate_evaluate(state.round, [replies[i] for i in usable])
+            if found is not None:
+                logger.info("[ROUND %s] on the clients: %s", state.round, readable(dict(found)))
+                result.evaluate_metrics_clientapp[state.round] = found
+
+
+@contextlib.contextmanager
+def tolerant(what: str, round: int) -> Iterator[None]:
+    """Log an error instead of ending the run: clients choose their metrics, and Flower cannot average any mixture."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("round %s: cannot average the clients' %s metrics: %s", round, what, readable(repr(error)))

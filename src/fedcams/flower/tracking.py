@@ -1,0 +1,116 @@
+"""Trackers over Flower: every round as a record of what the ledger says, with the app's metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import Result
+
+from fedcams.experiment import Experiment
+from fedcams.flower.checkpoint import read_ledger
+from fedcams.flower.records import readable
+from fedcams.method import Method
+from fedcams.models import Model
+from fedcams.partition import Partition
+from fedcams.registry import params
+from fedcams.runs.folder import Run
+from fedcams.simulation import RoundRecord
+from fedcams.tasks import Task
+from fedcams.trackers import Tracker
+
+if TYPE_CHECKING:
+    from fedcams.flower.strategy import FedCAMS
+
+COUNTED = ("round", "cohort", "train_loss", "delta_norm", "wire_up", "wire_down", "refused")
+"""What the ledger says of a round that is a field of records."""
+Log = Callable[[Mapping[str, Any], Result, float], None]
+"""Passes a round on: its line in the ledger, the metrics so far, and how many seconds it took."""
+logger = logging.getLogger("flwr.fedcams")
+
+
+class FlowerRecord(RoundRecord):
+    """The record of a round over Flower; its probes are the numbers of clients and the app's metrics."""
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any], result: Result | None = None) -> RoundRecord:
+        """Return the record of a round from its line in the ledger and the metrics in a result."""
+        counts = {name: len(line[name]) for name in ("accepted", "absent")}
+        metrics = {} if result is None else _metrics(result, line["round"])
+        return cls.from_dict({**{name: line[name] for name in COUNTED}, **counts, **metrics})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values by name, without those that only a simulation counts."""
+        return {name: value for name, value in super().to_dict().items() if name in COUNTED or name in self.probes}
+
+
+def _metrics(result: Result, round: int) -> dict[str, float]:
+    """Return the metrics of a round: those of training and evaluation on clients, and those of the server."""
+    kinds: dict[str, Mapping[int, MetricRecord]] = {
+        "train": result.train_metrics_clientapp,
+        "evaluate": result.evaluate_metrics_clientapp,
+        "server": result.evaluate_metrics_serverapp,
+    }
+    return {
+        f"{kind}/{readable(name)}": value
+        for kind, found in kinds.items()
+        for name, value in found.get(round, MetricRecord()).items()
+        if isinstance(value, int | float)
+    }
+
+
+@contextlib.contextmanager
+def tracking(strategy: FedCAMS, done: int, rounds: int) -> Iterator[Log]:
+    """Let the strategy's trackers follow its run from after round `done`; yields what tells them of a round.
+
+    A tracker that cannot start is an error, before any round is run. One that fails later is named in the log: clients
+    choose the names of their metrics, and a federation should not stop because a service is out of reach.
+    """
+    trackers = strategy.trackers if done < rounds else []
+
+    def log(line: Mapping[str, Any], result: Result, seconds: float) -> None:
+        for each in trackers:
+            with _naming(each):
+                each.log(FlowerRecord.of(line, result), {"round": line["round"], "seconds": seconds})
+
+    with contextlib.ExitStack() as stack:
+        for each in trackers:
+            stack.callback(_finish, each)
+            each.start(_run(strategy, rounds))
+        yield log
+
+
+def _run(strategy: FedCAMS, rounds: int) -> Run:
+    """Return the run as trackers know runs; its folder is that of the checkpoint."""
+    known = {key: getattr(strategy.method, key) for key in params(Method)}
+    experiment = Experiment(
+        **known,
+        label=strategy.run_name,
+        task=Task.parse("python"),
+        model=Model.parse("python"),
+        partition=Partition.parse("natural"),
+        clients=strategy.clients or max(strategy.min_available, strategy.sampler.min_population),
+        sampler=strategy.sampler,
+        rounds=rounds,
+        seed=strategy.seed,
+        probes=(),
+    )
+    records = [FlowerRecord.of(line) for line in read_ledger(strategy.checkpoint)]
+    return Run(strategy.checkpoint, experiment, records, [], {}, [])
+
+
+def _finish(tracker: Tracker) -> None:
+    with _naming(tracker):
+        tracker.finish()
+
+
+@contextlib.contextmanager
+def _naming(tracker: Tracker) -> Iterator[None]:
+    """Log an error of a tracker instead of ending the run."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("tracker %s failed: %s", type(tracker).__module__, readable(repr(error)))
