@@ -140,7 +140,7 @@ class Method(Spec):
             if rounds is not None and (length := schedule.length(rounds)) > rounds:
                 raise SpecError(
                     f"{path}={schedule} lasts {length} rounds, but the run has rounds={rounds}; "
-                    "shorten the schedule, or run longer"
+                    "shorten the schedule, or raise rounds"
                 )
 
     @functools.cached_property
@@ -234,6 +234,8 @@ def method_of(method: Method | None, settings: Mapping[str, Any]) -> Method:
         'sign'
     """
     if method is not None and not isinstance(method, Method):
-        raise SpecError(f"method={method!r} is a {type(method).__name__}; give a fedcams.Method, or its fields by name")
+        raise SpecError(
+            f"method={method!r} is a {type(method).__name__}; give a fedcams.Method, or its fields as keyword arguments"
+        )
     base = {"server": SAFE_SERVER} if method is None else {key: getattr(method, key) for key in params(Method)}
     return Method.from_dict(merged(base, settings))

@@ -198,7 +198,7 @@ def _read_header(view: memoryview, crc_checked: bool) -> tuple[int, int, bytes]:
     if version != VERSION:
         raise UnknownVersion(f"version {version}; this reader knows version {VERSION}, update fedcams")
     if len(view) < least - 1 + spec_length:
-        raise Truncated(f"{len(view)} bytes; the header says a codec spec of {spec_length}")
+        raise Truncated(f"{len(view)} bytes; the header announces a codec spec of {spec_length} bytes")
     (checksum,) = CHECKSUM.unpack(view[-CHECKSUM.size :])
     if not crc_checked and crc32(view[: -CHECKSUM.size]) != checksum:
         raise ChecksumMismatch("the checksum does not match: the bytes were changed or cut off in transit")
