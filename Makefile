@@ -61,11 +61,12 @@ format: $(READY) ## Format the code and fix what the linter can fix
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(READY) ## Time the core, whole rounds, catching up, the guard, and what the adapter costs on top of Flower
+bench: $(READY) ## Time the core, whole rounds, catching up, the guard, a report, and what the adapter costs on top of Flower
 	$(PY) benchmarks/core.py $(ARGS)
 	$(PY) benchmarks/rounds.py $(ARGS)
 	$(PY) benchmarks/catchup.py $(ARGS)
 	$(PY) benchmarks/guard_cost.py $(ARGS)
+	$(PY) benchmarks/report_cost.py $(ARGS)
 	$(PY) benchmarks/flower.py $(if $(findstring --save,$(ARGS)),--save)
 
 golden: $(READY) ## Write the golden payloads and rounds again (only when they change on purpose)

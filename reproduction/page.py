@@ -15,6 +15,7 @@ from reproduction import tables, words
 from reproduction.by_bytes import PRESETS as BY_BYTES
 from reproduction.by_bytes import by_bytes
 from reproduction.claims import claims
+from reproduction.costs import costs
 from reproduction.runs import Done, Results, collection
 from reproduction.scales import scales
 
@@ -31,6 +32,7 @@ def page(results: Results) -> str:
         *tables.headline(results),
         *claims(results),
         words.SETTING,
+        *costs(results),
         *tables.repeatability(results),
         *_reports(results),
     ]

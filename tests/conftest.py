@@ -64,6 +64,23 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_sessionstart() -> None:
+    """Of several processes, each compiles its share of the kernels and finds the others' in the cache."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        number, count = os.environ["PYTEST_XDIST_WORKER"], os.environ["PYTEST_XDIST_WORKER_COUNT"]
+        compile_kernels(int(number.removeprefix("gw")), int(count))
+
+
+def compile_kernels(number: int, count: int) -> None:
+    """Encode and decode by every `count`-th compressor."""
+    from fedcams import decode, encode
+    from fedcams.registry import registered
+
+    for cls in [*registered("compressor").values()][number::count]:
+        for spec in cls.examples:
+            decode(encode(spec, torch.arange(64.0)))
+
+
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
     """For tests of kills, of ends and of what must stay out of this process: others that need not import torch."""

@@ -142,9 +142,10 @@ def test_a_run_says_at_its_end_which_updates_were_refused(folder: Path) -> None:
 
 
 def test_settings_labels_and_folder_can_be_chosen(folder: Path) -> None:
-    say("run", "mini.toml", "-s", "rounds=2", "-s", "seeds=[3, 4]", "--only", "FedAvg", "--out", "x/y", "--no-report")
+    settings = ("-s", "rounds=2", "-s", "seeds=[3, 4]", "-s", "label=mine")
+    say("run", "mini.toml", *settings, "--only", "FedAvg", "--out", "x/y", "--no-report")
     found = sorted((folder / "x" / "y").iterdir())
-    assert [path.name for path in found] == ["fedavg-s3", "fedavg-s4"]
+    assert [path.name for path in found] == ["mine-s3", "mine-s4"]
     assert len(read_run(found[0]).records) == 2
 
 

@@ -95,6 +95,25 @@ def test_a_program_trains_as_the_loop_does(name: str, spec: str) -> None:
         assert_close(ours, truth, 1e-9)
 
 
+def losses_of_uneven_clients_are_those_of_the_loop(device: str, name: str) -> None:
+    """Without examples, every batch-norm divides by the root of `eps`: with trained shifts, activations overflow."""
+    task = problem("resnet18(width=16)", "sgd(lr=1e-3, epochs=1, batch=4)", (4, 16), torch.float32, device)
+    for module in task.model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.constant_(module.bias, 3.0)
+    x, buffers = start(task)
+    truth = engine("loop").train(task, x, buffers, [0, 7], round=1, seed=0)
+    if device == "cpu":
+        ours = prepared(task).train(task, "float32", 8, 1, x, buffers, [0, 7], round=1, seed=0)
+    else:
+        ours = engine(name).train(task, x, buffers, [0, 7], round=1, seed=0)
+    assert_close(ours, truth, 1e-4)
+
+
+def test_clients_that_are_done_keep_their_loss() -> None:
+    losses_of_uneven_clients_are_those_of_the_loop("cpu", "graphs")
+
+
 @pytest.mark.parametrize("spec", LOCALS)
 def test_rates_and_shifts_need_no_new_memory(spec: str) -> None:
     """Each round its own rate and shift, in turns of two, by one cohort with and one without a shift."""
@@ -306,6 +325,12 @@ def test_one_step_on_a_gpu_is_that_of_the_loop(name: str) -> None:
     expected = engine("loop").predictor(task, x, buffers)(inputs)
     found = engine("graphs(precision=float32)").predictor(task, x, buffers)(inputs)
     assert float((found - expected).detach().norm()) <= 1e-5 * float(expected.detach().norm())
+
+
+@on_gpu
+def test_clients_that_are_done_keep_their_loss_on_a_gpu() -> None:
+    exact()
+    losses_of_uneven_clients_are_those_of_the_loop("cuda", "graphs(precision=float32)")
 
 
 @on_gpu

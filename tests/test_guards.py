@@ -252,9 +252,18 @@ def test_honest_clients_are_not_refused() -> None:
         {"uplink": "topk(ratio=1/64)"}, {"uplink": "sign", "server": "fedavg"}, {"control": "scaffold"},
         {"local": "sgd(lr=warmup(10, then=0.2), epochs=3, batch=16)"},
     ):  # fmt: skip
-        uneven = {"partition": "dirichlet(alpha=0.1)", "clients": 40, "sampler": "uniform(n=10)", "rounds": 12}
+        uneven = {
+            "partition": "dirichlet(alpha=0.1)",
+            "clients": 40,
+            "sampler": "uniform(n=10)",
+            "rounds": 12,
+            "probes": "guard",
+        }
         _, records = finished(simulation_of(**{**uneven, **keys}))
         assert not any(record.refused for record in records), keys
+        used = [float(record.probes["guard_use"] or 0) for record in records]
+        assert max(used) <= 1, keys
+        assert used[0] >= 1 / 5, "in the first round, somebody has the usual norm or more"
 
 
 def test_a_trimmed_mean_stands_four_flipped_clients_of_20() -> None:

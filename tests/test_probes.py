@@ -70,6 +70,8 @@ def round_of(codec: Compressor, delta: Tensor, residual: Tensor | None) -> Lefto
         error=(decoded - h).norm(dim=-1) / h.norm(dim=-1),
         mean_h=mean_h,
         mean_delta_norm=norm,
+        norms={i: {"update": float(row.norm())} for i, row in enumerate(decoded)},
+        bounds={"update": 1e3},
     )
 
 
@@ -162,6 +164,19 @@ def test_what_was_not_kept_is_not_measured() -> None:
     known = round_of(compressor("sign"), *vectors())
     bare = Leftovers(known.method, LAYOUT, known.facts, known.mean, known.decoded, 9, 5)
     assert [Probe.parse(name).measure(bare) for name in ("q", "gamma", "floor", "norms")] == [{}] * 4
+
+
+# -- the guard ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_use_of_the_guard_is_that_of_the_longest_accepted_row() -> None:
+    norms = {0: {"update": 1.0, "buffers": 4.0}, 1: {"update": 3.0}, 9: {"update": 70.0}}
+    left = round_of(compressor("identity"), *vectors())
+    left = dataclasses.replace(left, norms=norms, bounds={"update": 5.0, "buffers": 20.0})
+    assert Probe.parse("guard").measure(left) == {"guard_use": 0.6}, "client 9 was refused"
+    left = dataclasses.replace(left, bounds={"update": 50.0, "buffers": 20.0})
+    assert Probe.parse("guard").measure(left) == {"guard_use": 0.2}
+    assert Probe.parse("guard").measure(dataclasses.replace(left, bounds={})) == {}
 
 
 # -- the server's floor ------------------------------------------------------------------------------------------------

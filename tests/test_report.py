@@ -28,7 +28,7 @@ from fedcams.report.collection import COLOURS, look
 from fedcams.report.numbers import human_bytes, human_seconds, score
 from fedcams.report.page import ReportError, page
 from fedcams.report.parts import parts
-from fedcams.report.profiles import compute, latency_share, time_to
+from fedcams.report.profiles import latency_share, time_to
 from fedcams.report.sections import notes
 from fedcams.report.series import (
     ACCURACY,
@@ -377,9 +377,19 @@ def test_a_round_without_clients_costs_no_latency(tmp_path: Path) -> None:
     assert time_to(method, PROFILES[0], 0.5) == 0
 
 
+def test_a_column_is_made_once_and_what_was_not_measured_is_nan(tmp_path: Path) -> None:
+    (run,) = collect([write_run(tmp_path / "run", [0.5, None, 0.75], q=0.25)]).runs
+    np.testing.assert_array_equal(run.column("test_accuracy"), [0.5, np.nan, 0.75])
+    assert run.column("q").tolist() == [0.25] * 3
+    assert np.isnan(run.column("unheard-of")).all()
+    assert run.column("q") is run.column("q")
+    with pytest.raises(ValueError, match="read-only"):
+        run.column("q")[0] = 1.0
+
+
 def test_timings_may_be_missing(tmp_path: Path) -> None:
     collection = collect([write_run(tmp_path / "run", rising(0.5), seconds=None)])
-    assert np.isnan(compute(collection.runs[0])).all()
+    assert np.isnan(collection.runs[0].seconds).all()
     summary = summarize(collection)
     assert summary.rows[0].seconds_per_round is None
     assert "No timings: run" in page(collection, summary)
@@ -617,18 +627,20 @@ def test_the_page_and_the_figures_draw_the_same_numbers(two_way_report: Path) ->
     assert charts.losses
     assert charts.partitions
     for chart in (*charts.accuracy, *charts.losses, *charts.compression, charts.communication[0]):
-        page_figure = plotly.figure(chart)
+        positions = plotly.Positions()
+        page_figure = plotly.figure(chart, positions)
         named = [trace for trace in page_figure["data"] if "name" in trace]
         assert [trace["name"] for trace in named] == [series.name for series in chart.series]
         for axis in chart.x:
-            places = page_figure["x"].get(axis.key) or [trace["x"] for trace in named]
+            indices = page_figure["x"].get(axis.key, [])
+            places = [positions.lists[i] for i in indices] or [trace["x"] for trace in named]
             for (x, y), place, trace in zip(drawn(chart, axis), places, named, strict=True):
                 assert x == pytest.approx(place, rel=1e-4)
                 assert y == pytest.approx(trace["y"], rel=1e-4)
     stacks, (bars,) = charts.communication[1], charts.network
     for chart, size in ((stacks, "get_width"), (bars, "get_height")):
         printed = [getattr(bar, size)() for bar in figures.figure(chart, chart.x[0]).axes[0].patches]
-        traces = plotly.figure(chart)["data"]
+        traces = plotly.figure(chart, plotly.Positions())["data"]
         values = [value for trace in traces for value in trace["x" if chart is stacks else "y"]]
         assert printed == pytest.approx([np.nan if v is None else v for v in values], rel=1e-4, nan_ok=True)
 
@@ -700,6 +712,7 @@ def test_a_run_without_rounds_is_refused_by_name_and_noted_among_others(runs: Pa
         ("rounds.jsonl", "{\n", "rounds.jsonl: damaged"),
         ("rounds.jsonl", '{"round": 1}\n', "damaged"),
         ("rounds.jsonl", "3\n", "damaged"),
+        ("rounds.jsonl", '{"round": 1\n"cohort": []}\n', "rounds.jsonl: damaged"),  # whole only if joined
         ("experiment.toml", "=", "damaged"),
         ("experiment.toml", 'server = "nothing"', "if it is your own, load it with fedcams --import MODULE"),
         ("timings.jsonl", "3\n", "a timing is not an object"),

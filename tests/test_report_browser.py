@@ -20,7 +20,8 @@ CHROMIUM = Path("/usr/bin/chromium")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed")
 
 ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
-WINDOW = {"width": 1360, "height": 900}
+WINDOW = {"width": 1360, "height": 5000}
+"""As high as the page, since a chart is drawn when it is near the window."""
 HOSTILE = "<b>bold</b> & <img src='http://example.invalid/x.png'>"
 
 
@@ -63,9 +64,14 @@ def heard_out(browser: Any, folder: Path) -> Iterator[tuple[Any, list[str]]]:
     page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: heard.append(str(error)))
     page.goto((folder / "out" / "index.html").as_uri())
-    page.locator("#chart-network .main-svg").first.wait_for()
+    wait_for_charts(page)
     yield page, heard
     context.close()
+
+
+def wait_for_charts(page: Any) -> None:
+    for chart in page.locator(".chart").all():
+        chart.locator(".main-svg").first.wait_for()
 
 
 def fetched(url: str) -> list[str]:
@@ -184,7 +190,7 @@ def test_times_are_those_that_python_computes(page: Any, folder: Path) -> None:
 
 def test_the_times_of_averaged_models_can_be_chosen(browser: Any, tmp_path: Path) -> None:
     runs = averaging(tmp_path / "runs")
-    page = browser.new_page()
+    page = browser.new_page(viewport=WINDOW)
     page.goto(report([runs], tmp_path / "out", target=0.45).as_uri())
     page.locator("#chart-network .main-svg").first.wait_for()
     last = times(page, 0)
@@ -215,7 +221,7 @@ def test_a_table_that_is_too_wide_shows_it_and_accuracy_comes_before_specs(own_p
     heads = own_page.locator("#summary thead th").all_inner_texts()
     assert heads[1] == "Final accuracy"
     assert heads.index("Server") > heads.index("Seeds")
-    own_page.set_viewport_size({"width": 390, "height": 900})
+    own_page.set_viewport_size({**WINDOW, "width": 390})
     box = own_page.locator("#summary").evaluate(
         "t => [t.scrollWidth > t.parentElement.clientWidth, getComputedStyle(t.parentElement).backgroundAttachment]"
     )
@@ -266,6 +272,16 @@ def test_the_table_sorts_and_the_page_is_light_or_dark(own_page: Any) -> None:
     assert light[1] != dark[1]
 
 
+def test_charts_are_drawn_when_they_come_near(browser: Any, folder: Path) -> None:
+    page = opened(browser.new_context(viewport={"width": 390, "height": 500}), folder / "out" / "index.html")
+    last = page.locator("#chart-partition-1 .main-svg")
+    page.wait_for_timeout(200)
+    assert last.count() == 0
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    last.first.wait_for()
+    page.context.close()
+
+
 def within(page: Any, expression: str, limit: int) -> bool:
     """Whether a number on the page comes under a limit, for which a busy machine gets some seconds."""
     for _ in range(100):
@@ -278,10 +294,10 @@ def within(page: Any, expression: str, limit: int) -> bool:
 @pytest.mark.parametrize("entered", ["0.5", ""], ids=["a number", "nothing"])
 def test_charts_are_drawn_for_the_window_and_nothing_sticks_out_sideways(own_page: Any, entered: str) -> None:
     own_page.reload()
-    own_page.locator("#chart-network .main-svg").first.wait_for()
+    wait_for_charts(own_page)
     own_page.get_by_label("3G: up").fill(entered)
     for width in (1360, 900, 420):
-        own_page.set_viewport_size({"width": width, "height": 900})
+        own_page.set_viewport_size({**WINDOW, "width": width})
         assert within(own_page, "document.documentElement.scrollWidth", width)
     assert within(own_page, "document.getElementById('chart-q')._fullLayout.width", 399)
 
@@ -323,7 +339,7 @@ def test_without_javascript_the_table_is_there_and_the_rest_is_explained(browser
 def opened(context: Any, html: Path) -> Any:
     page = context.new_page()
     page.goto(html.as_uri())
-    page.locator("#chart-network .main-svg").first.wait_for()  # the last one that is drawn
+    page.locator("#chart-test_accuracy .main-svg").first.wait_for()
     return page
 
 
@@ -384,7 +400,8 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_many_methods_say_is_not_cut_off_and_one_evaluation_is_a_point(browser: Any, crowd: Path) -> None:
-    page = opened(browser.new_context(viewport={"width": 420, "height": 900}), crowd)
+    page = opened(browser.new_context(viewport={**WINDOW, "width": 420}), crowd)
+    wait_for_charts(page)
     assert page.locator("#chart-test_accuracy .scatterlayer .point").count() == 20
     for chart in ("test_accuracy", "network"):
         inside = page.evaluate(f"""(chart => {{

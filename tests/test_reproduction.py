@@ -122,6 +122,20 @@ def test_a_single_run_is_shown_and_the_rest_is_missed(tmp_path: Path) -> None:
     assert "reproduction/fig1-convmixer.png" in text
 
 
+def test_minutes_scale_the_measured_round_with_clients_and_epochs(tmp_path: Path) -> None:
+    assert "### GPU minutes" not in made(tmp_path)
+    for model in ("resnet18", "convmixer"):
+        add(tmp_path / "results", f"compression-{model}", "FedAMS")
+    text = made(tmp_path)
+    minutes = {row[0]: row[-2:] for row in re.findall(r"^\| `([\w-]+)` \| .* \| (\d+) \| (\d+) \|$", text, re.M)}
+    run = 500 * 1.5 / 60  # minutes of a run of ten clients and three epochs
+    assert minutes["gamma-resnet18"] == ("2", f"{2 * run:.0f}")
+    assert minutes["cohort-resnet18"] == ("6", f"{2 * (0.5 + 1 + 2) * run:.0f}")
+    assert minutes["epochs-convmixer"] == ("8", f"{2 * (3 + 10 + 30 + 100) / 3 * run:.0f}")
+    assert minutes["two-way-full-resnet18"] == ("4", f"{4 * 10 * run:.0f}")
+    assert "communication" not in minutes, "its clients take a single step, so the server's part decides"
+
+
 def test_a_run_of_another_preset_serves_where_it_is_the_same(tmp_path: Path) -> None:
     add(tmp_path / "results", "compression-resnet18", "FedAMS")
     text = made(tmp_path)

@@ -86,7 +86,7 @@ def test_settings_change_every_run_and_take_the_place_of_their_values_in_a_grid(
     for settings, only, message in (
         ({"server": "fedavg"}, (), r"no value contains \{lr\}"),
         ({"lr": "1"}, (), "-s: no key 'lr'"),
-        ({"label": "x"}, (), "label cannot be set for all runs at once"),
+        ({"label": "x"}, (), "label=x: cannot give 3 runs the same label"),
         ({}, ("asm",), r"--only asm: no run has this label \(did you mean 'ams'\?\); known: 'avg', 'ams', 'plain'"),
     ):
         with pytest.raises(SpecError, match=message):

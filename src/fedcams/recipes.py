@@ -102,7 +102,12 @@ _ALL = (
         _both_ways("1/13", "1/13"),
         (Measured(RESNET18, fewer_bytes=75.1, accuracy=92.24, dense_accuracy=DENSE, seeds=3, server=SLOWER),),
     ),
-    Recipe("lightest", "Compresses both ways as far as possible: for the slowest links.", _both_ways("1/22", "1/22")),
+    Recipe(
+        "lightest",
+        "Compresses both ways as far as possible: for the slowest links.",
+        _both_ways("1/22", "1/22"),
+        (Measured(RESNET18, fewer_bytes=111, accuracy=91.84, dense_accuracy=DENSE, seeds=3, server=SLOWER),),
+    ),
 )
 RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ALL})
 """All recipes by name, from the most bytes to the fewest."""

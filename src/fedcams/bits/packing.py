@@ -107,7 +107,8 @@ def _unpack_(data: Bytes, bits: int, values: Values) -> bool:
 def pack_small_(levels: Bytes, bits: int, out: Bytes) -> None:
     """Pack levels of 2, 3, 4 or 8 bits, eight into `bits` bytes; where none crosses a byte, loops vectorise."""
     if bits == 8:
-        out[:] = levels[: out.size]
+        for i in range(out.size):  # not a slice: for that Numba compiles, for seconds, the message of sizes that differ
+            out[i] = levels[i]
     elif bits == 4:
         for i in range(out.size):
             out[i] = levels[2 * i] | (levels[2 * i + 1] << np.uint8(4))
@@ -128,7 +129,8 @@ def pack_small_(levels: Bytes, bits: int, out: Bytes) -> None:
 def unpack_small_(packed: Bytes, bits: int, levels: Bytes) -> None:
     """Unpack what `pack_small_` packed; `levels` may be longer."""
     if bits == 8:
-        levels[: packed.size] = packed
+        for i in range(packed.size):
+            levels[i] = packed[i]
     elif bits == 4:
         for i in range(packed.size):
             levels[2 * i] = packed[i] & np.uint8(15)

@@ -170,5 +170,6 @@ def _list_(times: Times, then: np.int32, base: int, out: Positions) -> None:
         for i in range(chunk.size):
             places[found] = base + start + i
             found += int(chunk[i] > then)
-        out[at : at + found] = places[:found]
+        for i in range(found):
+            out[at + i] = places[i]
         at += found

@@ -99,7 +99,7 @@ def run(
     from fedcams.cli.session import refuse_other
     from fedcams.experiment.preset import load_preset, overridden
 
-    chosen = _only(overridden(load_preset(preset), _settings(settings or [])), only or [])
+    chosen = overridden(_only(load_preset(preset), only or []), _settings(settings or []))
     folder = Path("runs") / chosen.name if out is None else out
     tasks = {folder / name: experiment for name, experiment in chosen.folders.items()}
     for path, experiment in tasks.items():

@@ -112,3 +112,12 @@ class Batches:
 
 def _upload(problem: Problem, values: NDArray[np.generic]) -> Tensor:
     return torch.from_numpy(values).to(problem.device)
+
+
+def weighted(losses: Tensor, weight: Tensor) -> Tensor:
+    """Return the weighted sums `[C]` of losses `[C, B]`; a loss of weight zero does not count, even if it is NaN.
+
+    A client that is done has no examples, so batch-norm divides by the root of `eps` in every layer, and what it
+    computes for padding overflows.
+    """
+    return (losses.where(weight > 0, 0) * weight).sum(-1)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedcams.engines.base import CohortUpdate, Engine, local_rate
-from fedcams.engines.batches import Grid, Integers, lay_out
+from fedcams.engines.batches import Grid, Integers, lay_out, weighted
 from fedcams.engines.compiled import Rows, compiled_step, compiling_pays, has_compiler
 from fedcams.engines.problem import Pool, Problem, naming
 from fedcams.engines.trees import Tree, arguments, map_tensors, numbers_per_example, take
@@ -232,6 +232,6 @@ def _gradients(
 
     leaf = parameters.detach().requires_grad_()
     each = torch.func.vmap(losses)(problem.layout.split(leaf), buffers, x, y)
-    per_client = (each * weight).sum(-1) if each.dim() > 1 else each
+    per_client = weighted(each, weight) if each.dim() > 1 else each
     (gradient,) = torch.autograd.grad(per_client.sum(), leaf)
     return per_client.detach(), gradient

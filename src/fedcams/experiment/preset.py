@@ -80,7 +80,12 @@ class File:
 
 def presets() -> dict[str, str]:
     """Return name -> description of the presets that come with the package."""
-    return {path.stem: read_file(path).description for path in sorted(SHIPPED.glob("*.toml"), key=attrgetter("stem"))}
+    return {name: read_file(path).description for name, path in preset_files().items()}
+
+
+def preset_files() -> dict[str, Path]:
+    """Return name -> TOML file of the presets that come with the package."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"), key=attrgetter("stem"))}
 
 
 def load_preset(source: str | Path) -> Preset:
@@ -93,18 +98,23 @@ def overridden(preset: Preset, settings: Mapping[str, str]) -> Preset:
     """Return the preset with these keys changed in every run; a value is a TOML literal, or else a string.
 
     `seeds` repeats every run. Runs that become equal, such as two seeds with the same `seed` given, are kept once.
-    Refuses `label`, which tells runs apart, and unknown keys.
+    Refuses unknown keys, and `label` for runs with several labels.
     """
-    values, seeds = read_settings(settings)
+    values, seeds = read_settings(settings, [experiment.label for experiment in preset.experiments])
     bases = [merged(experiment.to_dict(), values) for experiment in preset.experiments]
     changed = [Experiment.from_dict(base | seed) for base in bases for seed in seeds]
     return dataclasses.replace(preset, experiments=list(dict.fromkeys(changed)))
 
 
-def read_settings(settings: Mapping[str, str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the values that `-s` sets in every run, and the keys to add for each seed, as in `File.seeds`."""
-    if "label" in settings:
-        raise SpecError("label cannot be set for all runs at once, because it tells them apart; change it in the file")
+def read_settings(settings: Mapping[str, str], labels: Collection[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the values that `-s` sets in every run, and the keys to add for each seed, as in `File.seeds`.
+
+    Refuses unknown keys, and a `label` if the runs have several `labels`: it could not tell them apart any more.
+    """
+    if "label" in settings and len(set(labels)) > 1:
+        raise SpecError(
+            f"label={settings['label']}: cannot give {len(set(labels))} runs the same label; pick one run with --only"
+        )
     _check_keys(settings, (*KEYS, "seeds"), "-s")
     values = {key: _literal(value) for key, value in settings.items()}
     return values, _pop_seeds(values, "-s")
@@ -120,8 +130,12 @@ def check_labels(labels: Collection[str], known: Collection[str]) -> None:
 
 def folder_name(experiment: Experiment) -> str:
     """Return the folder of an experiment: `FedCAMS top-k 1/64` with seed 2 gives `fedcams-top-k-1-64-s2`."""
-    slug = re.sub(r"[^a-z0-9.]+", "-", experiment.label.lower()).strip("-.")
-    return f"{slug or 'run'}-s{experiment.seed}"
+    return f"{slug(experiment.label)}-s{experiment.seed}"
+
+
+def slug(label: str) -> str:
+    """Return a label as part of a folder's name: `FedCAMS top-k 1/64` gives `fedcams-top-k-1-64`."""
+    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "run"
 
 
 def folders(experiments: Sequence[Experiment], where: str) -> dict[str, Experiment]:
@@ -160,7 +174,7 @@ def read_file(path: Path, also: tuple[str, ...] = ()) -> File:
 
 
 def _find(source: str | Path) -> Path:
-    shipped = {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+    shipped = preset_files()
     if str(source) in shipped:
         return shipped[str(source)]
     path = Path(source)

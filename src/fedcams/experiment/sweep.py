@@ -89,9 +89,10 @@ def load_sweep(path: Path, settings: Mapping[str, str] | None = None, only: Coll
     labels of the runs to keep; all are kept if it is empty.
     """
     file = read_file(path, also=("grid",))
-    values, seeds = read_settings(settings or {})
     check_labels(only, [_label(run) for run in file.runs])
-    runs = [_override(run, values) for run in file.runs if not only or _label(run) in only]
+    chosen = [run for run in file.runs if not only or _label(run) in only]
+    values, seeds = read_settings(settings or {}, [_label(run) for run in chosen])
+    runs = [_override(run, values) for run in chosen]
     seeds = file.seeds if not {"seed", "seeds"} & (settings or {}).keys() else seeds
     trials = [trial for run in runs for trial in _trials(run, seeds)]
     folders([experiment for trial in trials for experiment in trial.experiments], path.name)

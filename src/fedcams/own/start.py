@@ -89,7 +89,7 @@ def simulate(
         prepare: turns raw inputs into the model's inputs.
         augment: random changes of the training inputs.
         evaluate_every: the number of rounds between evaluations.
-        probes: what to measure in every round; add to the default as in `q + floor + norms + gamma`.
+        probes: what to measure in every round; add to the default as in `q + floor + norms + guard + gamma`.
         rows: where clients keep their residuals; in memory unless given.
         out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues an
             unfinished run, and returns a finished one. A run with another method, model, data or seed is refused.

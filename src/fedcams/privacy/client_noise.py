@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,16 +11,9 @@ import torch
 from fedcams.bits.vectors import row_norms
 from fedcams.compress.identity import IDENTITY
 from fedcams.errors import SpecError
-from fedcams.privacy.accountant import LEAST_NOISE, MOST_NOISE, epsilon, noise_for
-from fedcams.privacy.base import (
-    Participation,
-    Privacy,
-    PrivateParts,
-    Spent,
-    check_delta,
-    clip_rows_,
-    unsound_parts,
-)
+from fedcams.privacy.accountant import epsilon
+from fedcams.privacy.base import Participation, PrivateParts, Spent, check_delta, clip_rows_
+from fedcams.privacy.gaussian_noise import GaussianNoise
 from fedcams.privacy.secret import gaussian
 from fedcams.privacy.sums import digest
 from fedcams.registry import Number, number, register
@@ -36,7 +29,7 @@ as many independent noises made the step."""
 
 @register("client")
 @dataclass(frozen=True)
-class ClientNoise(Privacy):
+class ClientNoise(GaussianNoise):
     """Has every client add Gaussian noise to its own clipped update, so that the server never sees the update itself.
 
     A client clips Δ to the norm `clip` and adds noise of standard deviation noise·clip to each coordinate. Error
@@ -48,17 +41,12 @@ class ClientNoise(Privacy):
     then the noise of the whole cohort adds up.
     """
 
-    clip: Number = number(low=0, high=10**6, open="low", doc="largest norm of an update before the noise")
-    noise: Number | None = number(
-        None, low=LEAST_NOISE, high=MOST_NOISE, doc="standard deviation of a client's noise, in units of clip"
-    )
     epsilon: Number | None = number(
         None,
         low=0,
         open="low",
         doc="what a client may lose to the server if it takes part in every round; instead of noise",
     )
-    delta: Number = number(1e-5, low=0, high=1, open="both", doc="the δ at which epsilon is stated, below 1/clients")
 
     at_client = True
     reference = "Truex et al.: LDP-Fed: Federated Learning with Local Differential Privacy, EdgeSys 2020"
@@ -70,20 +58,7 @@ class ClientNoise(Privacy):
         ("client(clip=1, noise=0)", r"allowed: a number in \[0.1, 1e6\]"),
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.noise is None) == (self.epsilon is None):
-            raise SpecError(f"privacy {self}: give either noise or epsilon")
-
-    @property
-    def depends_on_rounds(self) -> bool:
-        return self.epsilon is not None
-
     # -- what is refused -------------------------------------------------------------------------------------------
-
-    def reasons(self, method: PrivateParts) -> Iterator[str]:
-        """Yield what does not go together with the claim, why, and the fix."""
-        yield from unsound_parts(method)
 
     def participation(self, sampler: Sampler | None, clients: int, rounds: int | None) -> Participation:
         if sampler is not None and sampler.needs_weights:
@@ -108,13 +83,6 @@ class ClientNoise(Privacy):
             row.copy_(torch.from_numpy(values + scale * noise))
 
     # -- what it costs ---------------------------------------------------------------------------------------------
-
-    def multiplier(self, who: Participation) -> float:
-        if self.noise is not None:
-            return float(self.noise)
-        if self.epsilon is None or who.rounds is None:
-            raise SpecError(f"privacy={self} spreads epsilon over the run, whose length is unknown; give rounds=...")
-        return noise_for(float(self.epsilon), 1.0, who.rounds, float(self.delta))
 
     def observe(self, spent: Spent, asked: Collection[int], added: int) -> Spent:
         answers, shares = dict(spent.get(ANSWERS, {})), dict(spent.get(SHARES, {}))

@@ -10,19 +10,12 @@ import torch
 
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
-from fedcams.privacy.accountant import LEAST_NOISE, MOST_NOISE, epsilon, noise_for
-from fedcams.privacy.base import (
-    Participation,
-    Privacy,
-    PrivateParts,
-    Spent,
-    check_delta,
-    clip_rows_,
-    unsound_parts,
-)
+from fedcams.privacy.accountant import epsilon
+from fedcams.privacy.base import Participation, PrivateParts, Spent, check_delta, clip_rows_
+from fedcams.privacy.gaussian_noise import GaussianNoise
 from fedcams.privacy.secret import gaussian
 from fedcams.privacy.sums import ClippedSum, digest
-from fedcams.registry import Number, number, register
+from fedcams.registry import register
 from fedcams.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -31,7 +24,7 @@ if TYPE_CHECKING:
 
 @register("server")
 @dataclass(frozen=True)
-class ServerNoise(Privacy):
+class ServerNoise(GaussianNoise):
     """Adds Gaussian noise to the sum of the individually clipped updates, so that no model reveals a single client.
 
     Clients clip y = Δ + e to the norm `clip` before they compress it. The server clips every decoded row again, divides
@@ -40,13 +33,6 @@ class ServerNoise(Privacy):
     `epsilon` that the whole run may spend at this `delta`. Neighbouring runs differ in one client with its data and
     its memory. Needs `bernoulli(p)` or `full` cohorts, which are drawn from a secret key.
     """
-
-    clip: Number = number(low=0, high=10**6, open="low", doc="largest norm of what a client sends")
-    noise: Number | None = number(
-        None, low=LEAST_NOISE, high=MOST_NOISE, doc="standard deviation of the noise on the sum, in units of clip"
-    )
-    epsilon: Number | None = number(None, low=0, open="low", doc="what the whole run may spend; instead of noise")
-    delta: Number = number(1e-5, low=0, high=1, open="both", doc="the δ at which epsilon is stated, below 1/clients")
 
     reference = "McMahan et al.: Learning Differentially Private Recurrent Language Models, ICLR 2018"
     examples = ("server(clip=1, noise=1.1)", "server(clip=0.5, epsilon=8, delta=1e-6)")
@@ -58,20 +44,11 @@ class ServerNoise(Privacy):
         ("server(clip=1, noise=0)", r"allowed: a number in \[0.1, 1e6\]"),
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.noise is None) == (self.epsilon is None):
-            raise SpecError(f"privacy {self}: give either noise or epsilon")
-
-    @property
-    def depends_on_rounds(self) -> bool:
-        return self.epsilon is not None
-
     # -- what is refused -------------------------------------------------------------------------------------------
 
     def reasons(self, method: PrivateParts) -> Iterator[str]:
         """Yield what does not go together with the claim, why, and the fix."""
-        yield from unsound_parts(method)
+        yield from super().reasons(method)
         if method.min_replies != 1:
             yield f"min_replies={method.min_replies}: whether there is a step would reveal who came; leave it out"
         if not method.uplink.never_lengthens:
@@ -105,13 +82,6 @@ class ServerNoise(Privacy):
         return torch.from_numpy(mean).float()
 
     # -- what it costs ---------------------------------------------------------------------------------------------
-
-    def multiplier(self, who: Participation) -> float:
-        if self.noise is not None:
-            return float(self.noise)
-        if self.epsilon is None or who.rounds is None:
-            raise SpecError(f"privacy={self} spreads epsilon over the run, whose length is unknown; give rounds=...")
-        return noise_for(float(self.epsilon), who.p, who.rounds, float(self.delta))
 
     def epsilon_after(self, rounds: int, who: Participation, spent: Spent, method: PrivateParts) -> dict[str, float]:
         return {"epsilon": epsilon(who.p, self.multiplier(who), rounds, float(self.delta))}

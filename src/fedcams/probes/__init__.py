@@ -6,7 +6,7 @@ from fedcams.registry import import_folder
 
 import_folder(__name__, __path__)
 
-DEFAULT = "q + floor + norms"
+DEFAULT = "q + floor + norms + guard"
 """What every run measures unless it says otherwise; all of it together takes a few passes over what is there anyway."""
 
 __all__ = ["DEFAULT", "Leftovers", "Probe", "inner_products", "mean_before"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from fedcams.guards import Norms
 from fedcams.layout import Layout
 from fedcams.optimizers import State
 from fedcams.parts import Parts
@@ -48,6 +49,10 @@ class Leftovers:
     """The state of the server's optimizer after the step."""
     step_norm: float | None = None
     """The length ‖x' - x‖ of the server's step."""
+    norms: Norms = field(default_factory=dict)
+    """Client -> stream -> the norm of its decoded row; empty if the guard is off."""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    """Stream -> the largest norm that the guard accepts."""
 
 
 class Probe(Spec, ABC):

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedcams.errors import FedcamsError, UnknownName
 from fedcams.experiment import Experiment
-from fedcams.experiment.preset import load_preset, presets
+from fedcams.experiment.preset import preset_files, read_file, slug
 from fedcams.recipes import RECIPES
 from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
@@ -28,6 +29,9 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
 ASIDE = ("seed", "probes")
 """Keys in which the runs of one method may differ: probes observe, and change nothing."""
+
+NUMBERS = frozenset({int, float, bool, type(None)})
+"""What JSON makes of the numbers in a record, and of those that were not measured."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,8 @@ class Method:
     def recipe(self) -> str | None:
         """The name of the recipe by which everything travels, whatever the average; None if no recipe says so."""
         settings = self.experiment.to_dict()
-        for name, recipe in RECIPES.items():
-            travels = {"downlink": "none", **recipe.fields, "average": settings["average"]}
-            if Experiment.from_dict({**settings, **travels}) == self.experiment:
-                return name
-        return None
+        found = (name for name, fields in _recipe_fields().items() if fields.items() <= settings.items())
+        return next(found, None)
 
     @property
     def unfinished(self) -> list[str]:
@@ -184,7 +185,7 @@ def _check(run: Run) -> None:
     for record in run.records:
         numbers = record.to_dict()
         cohort, _ = numbers.pop("cohort"), numbers.pop("refused")
-        if not isinstance(cohort, list) or not all(isinstance(v, int | float | None) for v in numbers.values()):
+        if not isinstance(cohort, list) or not NUMBERS.issuperset(map(type, numbers.values())):
             raise ValueError(f"round {record.round!r} contains something other than numbers and a cohort")
     if any(later.round <= earlier.round for earlier, later in pairwise(run.records)):
         raise ValueError("rounds are not in ascending order")
@@ -220,6 +221,14 @@ def _distinction(experiment: Experiment, experiments: list[Experiment]) -> str:
     )
 
 
+@functools.cache
+def _recipe_fields() -> dict[str, dict[str, Any]]:
+    """Return each recipe's fields, spelled as experiments spell them; its average is left out, since it may differ."""
+    whole = {name: {"downlink": "none", **recipe.fields} for name, recipe in RECIPES.items()}
+    spelled = {name: Experiment.from_dict(fields).to_dict() for name, fields in whole.items()}
+    return {name: {key: spelled[name][key] for key in whole[name] if key != "average"} for name in whole}
+
+
 # -- the order of runs -------------------------------------------------------------------------------------------
 
 
@@ -235,7 +244,7 @@ def in_order(runs: Iterable[Path]) -> list[Path]:
 
 def _places(folder: str, methods: set[str]) -> dict[str, int]:
     """Return method -> its place in the preset named like the folder, or in the first preset that has all methods."""
-    names = presets()
+    names = preset_files()
     for name in names if folder not in names else [folder]:
         places = _preset_places(name)
         if name == folder or methods <= places.keys():
@@ -246,8 +255,8 @@ def _places(folder: str, methods: set[str]) -> dict[str, int]:
 @functools.cache  # reading all presets takes longer than reading a few runs
 def _preset_places(name: str) -> dict[str, int]:
     places: dict[str, int] = {}
-    for run in load_preset(name).folders:
-        places.setdefault(_method(run), len(places))
+    for run in read_file(preset_files()[name]).runs:
+        places.setdefault(slug(run.values["label"]), len(places))
     return places
 
 

@@ -22,7 +22,7 @@ from fedcams.errors import FedcamsError
 from fedcams.report.charts import Chart, Charts, describe
 from fedcams.report.collection import Collection, collect
 from fedcams.report.figures import library, write_figures
-from fedcams.report.plotly import compact, figure
+from fedcams.report.plotly import Positions, compact, figure
 from fedcams.report.profiles import PROFILES, link
 from fedcams.report.sections import facts, network, notes, segments, summary_table, tiles, versions
 from fedcams.report.series import AXES
@@ -114,6 +114,8 @@ BESIDE = (
     "</footer>"
 )
 LOSSES_TITLE = "Losses"
+LEVEL = 6
+"""How hard the data is compressed: 9 takes five times as long for one percent less."""
 PARTITION_NOTE = "The number of examples of each label that every client trains on."
 
 
@@ -163,10 +165,12 @@ def _cards(shown: list[Chart], wide: int) -> str:
 def _data(collection: Collection, summary: Summary, charts: Charts) -> str:
     """Return the script's data: charts, axes to choose from, and each client's link, to compute times."""
     *shown, timed = charts
+    positions = Positions()
     data = {
-        "charts": [figure(chart) for section in shown for chart in section],
+        "charts": [figure(chart, positions) for section in shown for chart in section],
+        "positions": positions.lists,
         "axes": [{"key": axis.key, "title": axis.title, "unit": axis.unit} for axis in AXES],
-        "network": [figure(chart) for chart in timed],
+        "network": [figure(chart, positions) for chart in timed],
         "profiles": [vars(profile) for profile in PROFILES],
         "percent": summary.percent,
         "runs": [_run(index, run) for index, method in enumerate(collection.methods) for run in method.runs],
@@ -176,7 +180,7 @@ def _data(collection: Collection, summary: Summary, charts: Charts) -> str:
 
 def _packed(text: str) -> str:
     """Return text compressed without a time stamp, so that equal data gives equal pages."""
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), LEVEL, mtime=0)).decode()
 
 
 def _run(method: int, run: Run) -> dict[str, Any]:

@@ -18,15 +18,30 @@ FEW = 10
 """Up to this many clients, each one gets a tick; otherwise Plotly would put ticks between clients."""
 
 
-def figure(chart: Chart) -> dict[str, Any]:
+class Positions:
+    """Lists of positions along x, each stored once however many curves share it: all charts share their rounds."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[float | None]] = []
+        self._indices: dict[bytes, int] = {}
+
+    def index(self, values: NDArray[np.float64]) -> int:
+        """Return which of the lists holds these values; they are added if none does."""
+        index = self._indices.setdefault(values.tobytes(), len(self.lists))
+        if index == len(self.lists):
+            self.lists.append(compact(values))
+        return index
+
+
+def figure(chart: Chart, positions: Positions) -> dict[str, Any]:
     """Return the chart as `key`, `data`, `layout` and `x`.
 
-    `x` holds the positions of every series for each axis to choose from; the page puts them into `data`. It is empty if
-    there is only one axis, whose positions are in `data` already.
+    For curves, `x` names the axes to choose from and, for each, the index in `positions` of every series; the page puts
+    the positions into `data`. It is empty for other charts, whose `data` is complete.
     """
-    moves = len(chart.x) > 1
     data = [trace for series in chart.series for trace in TRACES[chart.kind](chart, series)]
-    x = {axis.key: [compact(series.x[axis.key]) for series in chart.series] for axis in chart.x} if moves else {}
+    curves = chart.series if chart.kind == "lines" else ()
+    x = {axis.key: [positions.index(series.x[axis.key]) for series in curves] for axis in chart.x if curves}
     return {"key": chart.key, "data": data, "layout": _layout(chart), "x": x}
 
 
@@ -64,8 +79,7 @@ def _axis(axis: Axis, title: str) -> dict[str, Any]:
 
 def _line(chart: Chart, series: Series) -> list[Trace]:
     """Return the mean, and behind it a band if there are several seeds; the legend shows and hides them together."""
-    place = {} if len(chart.x) > 1 else {"x": compact(series.x[chart.x[0].key])}
-    shared = {"type": "scatter", "legendgroup": series.name, "mode": "lines", **place}
+    shared = {"type": "scatter", "legendgroup": series.name, "mode": "lines"}
     form = _form(chart)
     mean = {
         **shared,

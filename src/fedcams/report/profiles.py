@@ -63,28 +63,14 @@ class Link:
 
 def link(run: Run) -> Link:
     """Return what one client's link carries: the bytes of the cohort divided by its size, and the measured seconds."""
-    size = np.array([max(1, len(record.cohort)) for record in run.records])
+    size = np.maximum(1, run.cohort_sizes)
     return Link(
         values(run, ACCURACY),
         values(run, AVERAGED),
-        np.array([record.wire_down for record in run.records]) / size,
-        np.array([record.wire_up for record in run.records]) / size,
-        np.nan_to_num(compute(run)),
+        run.column("wire_down") / size,
+        run.column("wire_up") / size,
+        np.nan_to_num(run.seconds),
     )
-
-
-def compute(run: Run) -> Array:
-    """Return the seconds of each round without its evaluation, `[T]`; NaN if no time was recorded."""
-    known = {line.get("round"): _seconds(line) for line in run.timings}
-    return np.array([known.get(record.round, np.nan) for record in run.records], np.float64)
-
-
-def _seconds(line: dict[str, object]) -> float:
-    total, phases = line.get("seconds"), line.get("phases")
-    if not isinstance(total, int | float):
-        return np.nan
-    apart = phases.get("evaluate", 0.0) if isinstance(phases, dict) else 0.0
-    return max(0.0, float(total) - float(apart))
 
 
 def first_at(accuracy: Array, target: float) -> int | None:

@@ -13,7 +13,7 @@ import numpy as np
 from fedcams.registry import Spec
 from fedcams.report.collection import Collection, Look
 from fedcams.report.numbers import human_bytes, score
-from fedcams.report.profiles import PROFILES, compute
+from fedcams.report.profiles import PROFILES
 from fedcams.report.series import AXES
 from fedcams.report.summary import NO_FEEDBACK, Row, Spread, Summary
 from fedcams.report.tables import METHOD, PIECES, WORDS, Cell, cells, columns
@@ -63,7 +63,7 @@ def notes(collection: Collection) -> str:
     said += [
         f"No timings: {method.label}; its times on networks count transfers only"
         for method in collection.methods
-        if any(np.isnan(compute(run)).all() for run in method.runs)
+        if any(np.isnan(run.seconds).all() for run in method.runs)
     ]
     said += [note for method in collection.methods if (note := method.on_floor)]
     listed = "".join(f"<li>{escape(line)}</li>" for line in said)

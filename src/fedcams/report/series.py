@@ -71,6 +71,12 @@ ROUNDS = Axis("rounds", "Round", "Rounds")
 BYTES = Axis("bytes", "Bytes sent, up + down, all clients", "Bytes up + down", "B", log=True)
 BYTES_UP = Axis("bytes_up", "Bytes sent up, all clients", "Bytes up", "B", log=True)
 PAPER_BITS = Axis("paper_bits", "Paper bits, up + down, one client’s link", "Paper bits", "bit", log=True)
+SPENT = {
+    BYTES.key: ("wire_up", "wire_down"),
+    BYTES_UP.key: ("wire_up",),
+    PAPER_BITS.key: ("paper_bits_up", "paper_bits_down"),
+}
+"""Key of an axis -> the recorded numbers that it adds up."""
 AXES = (BYTES, ROUNDS, BYTES_UP, PAPER_BITS)
 """The first is shown at first. All but rounds are logarithmic: methods differ in bytes by orders of magnitude."""
 
@@ -95,24 +101,21 @@ class Curve:
 
 def values(run: Run, metric: Metric) -> Array:
     """Return what a run recorded in each of its rounds, `[T]`; NaN where nothing or nothing finite was recorded."""
-    known = np.array([np.nan if (v := r.get(metric.key)) is None else v for r in run.records], np.float64)
-    return np.where(np.isfinite(known), known, np.nan)
+    return run.column(metric.key)
 
 
 def position(run: Run, axis: Axis) -> Array:
     """Return where a run was on an axis after each of its rounds, `[T]`."""
     if axis == ROUNDS:
-        return np.array([r.round for r in run.records], np.float64)
-    spent = {
-        BYTES: [r.wire_up + r.wire_down for r in run.records],
-        BYTES_UP: [r.wire_up for r in run.records],
-        PAPER_BITS: [r.paper_bits_up + r.paper_bits_down for r in run.records],
-    }[axis]
-    return np.cumsum(np.array(spent, np.float64))
+        return run.column("round")
+    return np.cumsum(sum(run.column(name) for name in SPENT[axis.key]))
 
 
 def curve(method: Method, metric: Metric) -> Curve:
     """Return the mean, lowest and highest over the seeds that reached each round."""
+    if not any(np.isfinite(values(run, metric)).any() for run in method.runs):
+        none = np.empty(0)
+        return Curve({axis.key: none for axis in AXES}, none, none, none, len(method.runs))
     rounds = np.unique(np.concatenate([position(run, ROUNDS) for run in method.runs]))
     table = np.full((len(method.runs), len(rounds)), np.nan)
     places = {axis: np.full_like(table, np.nan) for axis in AXES}
@@ -124,7 +127,7 @@ def curve(method: Method, metric: Metric) -> Curve:
     kept = np.isfinite(table).any(axis=0)
     table = table[:, kept]
     x = {axis.key: np.nanmean(place[:, kept], axis=0) for axis, place in places.items()}
-    mean, low, high = (f(table, axis=0) if kept.any() else np.empty(0) for f in (np.nanmean, np.nanmin, np.nanmax))
+    mean, low, high = (f(table, axis=0) for f in (np.nanmean, np.nanmin, np.nanmax))
     return Curve(x, mean, low, high, len(method.runs))
 
 

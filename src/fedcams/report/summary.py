@@ -11,7 +11,7 @@ import numpy as np
 from fedcams.experiment.sweep import LAST_PART
 from fedcams.report.collection import Collection, Method
 from fedcams.report.parts import share_of_down
-from fedcams.report.profiles import compute, first_at
+from fedcams.report.profiles import first_at
 from fedcams.report.series import (
     ACCURACY,
     AVERAGED,
@@ -224,6 +224,6 @@ def _at_target(method: Method, target: float | None, axis: Axis, metric: Metric 
 
 
 def _median_seconds(runs: list[Run]) -> float | None:
-    seconds = np.concatenate([compute(run) for run in runs])
+    seconds = np.concatenate([run.seconds for run in runs])
     seconds = seconds[np.isfinite(seconds)]
     return float(np.median(seconds)) if len(seconds) else None

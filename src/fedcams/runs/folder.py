@@ -13,16 +13,22 @@ checkpoint/       what the run continues from; may be deleted once the run is fi
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError
 from fedcams.experiment import Experiment
 from fedcams.probes.floor import floor_note
 from fedcams.simulation import RoundRecord
+from fedcams.simulation.record import FIELDS
 
 EXPERIMENT, ROUNDS, TIMINGS = "experiment.toml", "rounds.jsonl", "timings.jsonl"
 ENVIRONMENT, PARTITION, CHECKPOINT = "environment.json", "partition.json", "checkpoint"
@@ -60,6 +66,33 @@ class Run:
     def finished(self) -> bool:
         """Whether all rounds are there, or the run was stopped early on purpose."""
         return len(self.records) == self.experiment.rounds or len(self.records) == self.stopped
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """Return a field or a probe of the records by its name, `[T]`; NaN where it is missing or not finite.
+
+        The array is made once and is read-only.
+        """
+        if name not in self._columns:
+            field = name in FIELDS
+            found = [getattr(record, name) if field else record.probes.get(name) for record in self.records]
+            known = np.array(found, np.float64)  # None becomes NaN
+            self._columns[name] = _read_only(np.where(np.isfinite(known), known, np.nan))
+        return self._columns[name]
+
+    @functools.cached_property
+    def _columns(self) -> dict[str, NDArray[np.float64]]:
+        return {}
+
+    @functools.cached_property
+    def cohort_sizes(self) -> NDArray[np.float64]:
+        """How many clients were asked in each round, `[T]`."""
+        return _read_only(np.array([len(record.cohort) for record in self.records], np.float64))
+
+    @functools.cached_property
+    def seconds(self) -> NDArray[np.float64]:
+        """The measured seconds of each round without its evaluation, `[T]`; NaN where none were recorded."""
+        known = {line.get("round"): _seconds(line) for line in self.timings}
+        return _read_only(np.array([known.get(record.round, np.nan) for record in self.records], np.float64))
 
     @property
     def on_floor(self) -> str | None:
@@ -131,6 +164,19 @@ def read_object(path: Path, fix: str = "delete it") -> dict[str, Any]:
         raise RunError(f"{path}: damaged ({error}); {fix}") from None
 
 
+def _read_only(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    values.setflags(write=False)
+    return values
+
+
+def _seconds(line: dict[str, Any]) -> float:
+    total, phases = line.get("seconds"), line.get("phases")
+    if not isinstance(total, int | float):
+        return np.nan
+    apart = phases.get("evaluate", 0.0) if isinstance(phases, dict) else 0.0
+    return max(0.0, float(total) - float(apart))
+
+
 def _records(path: Path) -> list[RoundRecord]:
     try:
         return [RoundRecord.from_dict(line) for line in _lines(path)]
@@ -143,9 +189,17 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return [json.loads(line) for line in _read(path).split(b"\n")[:-1]]
+        return _parse(_read(path).split(b"\n")[:-1])
     except ValueError as error:
         raise _damaged(path, error) from None
+
+
+def _parse(lines: list[bytes]) -> list[Any]:
+    """Return what the lines say. All at once takes two thirds of the time; one by one tells where a fault is."""
+    with contextlib.suppress(ValueError):
+        if len(found := json.loads(b"[%b]" % b",".join(lines))) == len(lines):
+            return list(found)
+    return [json.loads(line) for line in lines]
 
 
 def _read(path: Path) -> bytes:

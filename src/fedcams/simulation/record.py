@@ -59,8 +59,9 @@ class RoundRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values by name, including those of probes."""
-        values = {key.name: getattr(self, key.name) for key in dataclasses.fields(self) if key.name != "probes"}
-        return {**values, "refused": dict(self.refused), **self.probes}
+        values = {**vars(self), "refused": dict(self.refused), **self.probes}
+        del values["probes"]
+        return values
 
     def get(self, name: str) -> Any:
         """Return the value of a field or probe by its name; None if there is none."""
@@ -73,15 +74,18 @@ class RoundRecord:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
         """Return a record of these values; names that are not fields count as probes."""
-        known = {key.name for key in dataclasses.fields(cls)} - {"probes"}
-        own = {key: value for key, value in values.items() if key in known}
+        own = {key: value for key, value in values.items() if key in FIELDS}
         refused = {int(client): str(reason) for client, reason in own.pop("refused", {}).items()}
-        return cls(**own, refused=refused, probes={k: v for k, v in values.items() if k not in known})
+        return cls(**own, refused=refused, probes={k: v for k, v in values.items() if k not in FIELDS})
 
     @classmethod
     def from_json(cls, line: str) -> RoundRecord:
         """Return the record in a line that `to_json` wrote, in this version or an older one."""
         return cls.from_dict(json.loads(line))
+
+
+FIELDS = frozenset(key.name for key in dataclasses.fields(RoundRecord)) - {"probes"}
+"""The names in a line that are fields of a record; all others are probes."""
 
 
 class Phases:

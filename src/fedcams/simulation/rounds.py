@@ -154,6 +154,7 @@ class Simulation:
         with phases("step"):
             state, concluded = server_side.conclude(self.server, intake.state, intake, means)
             seen = {"gram": gram, "state": state.optimizer, "step_norm": _distance(state.x, before)}
+            seen |= {"norms": intake.norms, "bounds": intake.bounds}
             known = concluded._replace(facts=_with_counts(concluded.facts, cohort, trained))
             measured = self._measure(method, cohort, outgoing, delta, known, seen, state.secret)
             client_side.commit(self.client, outgoing, concluded.accepted)

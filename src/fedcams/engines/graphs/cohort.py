@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fedcams.engines.batches import Batches
+from fedcams.engines.batches import Batches, weighted
 from fedcams.engines.graphs.block import Block, Packing
 from fedcams.engines.graphs.operations import Operations, TorchOperations, run
 from fedcams.engines.graphs.program import Program
@@ -178,7 +178,7 @@ class Cohort:
         with torch.enable_grad():
             outputs = run(self.program, lane.operations, self.inputs[clients])
             each = per_example(self.loss, outputs, self.targets[clients])
-            losses = (each * self.weight[clients]).sum(1)
+            losses = weighted(each, self.weight[clients])
             lane.operations.backward(losses.sum())
         with torch.no_grad():
             self._descend_(lane)

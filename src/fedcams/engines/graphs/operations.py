@@ -106,9 +106,9 @@ class TorchOperations:
         count = (sizes * x.shape[2] * x.shape[3]).clamp(min=1)[:, None].to(x.dtype)
         mean = (x * real).sum((1, 2, 3)) / count
         spread = ((x - mean[:, None, None, None]).square() * real).sum((1, 2, 3))
-        share = momentum * (sizes > 0)[:, None].to(x.dtype)
+        active = (sizes > 0)[:, None]
         for held, new in zip(running, (mean, spread / (count - 1).clamp(min=1)), strict=True):
-            held.add_(share * (new.detach() - held))
+            held.copy_(torch.where(active, held + momentum * (new.detach() - held), held))
         return mean, spread / count
 
     def backward(self, loss: Tensor) -> None:

@@ -1,0 +1,72 @@
+"""What a report on all runs in results/ costs: CPU seconds to write it, and until the browser shows its first chart.
+
+Run by `make bench`. `fedcams report` is timed in new processes, with everything that they load; the page is timed in
+Chromium, where there is one, as the CPU time of its main thread. A debugger, through which Playwright drives the
+browser, makes Plotly load slower than it does for readers. The best of several counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from recording import environment, save
+from rich.console import Console
+
+RESULTS = Path(__file__).parents[1] / "results"
+RECORD = Path(__file__).parent / "records" / "report-cost.json"
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--turns", type=int, default=5, help="timings of each; the best counts")
+    options.add_argument("--save", action="store_true", help=f"write {RECORD.name}")
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        written = min(writing(Path(folder)) for _ in range(chosen.turns))
+        charts = [first_chart(Path(folder) / "index.html") for _ in range(chosen.turns)]
+    shown = min((seconds for seconds in charts if seconds is not None), default=None)
+    runs = sum(1 for _ in RESULTS.rglob("rounds.jsonl"))
+    found = {"runs": runs, "cpu_seconds_to_write": written, "cpu_seconds_to_first_chart": shown}
+    Console().print(found)
+    if chosen.save:
+        save(RECORD, {**found, "turns": chosen.turns, "environment": environment()})
+
+
+def writing(out: Path) -> float:
+    """Return the CPU seconds of `fedcams report` on all runs."""
+    before = os.times()
+    subprocess.run([sys.executable, "-m", "fedcams", "report", RESULTS, "--out", out], check=True, capture_output=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def first_chart(page: Path) -> float | None:
+    """Return the CPU seconds of the page's main thread until its first chart is there; None without a browser."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        return None
+    if not CHROMIUM.exists():
+        return None
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        tab = browser.new_page(viewport={"width": 1280, "height": 900})
+        session = tab.context.new_cdp_session(tab)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        tab.goto(page.as_uri())
+        tab.locator(".chart .main-svg").first.wait_for()
+        found: list[dict[str, Any]] = session.send("Performance.getMetrics")["metrics"]
+        browser.close()
+    return next(float(each["value"]) for each in found if each["name"] == "TaskDuration")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""How long the GPU takes for every preset of CIFAR: estimated from the measured round of FedAMS and the local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedcams.experiment import Experiment
+from fedcams.experiment.preset import presets
+from reproduction import words
+from reproduction.runs import Done, Results, shipped
+from reproduction.tables import table
+
+TEXT = """\
+### GPU minutes
+
+`fedcams run PRESET --data DIR --device cuda` makes all runs of a preset, one after the other, and continues where it
+was interrupted. The minutes are estimates for an idle {device}. They scale FedAMS's median round,
+{rounds}, with the local steps per round. Compression adds
+up to a tenth. Clients of unequal sizes take longer, because a round lasts as long as its largest client.
+"""
+
+
+def costs(results: Results) -> Iterator[str]:
+    """Yield the section on GPU time, if FedAMS has been timed for every model."""
+    timed = {model: _fedams(results, model) for model in words.MODELS}
+    seconds = {model: done.second for model, done in timed.items() if done and done.second}
+    if set(seconds) != set(words.MODELS):
+        return
+    device = " or ".join({done.run.environment["device"] for done in timed.values() if done})
+    rounds = " and ".join(f"{second:.3f} s for {words.MODELS[model]}" for model, second in seconds.items())
+    yield TEXT.format(device=device, rounds=rounds)
+    yield from table("preset | compares | runs | minutes", "llrr", list(_rows(seconds)))
+
+
+def _fedams(results: Results, model: str) -> Done | None:
+    return next((done for done in results.of(f"compression-{model}") if done.label == "FedAMS"), None)
+
+
+def _rows(seconds: dict[str, float]) -> Iterator[list[str]]:
+    for preset, description in presets().items():
+        runs, units = shipped(preset), [work(run) for run in shipped(preset)]
+        if all(unit and str(run.model) in seconds for run, unit in zip(runs, units, strict=True)):
+            minutes = (
+                sum(seconds[str(run.model)] * run.rounds * unit for run, unit in zip(runs, units, strict=True)) / 60
+            )
+            yield [f"`{preset}`", description, str(len(runs)), f"{minutes:.0f}"]
+
+
+def work(run: Experiment) -> float:
+    """Return the passes over images of a round on CIFAR in units of the paper's: ten clients of 100, three epochs.
+
+    Zero for other tasks, and for clients that take a fixed number of steps.
+    """
+    epochs = run.method.local.epochs
+    if not str(run.task).startswith("cifar") or epochs is None:
+        return 0.0
+    return (run.sampler.expected(run.clients) / run.clients) * epochs * run.train_fraction / (0.1 * 3 * 0.8)
