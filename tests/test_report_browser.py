@@ -6,20 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
+from chromium import WIDTHS, barriers, fetched, launched
 from fedcams.report import PROFILES, collect, report, summarize
 from fedcams.report.profiles import latency_share, time_to
 from fedcams.report.series import AVERAGED
 from test_report import averaging, rising, write_run
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = Path("/usr/bin/chromium")
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed")
-
-ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
 WINDOW = {"width": 1360, "height": 5000}
 """As high as the page, since a chart is drawn when it is near the window."""
 HOSTILE = "<b>bold</b> & <img src='http://example.invalid/x.png'>"
@@ -27,10 +22,8 @@ HOSTILE = "<b>bold</b> & <img src='http://example.invalid/x.png'>"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +65,6 @@ def heard_out(browser: Any, folder: Path) -> Iterator[tuple[Any, list[str]]]:
 def wait_for_charts(page: Any) -> None:
     for chart in page.locator(".chart").all():
         chart.locator(".main-svg").first.wait_for()
-
-
-def fetched(url: str) -> list[str]:
-    return [] if urlsplit(url).scheme in ("file", "data", "blob") else [url]
 
 
 @pytest.fixture(scope="module")
@@ -373,13 +362,45 @@ def test_a_finger_scrolls_the_page_over_a_chart(browser: Any, folder: Path) -> N
     context.close()
 
 
-def test_the_keyboard_shows_where_it_is(page: Any) -> None:
-    for _ in range(30):
+FOCUSED = """(() => {
+    const element = document.activeElement, style = getComputedStyle(element), bar = element.closest(".modebar");
+    const opaque = !bar || getComputedStyle(bar).opacity > 0;
+    const shown = style.outlineStyle !== "none" && style.visibility === "visible" && opaque;
+    return [element.id || element.textContent || element.dataset.title, shown];
+})()"""
+
+
+def test_the_keyboard_reaches_everything_from_top_to_bottom_and_shows_where_it_is(page: Any) -> None:
+    names: list[str] = []
+    while not names or names[-1] != "Seeds":
         page.keyboard.press("Tab")
-        seen = page.evaluate("(s => [s.outlineStyle, s.visibility])(getComputedStyle(document.activeElement))")
-        assert seen in (["solid", "visible"], ["auto", "visible"])
-        bar = page.evaluate("document.activeElement.closest('.modebar')?.computedStyleMap().get('opacity').value ?? 1")
-        assert bar > 0
+        name, shown = page.evaluate(FOCUSED)
+        assert shown, name
+        names.append(name)
+        assert len(names) < 200
+    order = [
+        "theme",
+        "Bytes up + down",
+        "Rounds",
+        "Download plot as a PNG",
+        "down-0",
+        "target",
+        "factor",
+        "Final accuracy",
+    ]
+    assert [name for name in dict.fromkeys(names) if name in order] == order
+
+
+def test_no_reader_meets_a_barrier(own_page: Any) -> None:
+    for width in WIDTHS.values():
+        own_page.set_viewport_size({**WINDOW, "width": width})
+        for theme in ("light", "dark"):
+            own_page.evaluate(
+                "theme => { if (document.documentElement.dataset.theme !== theme) "
+                "document.getElementById('theme').click(); }",
+                theme,
+            )
+            assert barriers(own_page) == [], (width, theme)
 
 
 def test_rows_and_columns_have_heads(page: Any) -> None:

@@ -7,8 +7,11 @@ document.addEventListener("DOMContentLoaded", () => {
       if (region.scrollWidth > region.clientWidth) region.tabIndex = 0;
     }
   };
+  // The theme puts the button that copies code into a landmark, so a page would have dozens, all without a name.
+  const buttons = () => document.querySelectorAll("nav.md-code__nav").forEach(nav => nav.setAttribute("role", "group"));
+  const mend = () => { scrolling(); buttons(); };
   addEventListener("resize", scrolling);
-  // The theme wraps tables once it has started.
-  new MutationObserver(scrolling).observe(document.querySelector(".md-content"), { childList: true, subtree: true });
-  scrolling();
+  // The theme wraps tables and adds buttons once it has started.
+  new MutationObserver(mend).observe(document.querySelector(".md-content"), { childList: true, subtree: true });
+  mend();
 });
