@@ -1,4 +1,4 @@
-# `make` lists the targets. Every target that needs Python makes or renews .venv by itself.
+# `make` lists the targets. Every target that needs Python creates or updates .venv as needed.
 
 PYTHON = python3
 VENV = .venv

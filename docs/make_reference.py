@@ -74,7 +74,7 @@ def _recipes() -> Iterator[str]:
     yield from ("", "## Recipes", "", 'Names that set several fields of a method at once: `recipe = "light"`.')
     for recipe in RECIPES.values():
         fields = ", ".join(f"`{key} = {value}`" for key, value in recipe.fields.items())
-        yield from ("", f"### `{recipe.name}`", "", f"{recipe.doc} Stands for {fields}. Measured: {recipe.cost}.")
+        yield from ("", f"### `{recipe.name}`", "", f"{recipe.doc} Sets {fields}. Measured: {recipe.cost}.")
 
 
 def _experiment() -> Iterator[str]:

@@ -57,6 +57,28 @@ def by_bytes(results: Results) -> Iterator[str]:
         yield from delivery(found["bytes-resnet18"], json.loads(RECORD.read_text()))
 
 
+def in_short(results: Results) -> Iterator[str]:
+    """Yield the section's main numbers, as a list: FedAMS, the best run that compresses updates, and two-way runs."""
+    runs = [done for done in results.of("bytes-resnet18") if done.averaged is not None]
+    dense = next((done for done in runs if done.label == "FedAMS"), None)
+    both = [done for done in runs if str(done.run.experiment.downlink) != "none"]
+    up = [done for done in runs if done not in both and done.up < done.down]
+    if dense is None or not both:
+        return
+    yield "With averaged models and recipes, ResNet-18 reaches ([all runs](#accuracy-against-all-bytes)):\n"
+    yield f"- {dense.averaged:.2f} % with FedAMS, uncompressed"
+    for best in sorted(up, key=_averaged)[-1:]:
+        yield f"- {best.averaged:.2f} % with {best.label}, {dense.up / best.up:.1f}x fewer bytes up"
+    for done in both:
+        fewer = f"{dense.total / done.total:.1f}x fewer bytes in both directions"
+        yield f"- {done.averaged:.2f} % with {done.label}, {fewer}"
+    yield ""
+
+
+def _averaged(done: Done) -> float:
+    return done.averaged or 0.0
+
+
 def _table(runs: list[Done]) -> Iterator[str]:
     rows = []
     for done in runs:

@@ -13,7 +13,7 @@ from fedcams.report.page import page as report_page
 from reproduction import pictures as draw
 from reproduction import tables, words
 from reproduction.by_bytes import PRESETS as BY_BYTES
-from reproduction.by_bytes import by_bytes
+from reproduction.by_bytes import by_bytes, in_short
 from reproduction.claims import claims
 from reproduction.costs import costs
 from reproduction.runs import Done, Results, collection
@@ -30,6 +30,7 @@ def page(results: Results) -> str:
     parts = [
         words.INTRO,
         *tables.headline(results),
+        *in_short(results),
         *claims(results),
         words.SETTING,
         *costs(results),

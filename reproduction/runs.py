@@ -16,8 +16,8 @@ from fedcams.runs import Run, read_run
 
 LAST = 100
 """Accuracies are averaged over this many last rounds, since single rounds vary by a point."""
-APART = ("label", "probes", "engine")
-"""Keys that do not change what is computed."""
+APART = ("label", "probes", "engine", "evaluate_every")
+"""Keys that do not change how the model is trained."""
 LOOKS = {
     "FedAvg": 0, "FedAdam": 1, "FedYogi": 2, "FedAMSGrad": 10, "FedAMS": 4, "FedAMS without bias correction": 11,
     "FedAvgM, twin of FedAMS": 18, "FedAvgM, twin of FedAdam": 15, "FedAvgM, twin of FedYogi": 16,

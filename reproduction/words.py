@@ -70,8 +70,8 @@ SETTING = """\
 random crops and flips, server optimizers with the paper's learning rates and ε. The following choices apply where the
 paper and its published code differ or are silent, or where we deviate from them:
 
-- **Accuracy** is the mean over the last 100 rounds, since single rounds vary by a point; the last and the best round
-  are given too. The paper gives final accuracies.
+- **Accuracy** is the mean over the last 100 rounds, or those of them that were tested, since single rounds vary by a
+  point; the last and the best round are given too. The paper gives final accuracies.
 - **Bias correction** is on, as in the published code; the algorithms in the paper have none. FedAMS without it is a
   separate run.
 - **80 % rule**: every client trains on the first 80 % of its shard, 400 of 500 images, as in the published code. This

@@ -52,7 +52,7 @@ def test_weights_must_be_positive_and_finite(weight: float) -> None:
 def test_refusals_name_the_client_and_leave_the_sum_alone() -> None:
     aggregator = Aggregator(LAYOUT)
     aggregator.add(1, payload(5.0))
-    with pytest.raises(UpdateError, match="client 1 is in this round already"):
+    with pytest.raises(UpdateError, match="client 1 already has an update in this round"):
         aggregator.add(1, payload(7.0))
     with pytest.raises(LayoutMismatch, match="client 2: the payload has layout"):
         aggregator.add(2, payload(7.0, Layout(("w",), ((6,),))))

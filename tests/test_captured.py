@@ -174,6 +174,19 @@ def test_a_batch_that_batch_norm_refuses_names_its_client() -> None:
         train("captured", task)
 
 
+def test_a_first_client_with_a_single_example_stops_nobody_else() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 3))
+    task = problem(net, "sgd(batch=4, drop_last=true)")
+    x, y = task.clients[0]
+    task = dataclasses.replace(task, clients={0: (x[:1], y[:1]), **{i: task.clients[i] for i in task.clients if i}})
+    start, buffers = task.read()
+    ours, truth = (engine(by).train(task, start, buffers, [7], 1, 0) for by in ("captured", "loop"))
+    assert_close(ours, truth, 1e-9)
+    alone = dataclasses.replace(task, clients={0: task.clients[0]}, model=copy.deepcopy(net))
+    with pytest.raises(UpdateError, match=r"client 0: Expected more than 1 value.*set drop_last=true"):
+        engine("captured").train(alone, start, buffers, [0], 1, 0)
+
+
 class Viewing(nn.Conv2d):
     """Needs images that are contiguous."""
 

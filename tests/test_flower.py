@@ -281,7 +281,7 @@ def test_a_sampler_waits_for_as_many_as_it_draws(tmp_path: Path) -> None:
         ({"min_replies": 0}, "method: min_replies=0: out of range; allowed: an integer in [1, inf)"),
         ({"max_norm": 10}, "FedCAMS has no option 'max_norm'"),
         ({"uplnk": "sign"}, "FedCAMS has no option 'uplnk' (did you mean 'uplink'?); known: server, local, uplink"),
-        ({"method": "fedavg"}, "method='fedavg' is a str; give a fedcams.Method, or its fields by name"),
+        ({"method": "fedavg"}, "method='fedavg' is a str; give a fedcams.Method, or its fields as keyword arguments"),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_once(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -288,7 +288,7 @@ def test_a_site_that_cannot_make_the_initial_model_is_sent_it_and_told_how_to_sa
     ("made", "reason"),
     [
         ({"w": 1}, "initial returned a dict; return ArrayRecord(model.state_dict())"),
-        (ArrayRecord({}), "initial returned another model than the server's: the array "),
+        (ArrayRecord({}), "initial returned a different model from the server's: the array "),
         (ArrayRecord({"x": torch.zeros(2)}), "expected float"),
     ],
     ids=["no record", "empty", "another shape"],

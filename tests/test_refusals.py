@@ -354,7 +354,9 @@ def test_a_reply_that_comes_twice_counts_once(order: tuple[int, ...]) -> None:
     concluded = world.conclude(*(made[i] for i in order))
     other.conclude(*made)
     assert concluded.accepted == [0, 1]
-    assert concluded.refused == {0: "UpdateError: client 0 is in this round already; one update per client and round"}
+    assert concluded.refused == {
+        0: "UpdateError: client 0 already has an update in this round; send one per client and round"
+    }
     assert world.state.accepted[0] == Accepted(1, made[0].digest)
     assert_unchanged(snapshot(other.state), world.state)
 
@@ -381,7 +383,7 @@ def test_a_batch_with_a_client_that_is_in_already_is_refused_whole() -> None:
     _, outgoing = world.reply(0)
     intake = server_side.take_answers(world.server, world.state, [0, 1], [])
     intake.take(outgoing.arrival)
-    with pytest.raises(UpdateError, match="client 0 is in this round already"):
+    with pytest.raises(UpdateError, match="client 0 already has an update in this round"):
         intake.take(outgoing.arrival)
     assert intake.facts().ids == (0,)
 

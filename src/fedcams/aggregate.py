@@ -99,7 +99,9 @@ class Aggregator:
         last = max(self._weights, default=-1)
         for client_id, weight in zip(ids, weights, strict=True):
             if client_id in self._weights:
-                raise UpdateError(f"client {client_id} is in this round already; one update per client and round")
+                raise UpdateError(
+                    f"client {client_id} already has an update in this round; send one per client and round"
+                )
             if not (math.isfinite(weight) and weight > 0):
                 raise UpdateError(f"client {client_id}: weight={weight}; allowed: a finite number above 0")
             if self.in_order and client_id < last:

@@ -22,11 +22,31 @@ Encoded = tuple[Code, "Tensor | None", "Tensor | None"]
 def encode_with_feedback_(
     codec: Compressor, layout: Layout, h: Tensor, keys: int | Sequence[int], keep: bool, measure: bool = False
 ) -> Encoded:
-    """Encode rows `h [C, d]`; return the code, the residual `[C, d]` and the relative errors `[C]`.
+    """Encode rows with error feedback; `h` is overwritten with what remains to be sent.
 
-    `keys` seeds the codec: one integer, or one per row. The residual h - C(h) overwrites h and is computed from exactly
-    what the receiver decodes; it is None unless `keep`. The errors ‖C(h)-h‖/‖h‖ are None unless `measure`, which reads
-    h twice more. Refuses an h that is not finite.
+    Arguments:
+        codec: the compressor.
+        layout: the layout of a row.
+        h: the rows `[C, d]`: updates plus residuals.
+        keys: seeds the codec: one integer, or one per row.
+        keep: whether to return the residual.
+        measure: whether to return the relative errors, which reads h twice more.
+
+    Returns:
+        The code, the residual h - C(h) `[C, d]`, computed from exactly what the receiver decodes, or None, and the
+        errors ‖C(h)-h‖/‖h‖ `[C]` or None.
+
+    Raises:
+        UpdateError: for an h that is not finite.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> from fedcams.feedback import encode_with_feedback_
+        >>> h = torch.tensor([[0.5, -2.0, 0.0]])
+        >>> topk = fedcams.compressor("topk(k=1)")
+        >>> code, residual, _ = encode_with_feedback_(topk, fedcams.Layout.flat(3), h, 0, keep=True)
+        >>> residual
+        tensor([[0.5000, 0.0000, 0.0000]])
     """
     code = codec.encode(h, layout, keys)
     norms = h.norm(dim=-1) if measure else None

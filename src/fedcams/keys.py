@@ -20,7 +20,24 @@ _TURNS = threading.RLock()
 
 
 def derive(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
-    """Return a 64-bit key for one use; changing any argument gives an unrelated key."""
+    """Return a 64-bit key for one use; changing any argument gives an unrelated key.
+
+    Arguments:
+        seed: that of the run.
+        purpose: what the key is for, such as `cohort`.
+        round: the round, from 1.
+        client: the client's number.
+
+    Returns:
+        The key.
+
+    Examples:
+        >>> from fedcams.keys import derive
+        >>> derive(1, "cohort", round=3) == derive(1, "cohort", round=3)
+        True
+        >>> derive(1, "cohort", round=3) == derive(1, "cohort", round=4)
+        False
+    """
     numbers = b"".join(number.to_bytes(16, "little", signed=True) for number in (seed, round, client))
     return int.from_bytes(
         hashlib.blake2b(numbers + purpose.encode(), digest_size=8, person=b"fedcams.key").digest(), "little"
@@ -28,14 +45,46 @@ def derive(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """Return a new counter-based generator, seeded with the key that `derive` gives for these arguments."""
+    """Return a new counter-based generator, seeded with the key that `derive` gives for these arguments.
+
+    Arguments:
+        seed: that of the run.
+        purpose: what the numbers are for.
+        round: the round, from 1.
+        client: the client's number.
+
+    Returns:
+        NumPy's Philox generator.
+
+    Examples:
+        >>> from fedcams.keys import generator
+        >>> int(generator(1, "example").integers(10)) == int(generator(1, "example").integers(10))
+        True
+    """
     return np.random.Generator(np.random.Philox(key=derive(seed, purpose, round, client)))
 
 
 def permutations(
     count: int, n: int, seed: int, purpose: str, round: int = 0, client: int = 0
 ) -> list[NDArray[np.int64]]:
-    """Return `count` random orders of 0 … n-1: those of `generator(...).permutation(n)`, without its start-up cost."""
+    """Return random orders of 0 … n-1: those of `generator(...).permutation(n)`, without its start-up cost.
+
+    Arguments:
+        count: how many orders.
+        n: how many numbers in each.
+        seed: that of the run.
+        purpose: what the orders are for.
+        round: the round, from 1.
+        client: the client's number.
+
+    Returns:
+        `count` arrays `[n]`.
+
+    Examples:
+        >>> from fedcams.keys import permutations
+        >>> [sorted(order.tolist()) for order in permutations(2, 3, seed=1, purpose="example")]
+        [[0, 1, 2], [0, 1, 2]]
+    """
     _REUSED.rekey(derive(seed, purpose, round, client))
     return [_REUSED.rng.permutation(n) for _ in range(count)]
 
@@ -45,6 +94,21 @@ def torch_generator(devices: Sequence[device] = ()) -> Iterator[None]:
     """Have torch's global generator, and those of these GPUs, to yourself; afterwards they are as they were before.
 
     Random layers and initial weights draw from it. Threads take turns.
+
+    Arguments:
+        devices: GPUs whose generators are restored too.
+
+    Returns:
+        A context manager.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.keys import torch_generator
+        >>> before = torch.get_rng_state()
+        >>> with torch_generator():
+        ...     drawn = torch.rand(3)
+        >>> torch.equal(torch.get_rng_state(), before)
+        True
     """
     with _TURNS, torch.random.fork_rng(devices=list(devices)):
         yield

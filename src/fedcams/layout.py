@@ -202,7 +202,21 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
 def segments(layout: Layout, scope: str) -> Sequence[tuple[int, int]]:
     """Return the ranges [start, stop) that a compressor treats separately.
 
-    For `scope="global"` that is the whole vector, for `"tensor"` every tensor that is not empty.
+    Arguments:
+        layout: the layout of the vector.
+        scope: `global` for the whole vector, `tensor` for every tensor that is not empty.
+
+    Returns:
+        The ranges, in order.
+
+    Examples:
+        >>> import fedcams
+        >>> from fedcams.layout import segments
+        >>> layout = fedcams.Layout(("weight", "bias"), ((2, 3), (2,)))
+        >>> segments(layout, "tensor")
+        [(0, 6), (6, 8)]
+        >>> segments(layout, "global")
+        [(0, 8)]
     """
     if scope == "global":
         return [(0, layout.d)]

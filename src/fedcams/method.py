@@ -140,7 +140,7 @@ class Method(Spec):
             if rounds is not None and (length := schedule.length(rounds)) > rounds:
                 raise SpecError(
                     f"{path}={schedule} lasts {length} rounds, but the run has rounds={rounds}; "
-                    "shorten the schedule, or run longer"
+                    "shorten the schedule, or raise rounds"
                 )
 
     @functools.cached_property
@@ -192,7 +192,20 @@ def _may_lose(codec: Compressor, layout: Layout) -> bool:
 
 
 def toml_value(value: Any) -> str | int | bool:
-    """Return a field's value as TOML stores it: a spec string, number or boolean."""
+    """Return a field's value as TOML stores it.
+
+    Arguments:
+        value: the value of a field of a method or an experiment.
+
+    Returns:
+        A spec string, number or boolean.
+
+    Examples:
+        >>> import fedcams
+        >>> from fedcams.method import toml_value
+        >>> toml_value(fedcams.compressor("topk(ratio=1/64)"))
+        'topk(ratio=1/64)'
+    """
     if isinstance(value, Fraction):
         return format_number(value)
     if isinstance(value, tuple):
@@ -201,12 +214,28 @@ def toml_value(value: Any) -> str | int | bool:
 
 
 def method_of(method: Method | None, settings: Mapping[str, Any]) -> Method:
-    """Return `method`, or the default one, with the fields in `settings` changed, or those of its `recipe`.
+    """Return `method`, or the default one, with the fields in `settings` changed.
 
-    `simulate` and the Flower strategy use it to accept a method, its fields by name, or both. Unless one of them says
-    so, the server is `SAFE_SERVER`. Refuses unknown fields.
+    `simulate` and the Flower strategy use it to accept a method, its fields by name, or both.
+
+    Arguments:
+        method: the method to start from; None is the default one, with the server `SAFE_SERVER`.
+        settings: fields of a method, or `recipe`, which sets several of them.
+
+    Returns:
+        The method.
+
+    Raises:
+        SpecError: for an unknown field or recipe, or a value that is refused.
+
+    Examples:
+        >>> from fedcams.method import method_of
+        >>> str(method_of(None, {"uplink": "sign"}).uplink)
+        'sign'
     """
     if method is not None and not isinstance(method, Method):
-        raise SpecError(f"method={method!r} is a {type(method).__name__}; give a fedcams.Method, or its fields by name")
+        raise SpecError(
+            f"method={method!r} is a {type(method).__name__}; give a fedcams.Method, or its fields as keyword arguments"
+        )
     base = {"server": SAFE_SERVER} if method is None else {key: getattr(method, key) for key in params(Method)}
     return Method.from_dict(merged(base, settings))

@@ -114,7 +114,22 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe
 
 
 def recipe(name: object) -> Recipe:
-    """Return the recipe with this name; refuses an unknown one, suggesting the nearest."""
+    """Return the recipe with this name.
+
+    Arguments:
+        name: such as `lighter`.
+
+    Returns:
+        The recipe, whose `fields` are settings of a method.
+
+    Raises:
+        SpecError: for an unknown name; it suggests the nearest one.
+
+    Examples:
+        >>> from fedcams.recipes import recipe
+        >>> sorted(recipe("lighter").fields)
+        ['average', 'buffers', 'downlink', 'uplink']
+    """
     if not isinstance(name, str) or name not in RECIPES:
         known = ", ".join(RECIPES)
         raise SpecError(f"{KEY}={name!r}: no recipe has this name{nearest(str(name), RECIPES)}; known: {known}")
@@ -124,8 +139,21 @@ def recipe(name: object) -> Recipe:
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of all layers as one; those of a later layer win.
 
-    A layer that names a recipe sets the recipe's fields, which the layer's other settings override. The result
-    names no recipe.
+    A layer that names a recipe sets the recipe's fields, which the layer's other settings override.
+
+    Arguments:
+        layers: settings by name, from the weakest to the strongest.
+
+    Returns:
+        The settings, without a recipe.
+
+    Raises:
+        SpecError: for an unknown recipe.
+
+    Examples:
+        >>> from fedcams.recipes import merged
+        >>> merged({"uplink": "sign", "rounds": 5}, {"uplink": "topk(ratio=1/64)"})
+        {'uplink': 'topk(ratio=1/64)', 'rounds': 5}
     """
     settings: dict[str, Any] = {}
     for layer in layers:

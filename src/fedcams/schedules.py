@@ -159,7 +159,7 @@ class Hold(Schedule):
         ("hold(0.8)", "then is missing"),
         ("hold(part=1, then=linear(1, 0))", r"allowed: a number in \(0, 1\)"),
         ("hold(part=linear(0.1, 0.9), then=cosine(1, 0))", "part=linear.*: a schedule is not accepted here"),
-        ("hold(part=0.8, then=1)", "then=1 never changes; give a schedule, or write 1 instead of all of it"),
+        ("hold(part=0.8, then=1)", "then=1 never changes; give a schedule, or write 1 instead of hold(...)"),
     )
 
     def __post_init__(self) -> None:
@@ -168,8 +168,8 @@ class Hold(Schedule):
             raise SpecError(f"hold: part={self.part}: a schedule is not accepted here; allowed: a number in (0, 1)")
         if not isinstance(self.then, Schedule):
             raise SpecError(
-                f"hold: then={show(self.then)} never changes; give a schedule, or write {show(self.then)} instead of "
-                "all of it"
+                f"hold: then={show(self.then)} never changes; give a schedule, or write {show(self.then)} "
+                "instead of hold(...)"
             )
 
     def value(self, round: int, rounds: int) -> float:

@@ -34,7 +34,7 @@ def pieces(kind: str | None) -> Table:
     if kind == PRESETS:
         return _listed(["preset", "compares"], presets().items())
     if kind == RECIPE_LIST:
-        return _listed(["recipe", "stands for", "meaning and measured cost"], map(_recipe, RECIPES.values()))
+        return _listed(["recipe", "sets", "meaning and measured cost"], map(_recipe, RECIPES.values()))
     if kind == EXPERIMENT:
         return _listed(["key", "default", "meaning"], _keys())
     if kind in kinds():

@@ -263,5 +263,20 @@ def bound_of(codec: Compressor, layout: Layout) -> float:
 
 
 def downlink(spec: str | Downlink) -> Downlink:
-    """Return the downlink that a spec string such as `shared(blockq)` names; refuses unknown names and keys."""
+    """Return the downlink that a spec string names.
+
+    Arguments:
+        spec: such as `shared(blockq)`; a downlink is returned unchanged.
+
+    Returns:
+        The downlink. It holds no state: `init` makes one.
+
+    Raises:
+        SpecError: for an unknown name or key, or a value out of range.
+
+    Examples:
+        >>> from fedcams.downlink import downlink
+        >>> downlink("replica(blockq(bits=2))").server_keeps_rows
+        True
+    """
     return Downlink.parse(spec)

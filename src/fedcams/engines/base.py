@@ -93,7 +93,22 @@ class Engine(Spec, ABC):
 
 
 def engine(spec: str | Engine) -> Engine:
-    """Return the engine that a spec string such as `stacked` names; refuses unknown names and keys."""
+    """Return the engine that a spec string names.
+
+    Arguments:
+        spec: such as `stacked`; an engine is returned unchanged.
+
+    Returns:
+        The engine. `choose` also accepts `auto` and checks that the engine can train the problem.
+
+    Raises:
+        SpecError: for an unknown name or key, or a value out of range.
+
+    Examples:
+        >>> from fedcams.engines import engine
+        >>> str(engine("loop"))
+        'loop'
+    """
     found = resolve("engine", spec)
     assert isinstance(found, Engine)
     return found

@@ -36,19 +36,59 @@ class Choice(NamedTuple):
 
 
 def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool = False) -> Engine:
-    """Return the engine that a spec names or, with `auto`, the fastest one for a run of this many rounds.
+    """Return the engine that a spec names or, with `auto`, the fastest one that can train the problem.
 
-    Refuses an engine that cannot train the problem. `choose_with_reason` has the details.
+    Arguments:
+        spec: `auto`, an engine, or its spec string.
+        problem: what is to be trained.
+        rounds: the length of the run; compiling pays off in long ones only.
+        varies: whether cohorts differ in size.
+
+    Returns:
+        The engine; `choose_with_reason` also says why.
+
+    Raises:
+        SpecError: for an engine that cannot train the problem.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.engines import Problem, choose
+        >>> from fedcams.local import local
+        >>> examples = {0: (torch.ones(4, 2), torch.zeros(4, dtype=torch.long))}
+        >>> problem = Problem(torch.nn.Linear(2, 3), torch.nn.functional.cross_entropy, examples, local("sgd"))
+        >>> str(choose("loop", problem))
+        'loop'
     """
     return choose_with_reason(spec, problem, rounds, varies).engine
 
 
 def choose_with_reason(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool = False) -> Choice:
-    """Return the engine that a spec names or, with `auto`, the fastest one for a run of this many rounds, and why.
+    """Return the engine that a spec names or, with `auto`, the fastest one that can train the problem, and why.
 
-    `varies` says that cohorts differ in size. `auto` asks engines by priority whether they support the problem, and
-    runs a trial with those that cannot know; `loop` trains everything. The choice depends only on the machine and the
-    arguments, so a resumed run continues with the same engine. Refuses an engine that cannot train the problem.
+    `auto` asks engines by priority whether they support the problem, and runs a trial with those that cannot know;
+    `loop` trains everything. The choice depends only on the machine and the arguments, so a resumed run continues with
+    the same engine.
+
+    Arguments:
+        spec: `auto`, an engine, or its spec string.
+        problem: what is to be trained.
+        rounds: the length of the run; compiling pays off in long ones only.
+        varies: whether cohorts differ in size.
+
+    Returns:
+        The engine and the reason in words.
+
+    Raises:
+        SpecError: for an engine that cannot train the problem.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.engines import Problem, choose_with_reason
+        >>> from fedcams.local import local
+        >>> examples = {0: (torch.ones(4, 2), torch.zeros(4, dtype=torch.long))}
+        >>> problem = Problem(torch.nn.Linear(2, 3), torch.nn.functional.cross_entropy, examples, local("sgd"))
+        >>> choose_with_reason("loop", problem).reason
+        'named'
     """
     if spec != "auto":
         named = engine(spec)

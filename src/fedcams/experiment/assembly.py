@@ -35,9 +35,25 @@ class Built:
 
 
 def build(experiment: Experiment, data: Path | None = None, device: str | torch.device = "cpu") -> Built:
-    """Load an experiment's data and return its simulation on `device`.
+    """Load an experiment's data and return its simulation.
 
-    `data` is the folder of downloaded files; None means the default one. Refuses data that is missing or damaged.
+    Arguments:
+        experiment: everything that defines the run.
+        data: the folder of downloaded files; None means the default one.
+        device: where to train.
+
+    Returns:
+        The simulation, its initial state, and the examples of each class per client.
+
+    Raises:
+        DataError: if data is missing or damaged.
+        SpecError: if the pieces do not fit together, such as a model and its task.
+
+    Examples:
+        >>> from fedcams.experiment import Experiment, build
+        >>> built = build(Experiment(task="quadratic", model="point", clients=2, sampler="full"))
+        >>> built.histogram.shape[0]
+        2
     """
     return assemble(experiment, experiment.task.load(data), device)
 

@@ -109,7 +109,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
+        raise SpecError(f"{path}: cannot be read ({error.strerror}); check the path, and who may read it") from None
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: not a TOML file ({error}); save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:

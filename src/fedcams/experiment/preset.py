@@ -10,7 +10,7 @@ uplink = "sign"                 # … and here, where it takes precedence
 
 [[run]]
 label = "FedCAMS light"
-recipe = "light"                # stands for its fields, over which those given here win
+recipe = "light"                # sets several fields; those given here win
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def folders(experiments: Sequence[Experiment], where: str) -> dict[str, Experime
         if other is not experiment:
             raise SpecError(
                 f"{where}: the runs {other.label!r} and {experiment.label!r} with seed {experiment.seed} would share "
-                f"the folder {folder_name(experiment)!r}; give each another label"
+                f"the folder {folder_name(experiment)!r}; give each its own label"
             )
     return named
 

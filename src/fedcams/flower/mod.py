@@ -179,7 +179,7 @@ def uplink(
         initial: takes the context and returns the arrays that the server starts from. With `warm=true` in the downlink,
             the first message then carries only what has changed since. If its bits differ, the dense model follows.
         privacy: what this site insists on, such as `client(clip=1, noise=2)`: it refuses methods with another privacy
-            and all messages that are not ours, so that a server cannot talk it out of its noise.
+            and all messages that are not ours, so that no server can turn its noise off.
 
     Returns:
         A mod for `ClientApp(mods=[...])`.
@@ -286,7 +286,7 @@ def _vectors(made: object, names: ArrayNames) -> tuple[Tensor, Tensor | None]:
     try:
         return names.vectors(ArrayRecord(dict(made)))
     except UpdateError as error:
-        raise SpecError(f"initial returned another model than the server's: {error}") from None
+        raise SpecError(f"initial returned a different model from the server's: {error}") from None
 
 
 def _note(answer: Answer, lacking: str) -> ConfigRecord:

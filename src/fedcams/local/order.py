@@ -27,7 +27,23 @@ class BatchOrder(NamedTuple):
 
 
 def batch_order(local: Local, examples: int, seed: int, round: int, client: int) -> BatchOrder:
-    """Return which of its examples a client sees in each step of a round."""
+    """Return which of its examples a client sees in each step of a round.
+
+    Arguments:
+        local: the local rule, which has epochs or steps and the batch size.
+        examples: how many examples the client has.
+        seed: that of the run.
+        round: the round, from 1.
+        client: the client's number.
+
+    Returns:
+        The numbers of the examples, one batch after another, and the size of each batch.
+
+    Examples:
+        >>> from fedcams.local import batch_order, local
+        >>> batch_order(local("sgd(epochs=1, batch=2)"), examples=5, seed=1, round=1, client=0).sizes
+        [2, 2, 1]
+    """
     each = _epoch(local, examples)
     steps = local.steps or (local.epochs or 1) * len(each)
     epochs = -(-steps // len(each))
@@ -40,12 +56,42 @@ def batch_order(local: Local, examples: int, seed: int, round: int, client: int)
 
 
 def batches(local: Local, examples: int, seed: int, round: int, client: int) -> list[Batch]:
-    """Return the numbers of the examples in each batch of a client's training in a round."""
+    """Return the numbers of the examples in each batch of a client's training in a round.
+
+    Arguments:
+        local: the local rule, which has epochs or steps and the batch size.
+        examples: how many examples the client has.
+        seed: that of the run.
+        round: the round, from 1.
+        client: the client's number.
+
+    Returns:
+        One array per batch.
+
+    Examples:
+        >>> from fedcams.local import batches, local
+        >>> drawn = batches(local("sgd(epochs=1, batch=2)"), examples=4, seed=1, round=1, client=0)
+        >>> sorted(int(number) for batch in drawn for number in batch)
+        [0, 1, 2, 3]
+    """
     return batch_order(local, examples, seed, round, client).batches()
 
 
 def step_count(local: Local, examples: int) -> int:
-    """Return how many steps a client with this many examples takes per round."""
+    """Return how many steps a client takes per round.
+
+    Arguments:
+        local: the local rule, which has epochs or steps and the batch size.
+        examples: how many examples the client has.
+
+    Returns:
+        The number of steps.
+
+    Examples:
+        >>> from fedcams.local import local, step_count
+        >>> step_count(local("sgd(epochs=3, batch=20)"), examples=400)
+        60
+    """
     return local.steps or (local.epochs or 1) * len(_epoch(local, examples))
 
 

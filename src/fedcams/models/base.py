@@ -55,12 +55,45 @@ class Model(Spec, ABC):
 
 
 def model(spec: str | Model) -> Model:
-    """Return the model for a spec such as `mlp(hidden=64)`; refuse an unknown name."""
+    """Return the model that a spec string names.
+
+    Arguments:
+        spec: such as `mlp(hidden=64)`; a model is returned unchanged.
+
+    Returns:
+        The model, a frozen dataclass; `build` makes the module.
+
+    Raises:
+        SpecError: for an unknown name or key, or a value out of range.
+
+    Examples:
+        >>> from fedcams.models import model
+        >>> model("mlp(hidden=64)").hidden
+        64
+    """
     return Model.parse(spec)
 
 
 def build(spec: str | Model, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """Return the module for a spec, on the CPU; it depends on the arguments only and leaves global generators alone."""
+    """Return the module for a spec, on the CPU; it depends on the arguments only and leaves global generators alone.
+
+    Arguments:
+        spec: a model, or its spec string such as `mlp(hidden=64)`.
+        shape: the shape of one example.
+        classes: the number of outputs.
+        seed: seeds the initial weights.
+
+    Returns:
+        A new module.
+
+    Raises:
+        SpecError: for an unknown model, or one that does not fit the shape.
+
+    Examples:
+        >>> from fedcams.models import build
+        >>> sum(p.numel() for p in build("linear", shape=(8, 8), classes=10, seed=1).parameters())
+        650
+    """
     if not shape or min(shape) < 1 or classes < 1:
         raise SpecError(f"{spec}: shape={list(shape)}, classes={classes}: give sizes of at least 1")
     with keys.torch_generator(), torch.device("cpu"):

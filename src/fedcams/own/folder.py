@@ -22,7 +22,7 @@ from fedcams.partition import Partition
 from fedcams.registry import params
 from fedcams.rounds import ServerState
 from fedcams.runs.checkpoint import differences, saved_round
-from fedcams.runs.execute import Journal, check_interval, make_folder, refuse_taken, to_json, write_about
+from fedcams.runs.execute import check_interval, make_folder, refuse_taken, write_about
 from fedcams.runs.files import end_of, locked, write_public
 from fedcams.runs.folder import (
     CHECKPOINT,
@@ -36,6 +36,7 @@ from fedcams.runs.folder import (
     read_object,
     read_run,
 )
+from fedcams.runs.journal import Journal, to_json
 from fedcams.simulation import RoundRecord, Simulation
 from fedcams.simulation.clients import Clients
 from fedcams.simulation.evaluate import SCORE

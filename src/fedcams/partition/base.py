@@ -62,7 +62,22 @@ class Partition(Spec, ABC):
 
 
 def partition(spec: str | Partition) -> Partition:
-    """Return the partition for a spec such as `dirichlet(alpha=0.1)`; refuse an unknown name."""
+    """Return the partition that a spec string names.
+
+    Arguments:
+        spec: such as `dirichlet(alpha=0.1)`; a partition is returned unchanged.
+
+    Returns:
+        The partition, a frozen dataclass.
+
+    Raises:
+        SpecError: for an unknown name or key, or a value out of range.
+
+    Examples:
+        >>> from fedcams.partition import partition
+        >>> str(partition("dirichlet(alpha=0.1)"))
+        'dirichlet(alpha=0.1)'
+    """
     return Partition.parse(spec)
 
 
@@ -73,9 +88,21 @@ def shuffled_by(values: Ints, rng: Generator) -> Ints:
 
 
 def label_histogram(parts: Sequence[Ints], labels: Ints, classes: int | None = None) -> Ints:
-    """Count the examples of each class per client, `[clients, classes]`; default: classes = largest label + 1.
+    """Count the examples of each class per client.
 
-    Of labels `[N, ...]`, with several for each example, all are counted.
+    Arguments:
+        parts: the numbers of each client's examples.
+        labels: the label of every example `[N]`, or several of them `[N, ...]`; all are counted.
+        classes: the number of classes; by default the largest label + 1.
+
+    Returns:
+        The counts `[clients, classes]`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fedcams.partition import label_histogram
+        >>> label_histogram([np.array([0, 1]), np.array([2, 3])], np.array([0, 0, 1, 1])).tolist()
+        [[2, 0], [0, 2]]
     """
     labels = _labels(np.ravel(labels)).reshape(np.shape(labels))
     needed = int(labels.max(initial=-1)) + 1
@@ -87,7 +114,21 @@ def label_histogram(parts: Sequence[Ints], labels: Ints, classes: int | None = N
 
 
 def take_fraction(parts: Sequence[Ints], fraction: Number) -> list[Ints]:
-    """Keep the first floor(fraction·n) of the n examples of each client, at least one; 0.8 is exactly 4/5."""
+    """Keep the first floor(fraction·n) of the n examples of each client, at least one.
+
+    Arguments:
+        parts: the numbers of each client's examples.
+        fraction: the part to keep; 0.8 is exactly 4/5.
+
+    Returns:
+        Shorter arrays, in the same order.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fedcams.partition import take_fraction
+        >>> take_fraction([np.arange(5)], 0.8)[0].tolist()
+        [0, 1, 2, 3]
+    """
     share = exact(fraction)
     if not 0 < share <= 1:
         raise SpecError(f"fraction={format_number(share)}: out of range; allowed: a number in (0, 1]")

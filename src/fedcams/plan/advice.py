@@ -44,7 +44,22 @@ class Advice:
 
 
 def plan_recipes(setting: Setting, contacts: Contacts) -> list[Option]:
-    """Return what dense messages and every recipe cost, from the most bytes to the fewest."""
+    """Return what dense messages and every recipe cost, from the most bytes to the fewest.
+
+    Arguments:
+        setting: the model's size and the rounds; recipes replace its codecs.
+        contacts: how often clients take part.
+
+    Returns:
+        One option without a recipe, then one for each recipe.
+
+    Examples:
+        >>> import fedcams
+        >>> from fedcams.plan import Setting, expected_contacts, plan_recipes
+        >>> setting = Setting(d=1_000_000, buffers=0, uplink=fedcams.compressor("sign"), rounds=100)
+        >>> [option.name for option in plan_recipes(setting, expected_contacts(100, 10, 100))]
+        ['none', 'one-way', 'light', 'lighter', 'lightest']
+    """
     dense = dataclasses.replace(setting, uplink=Method().uplink, buffer_codec=Method().buffers)
     return [Option(None, plan(dense, "none", contacts)), *(_option(setting, one, contacts) for one in RECIPES.values())]
 
@@ -68,10 +83,28 @@ def arriving(ratio: float) -> float:
 
 
 def advise(options: Sequence[Option], contacts: Contacts, memory: float, profile: Profile) -> Advice:
-    """Return the option to take on this network, for a server with `memory` bytes for what it keeps of clients.
+    """Return the option to take on a network.
 
-    From dense messages on, the next lighter one is taken as long as it makes a round `WORTH` times shorter. Those that
-    need more memory, or more frequent clients, are left out.
+    Starting from dense messages, the next lighter option is taken as long as it makes a round `WORTH` times shorter.
+    Options that need more memory, or more frequent clients, are left out.
+
+    Arguments:
+        options: those of `plan_recipes`.
+        contacts: how often clients take part.
+        memory: the bytes that the server can keep for its clients.
+        profile: the network of a client.
+
+    Returns:
+        The option and the reason in one sentence.
+
+    Examples:
+        >>> import fedcams
+        >>> from fedcams.plan import Setting, advise, expected_contacts, plan_recipes
+        >>> from fedcams.report import PROFILES
+        >>> contacts = expected_contacts(population=100, cohort=10, rounds=500)
+        >>> options = plan_recipes(Setting(11_173_962, 9_600, fedcams.compressor("sign"), 500), contacts)
+        >>> advise(options, contacts, memory=1e10, profile=PROFILES[0]).option.name
+        'lighter'
     """
     each = contacts.total / max(contacts.seen, 1e-9)
     possible = [one for one in options if one.plan.memory <= memory and each >= one.contacts_needed]

@@ -80,7 +80,27 @@ class Plan:
 
 
 def plan(setting: Setting, spec: str | Downlink, contacts: Contacts) -> Plan:
-    """Return what these contacts cost with this downlink; refuses schedules, and a downlink without an estimate."""
+    """Return what a run costs with a downlink.
+
+    Arguments:
+        setting: the model's size, the codecs and the rounds.
+        spec: the downlink, or its spec string.
+        contacts: how often clients take part.
+
+    Returns:
+        Bytes over all clients, the server's memory and the proven bound.
+
+    Raises:
+        SpecError: for a schedule, and for a downlink without an estimate.
+
+    Examples:
+        >>> import fedcams
+        >>> from fedcams.plan import Setting, expected_contacts, plan
+        >>> setting = Setting(d=1_000_000, buffers=0, uplink=fedcams.compressor("sign"), rounds=100)
+        >>> cost = plan(setting, "replica(blockq)", expected_contacts(100, 10, 100))
+        >>> cost.down < plan(setting, "none", expected_contacts(100, 10, 100)).down
+        True
+    """
     chosen, layout, total = downlink(spec), setting.layout, contacts.total
     for name, piece in {"uplink": setting.uplink, "downlink": chosen, "buffers": setting.buffer_codec}.items():
         if piece.schedules():
@@ -107,6 +127,23 @@ def _cost_of_buffers(
 
 
 def recommend(plans: Sequence[Plan], memory: float, bound: float) -> Plan | None:
-    """Return the plan with the fewest bytes among those within `memory` bytes and `bound`; None if there is none."""
+    """Return the plan with the fewest bytes among those within the limits.
+
+    Arguments:
+        plans: what different downlinks cost.
+        memory: the bytes that the server can keep for its clients.
+        bound: the largest proven bound to accept.
+
+    Returns:
+        The plan, or None if none is within the limits.
+
+    Examples:
+        >>> import fedcams
+        >>> from fedcams.plan import CANDIDATES, Setting, expected_contacts, plan, recommend
+        >>> setting = Setting(d=1_000_000, buffers=0, uplink=fedcams.compressor("sign"), rounds=100)
+        >>> plans = [plan(setting, spec, expected_contacts(100, 10, 100)) for spec in CANDIDATES]
+        >>> str(recommend(plans, memory=1e9, bound=0.9).downlink)
+        'replica(blockq(bits=2))'
+    """
     fitting = [one for one in plans if one.memory <= memory and one.bound <= bound]
     return min(fitting, key=lambda one: one.total) if fitting else None

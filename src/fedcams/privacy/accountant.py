@@ -77,7 +77,7 @@ def noise_for(target: float, p: float, rounds: int, delta: float) -> float:
         high *= 2
         if high > MOST_NOISE:
             raise SpecError(
-                f"epsilon={target:g}: no noise reaches it in {rounds} rounds; raise epsilon, or run shorter"
+                f"epsilon={target:g}: no noise reaches it in {rounds} rounds; raise epsilon, or lower rounds"
             )
     low = high / 2
     while low > LEAST_NOISE and suffices(low):

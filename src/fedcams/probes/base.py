@@ -71,9 +71,21 @@ class Probe(Spec, ABC):
 
 
 def mean_before(delta: Tensor, residual: Tensor | None, weights: Sequence[float]) -> tuple[Tensor, float]:
-    """Return the weighted mean of h = Δ + e before compression, and the norm of the weighted mean of Δ.
+    """Return the mean of h = Δ + e before compression, and the norm of the mean of Δ.
 
-    `delta` and `residual` are rows Δ and e `[C, d]`; `residual` is None if clients keep none.
+    Arguments:
+        delta: the updates Δ `[C, d]`.
+        residual: the residuals e `[C, d]`; None if clients keep none.
+        weights: one per client.
+
+    Returns:
+        The weighted mean of h `[d]`, and the norm of the weighted mean of Δ.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.probes import mean_before
+        >>> mean_before(torch.tensor([[3.0, 0.0], [3.0, 8.0]]), None, [1.0, 1.0])
+        (tensor([3., 4.]), 5.0)
     """
     parts = torch.tensor(weights, dtype=delta.dtype, device=delta.device) / sum(weights)
     mean = parts @ delta

@@ -67,7 +67,20 @@ def _gradient(left: Leftovers, clients: int, population: int) -> float:
 
 
 def inner_products(rows: Tensor) -> Tensor:
-    """Return the inner products of the rows `[C, d]`, `[C, C]` in float64, on the CPU; not finite if they overflow."""
+    """Return the inner products of rows.
+
+    Arguments:
+        rows: `[C, d]`, on any device.
+
+    Returns:
+        `[C, C]` in float64, on the CPU; not finite if they overflow.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.probes import inner_products
+        >>> inner_products(torch.tensor([[1.0, 0.0], [3.0, 4.0]])).tolist()
+        [[1.0, 3.0], [3.0, 25.0]]
+    """
     total = rows.new_zeros((len(rows), len(rows)), dtype=torch.float64)
     for part in rows.split(COLUMNS if rows.device.type == "cpu" else 2**7 * COLUMNS, dim=1):
         total += part @ part.T

@@ -67,10 +67,28 @@ class Param:
 def number(
     default: Any = ..., *, low: Number | None = None, high: Number | None = None, open: str = "", doc: str = ""
 ) -> Any:
-    """Declare a real number, which is stored exactly; without a default it is required.
+    """Declare a field for a real number, which is stored exactly.
 
-    The range is [low, high]; `open="low"`, `"high"` or `"both"` excludes that end. `doc` describes the field in the
-    reference. In a `schedulable` piece it may be a schedule instead, whose values lie in the range.
+    In a `schedulable` piece it may be a schedule instead, whose values lie in the range.
+
+    Arguments:
+        default: the value if none is given; `...` makes the field required.
+        low: the lower end of the range.
+        high: the upper end of the range.
+        open: `"low"`, `"high"` or `"both"` excludes that end.
+        doc: describes the field in the reference.
+
+    Returns:
+        The default of a dataclass field; the piece refuses other values when it is made.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from fedcams.registry import Number, Spec, number
+        >>> @dataclass(frozen=True)
+        ... class Piece(Spec):
+        ...     ratio: Number = number(1/2, low=0, high=1, open="low", doc="the part to keep")
+        >>> Piece(ratio="1/64").ratio
+        Fraction(1, 64)
     """
     lo, hi = (None if end is None else exact(end) for end in (low, high))
     param = Param("number", doc, lo, hi, open in ("low", "both"), open in ("high", "both"))
@@ -78,28 +96,120 @@ def number(
 
 
 def integer(default: Any = ..., *, low: int | None = None, high: int | None = None, doc: str = "") -> Any:
-    """Declare a whole number in [low, high], described by `doc`; without a default it is required."""
+    """Declare a field for a whole number.
+
+    Arguments:
+        default: the value if none is given; `...` makes the field required.
+        low: the smallest value.
+        high: the largest value.
+        doc: describes the field in the reference.
+
+    Returns:
+        The default of a dataclass field; the piece refuses other values when it is made.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from fedcams.registry import Spec, integer
+        >>> @dataclass(frozen=True)
+        ... class Piece(Spec):
+        ...     bits: int = integer(4, low=2, high=8, doc="per coordinate")
+        >>> Piece(bits="8").bits
+        8
+    """
     lo, hi = (None if end is None else Fraction(end) for end in (low, high))
     return _field(Param("integer", doc, lo, hi), default)
 
 
 def flag(default: Any = ..., *, doc: str = "") -> Any:
-    """Declare a boolean, written `true` or `false` and described by `doc`; without a default it is required."""
+    """Declare a boolean field, written `true` or `false`.
+
+    Arguments:
+        default: the value if none is given; `...` makes the field required.
+        doc: describes the field in the reference.
+
+    Returns:
+        The default of a dataclass field; the piece refuses other values when it is made.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from fedcams.registry import Spec, flag
+        >>> @dataclass(frozen=True)
+        ... class Piece(Spec):
+        ...     warm: bool = flag(False, doc="start from what clients have")
+        >>> Piece().warm
+        False
+    """
     return _field(Param("flag", doc), default)
 
 
 def text(default: Any = ..., *, choices: Iterable[str] = (), doc: str = "") -> Any:
-    """Declare a string, one of `choices` if there are any, described by `doc`; without a default it is required."""
+    """Declare a field for a string.
+
+    Arguments:
+        default: the value if none is given; `...` makes the field required.
+        choices: the values that are allowed; any text if there are none.
+        doc: describes the field in the reference.
+
+    Returns:
+        The default of a dataclass field; the piece refuses other values when it is made.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from fedcams.registry import Spec, text
+        >>> @dataclass(frozen=True)
+        ... class Piece(Spec):
+        ...     scope: str = text("global", choices=("global", "tensor"), doc="what one scale covers")
+        >>> Piece(scope="tensor").scope
+        'tensor'
+    """
     return _field(Param("text", doc, choices=tuple(choices)), default)
 
 
 def nested(spec_kind: str, default: Any = ..., *, doc: str = "") -> Any:
-    """Declare a registered piece of the given kind, described by `doc`; without a default it is required."""
+    """Declare a field for another registered piece.
+
+    Arguments:
+        spec_kind: the kind of the piece, such as `compressor`.
+        default: the value if none is given; `...` makes the field required.
+        doc: describes the field in the reference.
+
+    Returns:
+        The default of a dataclass field; the piece refuses other values when it is made.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import fedcams
+        >>> from fedcams.registry import Spec, nested
+        >>> @dataclass(frozen=True)
+        ... class Piece(Spec):
+        ...     codec: fedcams.compress.Compressor = nested("compressor", "sign", doc="how rows travel")
+        >>> str(Piece(codec="topk(ratio=1/64)").codec)
+        'topk(ratio=1/64)'
+    """
     return _field(Param("spec", doc, spec_kind=spec_kind), default)
 
 
 def several(spec_kind: str, default: str = "", *, doc: str = "") -> Any:
-    """Declare a tuple of registered pieces of the given kind, written `a + b(...)`; an empty string means none."""
+    """Declare a field for a tuple of registered pieces, written `a + b(...)`; an empty string means none.
+
+    Arguments:
+        spec_kind: the kind of the pieces, such as `transform`.
+        default: the value if none is given.
+        doc: describes the field in the reference.
+
+    Returns:
+        The default of a dataclass field; the piece refuses other values when it is made.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import fedcams.transforms
+        >>> from fedcams.registry import Spec, several
+        >>> @dataclass(frozen=True)
+        ... class Piece(Spec):
+        ...     steps: tuple[fedcams.transforms.Transform, ...] = several("transform", doc="in this order")
+        >>> [str(step) for step in Piece(steps="clip(norm=1) + fednova").steps]
+        ['clip(norm=1)', 'fednova']
+    """
     return _field(Param("specs", doc, spec_kind=spec_kind), default)
 
 

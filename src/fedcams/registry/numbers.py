@@ -30,9 +30,21 @@ def parse_number(text: str) -> Fraction:
 
 
 def exact(value: Number | Real | str) -> Fraction:
-    """Return the exact value of a number or string; a float counts as its shortest decimal (0.1 is 1/10).
+    """Return the exact value of a number or string.
 
-    Accepts NumPy's numbers too. Refuses NaN, infinity and strings that are not numbers.
+    Arguments:
+        value: any real number, NumPy's included, or text such as `1/64`; a float counts as its shortest decimal.
+
+    Returns:
+        The value as a fraction.
+
+    Raises:
+        SpecError: for NaN, infinity, and text that is not a number.
+
+    Examples:
+        >>> from fedcams.registry import exact
+        >>> exact(0.1)
+        Fraction(1, 10)
     """
     if isinstance(value, str):
         return parse_number(value.strip())
@@ -44,7 +56,19 @@ def exact(value: Number | Real | str) -> Fraction:
 
 
 def format_number(value: Fraction) -> str:
-    """Return the shortest exact spelling; among equally short ones, decimals beat exponents, which beat fractions."""
+    """Return the shortest exact spelling of a number.
+
+    Arguments:
+        value: the number.
+
+    Returns:
+        The text; among equally short ones, decimals beat exponents, which beat fractions.
+
+    Examples:
+        >>> from fedcams.registry import exact, format_number
+        >>> [format_number(exact(text)) for text in ("0.10", "0.00001", "2/6")]
+        ['0.1', '1e-5', '1/3']
+    """
     if value.denominator == 1 and abs(value.numerator) < 10**6:
         return str(value.numerator)
     spellings = [*_decimals(value), f"{value.numerator}/{value.denominator}"]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from fedcams.errors import SpecError, UnknownName
-from fedcams.registry.fields import MAX_MAGNITUDE, Param, coerce, nearest, show, spell
-from fedcams.registry.grammar import WORD, Call, Several, Value, Word, parse_call, parse_several
+from fedcams.errors import SpecError
+from fedcams.registry.building import build
+from fedcams.registry.fields import MAX_MAGNITUDE, Param, coerce, show, spell
+from fedcams.registry.grammar import WORD, parse_call, parse_several
 from fedcams.registry.table import params, registered
 
 
@@ -148,12 +148,26 @@ class Schedule(Spec, ABC):
 
 
 def resolve(kind: str, spec: str | Spec) -> Spec:
-    """Return the registered piece of this kind that a spec string describes; a piece of the kind is returned unchanged.
+    """Return the registered piece of a kind that a spec string describes.
 
-    Refuses unknown names and keys, values out of range, and pieces of another kind.
+    Arguments:
+        kind: such as `compressor`.
+        spec: the spec string; a piece of the kind is returned unchanged.
+
+    Returns:
+        The piece.
+
+    Raises:
+        SpecError: for an unknown name or key, a value out of range, and a piece of another kind.
+
+    Examples:
+        >>> import fedcams.compress
+        >>> from fedcams.registry import resolve
+        >>> str(resolve("compressor", "topk(values=f32, ratio=2/128)"))
+        'topk(ratio=1/64)'
     """
     if isinstance(spec, str):
-        return _build(kind, parse_call(spec))
+        return build(kind, parse_call(spec))
     if not isinstance(spec, Spec):
         raise SpecError(f"{kind}={spec!r} is a {type(spec).__name__}; give a spec string, such as {_example(kind)!r}")
     if spec.kind != kind:
@@ -162,9 +176,26 @@ def resolve(kind: str, spec: str | Spec) -> Spec:
 
 
 def resolve_several(kind: str, specs: str | Spec | Sequence[str | Spec]) -> tuple[Spec, ...]:
-    """Return the pieces of this kind that a string such as `clip(norm=1) + fednova`, or a list of specs, describes."""
+    """Return the registered pieces of a kind that a string or a list of specs describes.
+
+    Arguments:
+        kind: such as `transform`.
+        specs: such as `clip(norm=1) + fednova`; an empty string means none.
+
+    Returns:
+        The pieces, in order.
+
+    Raises:
+        SpecError: for an unknown name or key, a value out of range, and a piece of another kind.
+
+    Examples:
+        >>> import fedcams.transforms
+        >>> from fedcams.registry import resolve_several
+        >>> [str(piece) for piece in resolve_several("transform", "clip(norm=1) + fednova")]
+        ['clip(norm=1)', 'fednova']
+    """
     if isinstance(specs, str):
-        return tuple(_build(kind, call) for call in parse_several(specs))
+        return tuple(build(kind, call) for call in parse_several(specs))
     if not isinstance(specs, Spec | Sequence):
         raise SpecError(f"{kind}s={specs!r} is a {type(specs).__name__}; give specs joined by +, or a list of them")
     return tuple(resolve(kind, spec) for spec in ([specs] if isinstance(specs, Spec) else specs))
@@ -174,71 +205,7 @@ def _example(kind: str) -> str:
     return next((spec for cls in registered(kind).values() for spec in reversed(cls.examples)), kind)
 
 
-def _build(kind: str, call: Call) -> Spec:
-    known = registered(kind, internal=True)
-    if call.name not in known:
-        names = registered(kind)
-        raise UnknownName(
-            f"no {kind} is named {call.name!r}{nearest(call.name, names)}; known: {', '.join(names) or 'none'}"
-        )
-    cls = known[call.name]
-    declared = params(cls)
-    values: dict[str, Any] = {}
-    for position, (key, value) in enumerate(call.arguments):
-        key = _key(cls, declared, position, key)
-        if key in values:
-            raise SpecError(f"{cls.name}: {key} is given twice; give it once")
-        values[key] = _meaning(cls, declared[key][0], value, f"{cls.name}: {key}")
-    for key, (param, default) in declared.items():
-        if default is dataclasses.MISSING and key not in values:
-            raise SpecError(f"{cls.name}: {key} is missing; give {key}=..., {param.allowed}")
-    return cls(**values)
-
-
-def _key(cls: type[Spec], declared: Mapping[str, tuple[Param, Any]], position: int, key: str | None) -> str:
-    keys = list(declared)
-    if key is None and position >= len(keys):
-        raise SpecError(f"{cls.name} takes at most {len(keys)} values, got one more at position {position + 1}")
-    if key is None:
-        return keys[position]
-    if key not in declared:
-        raise SpecError(f"{cls.name} has no key {key!r}{nearest(key, keys)}; known: {', '.join(keys) or 'none'}")
-    return key
-
-
-def _meaning(cls: type[Spec], param: Param, value: Value, where: str) -> Any:
-    """Return a parsed value as its field reads it: a bare word may be a boolean, a string or a spec."""
-    calls = _calls(value)
-    if calls and param.kind == "specs":
-        return tuple(_build(param.spec_kind, call) for call in calls)
-    if isinstance(value, Several):
-        raise SpecError(f"{where}: several specs joined by + are not accepted; allowed: {param.allowed}")
-    if not calls:
-        return value
-    if param.kind == "spec":
-        return _build(param.spec_kind, calls[0])
-    if param.kind in ("number", "integer") and (calls[0].name in registered("schedule") or _may_schedule(cls, value)):
-        return _build("schedule", calls[0])
-    if isinstance(value, Call):
-        raise SpecError(f"{where}={value.name}(...): a spec is not accepted; allowed: {param.allowed}")
-    return value
-
-
-def _calls(value: Value) -> tuple[Call, ...]:
-    """Return the specs that a value may stand for."""
-    if isinstance(value, Word):
-        return (Call(value.text, ()),)
-    if isinstance(value, Several):
-        return value.calls
-    return (value,) if isinstance(value, Call) else ()
-
-
 # -- schedules ---------------------------------------------------------------------------------------------------------
-
-
-def _may_schedule(cls: type[Spec], value: Value) -> bool:
-    """Return whether `value` must be meant as a schedule, although no schedule has its name."""
-    return cls.schedulable and isinstance(value, Call)
 
 
 def _spelled_schedule(param: Param, value: Any, where: str) -> Any:

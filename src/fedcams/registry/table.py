@@ -23,7 +23,29 @@ S = TypeVar("S", bound="Spec")
 def register(name: str) -> Callable[[type[S]], type[S]]:
     """Register a frozen dataclass under `name` in the registry of its kind; use it as a class decorator.
 
-    Refuses a class that is not a frozen dataclass, and a name that another class of the kind has.
+    Arguments:
+        name: the name in spec strings.
+
+    Returns:
+        The decorator, which returns the class unchanged.
+
+    Raises:
+        TypeError: for a class that is not a frozen dataclass.
+        SpecError: for a name that another class of the kind has.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from fedcams import Method
+        >>> from fedcams.averages import Average
+        >>> from fedcams.registry import Number, number, register
+        >>> @register("fixed")
+        ... @dataclass(frozen=True)
+        ... class Fixed(Average):
+        ...     share: Number = number(1/2, low=0, high=1, doc="the weight of the new model")
+        ...     def weight(self, t):
+        ...         return float(self.share)
+        >>> str(Method(average="fixed(share=0.25)").average)
+        'fixed(share=1/4)'
     """
 
     def add(cls: type[S]) -> type[S]:
@@ -40,7 +62,20 @@ def register(name: str) -> Callable[[type[S]], type[S]]:
 
 
 def params(cls: type[Spec]) -> Mapping[str, tuple[Param, Any]]:
-    """Return each declared field with its default, which is `dataclasses.MISSING` if the field is required."""
+    """Return the declared fields of a registered class.
+
+    Arguments:
+        cls: the class.
+
+    Returns:
+        For each field its declaration and its default, which is `dataclasses.MISSING` if the field is required.
+
+    Examples:
+        >>> import fedcams
+        >>> from fedcams.registry import params
+        >>> list(params(type(fedcams.compressor("sign"))))
+        ['scope']
+    """
     return _params(cast(Any, cls))
 
 
@@ -51,18 +86,55 @@ def _params(cls: Any) -> Mapping[str, tuple[Param, Any]]:
 
 
 def registered(kind: str, internal: bool = False) -> dict[str, type[Spec]]:
-    """Return name -> class of everything registered under a kind, by name; `internal` adds what only run files name."""
+    """Return everything that is registered under a kind.
+
+    Arguments:
+        kind: such as `compressor`.
+        internal: whether to include pieces that only the files of a run name.
+
+    Returns:
+        Name -> class, by name.
+
+    Examples:
+        >>> import fedcams.optimizers
+        >>> from fedcams.registry import registered
+        >>> "fedams" in registered("server")
+        True
+    """
     found = sorted(_REGISTRY.get(kind, {}).items())
     return {name: cls for name, cls in found if internal or not cls.internal}
 
 
 def kinds() -> list[str]:
-    """Return the kinds that have at least one registered class."""
+    """Return the kinds that have at least one registered class.
+
+    Returns:
+        Their names, such as `compressor` and `server`.
+
+    Examples:
+        >>> import fedcams.compress
+        >>> from fedcams.registry import kinds
+        >>> "compressor" in kinds()
+        True
+    """
     return sorted(_REGISTRY)
 
 
 def import_folder(package: str, path: Iterable[str]) -> None:
-    """Import every module of a package, which registers its classes; modules named `_...` are skipped."""
+    """Import every module of a package, which registers its classes; modules named `_...` are skipped.
+
+    Arguments:
+        package: the package's name, `__name__` in its `__init__.py`.
+        path: its folders, `__path__` there.
+
+    Returns:
+        Nothing.
+
+    Examples:
+        >>> import fedcams.sampler
+        >>> from fedcams.registry import import_folder
+        >>> import_folder(fedcams.sampler.__name__, fedcams.sampler.__path__)
+    """
     for module in pkgutil.iter_modules(path):
         if not module.name.startswith("_"):
             importlib.import_module(f"{package}.{module.name}")

@@ -141,10 +141,26 @@ class Collection:
 
 
 def collect(paths: Sequence[Path]) -> Collection:
-    """Read the runs at these paths or in folders below them, and group them into methods, in that order.
+    """Read runs and group those that differ only in the seed.
 
-    Runs in one folder come in the order of their preset. Refuses paths without runs, damaged runs, and a named run that
-    has no round yet.
+    Arguments:
+        paths: folders of runs, or folders that hold runs; those in one folder come in the order of their preset.
+
+    Returns:
+        The methods, in the order of `paths`.
+
+    Raises:
+        RunError: for a path without runs, a damaged run, and a named run that has no round yet.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedcams.experiment import Experiment
+        >>> from fedcams.report import collect
+        >>> from fedcams.runs import run
+        >>> tiny = Experiment(task="quadratic", model="point", clients=2, sampler="full", rounds=1)
+        >>> finished = run(tiny, Path("collected"))
+        >>> [method.label for method in collect([Path("collected")]).methods]
+        ['run']
     """
     if not paths:
         raise RunError("no path was given; name the folder of a run, or a folder that holds runs")

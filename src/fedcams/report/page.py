@@ -36,15 +36,35 @@ class ReportError(FedcamsError, ValueError):
 
 
 def report(runs: Sequence[Path], out: Path, target: float | None = None, figures: bool = False) -> Path:
-    """Write a report on runs into the folder `out` and return the path of its page.
+    """Write a report on runs and return the path of its page.
 
-    Each of `runs` is the folder of a run or a folder that holds runs at any depth. `target` is the accuracy at which
-    communication and time are compared, 0.9 or 90 for 90 %; by default 95% of the best final accuracy. The report
-    consists of
+    The folder gets `index.html`, one file that needs nothing else and no network, `summary.csv` and `rounds.csv` with
+    the exact numbers, and `summary.md` with the table. With `figures`, `figures/` has the same charts as PNG and SVG,
+    which takes longer than the rest and needs matplotlib.
 
-    - `index.html`, one file that needs nothing else and no network;
-    - `summary.csv` and `rounds.csv`, the exact numbers, and `summary.md`, the table;
-    - with `figures`, `figures/`: the same charts as PNG and SVG, which takes longer than the rest and needs matplotlib.
+    Arguments:
+        runs: folders of runs, or folders that hold runs at any depth.
+        out: the folder to write to.
+        target: the accuracy at which communication and time are compared, 0.9 or 90 for 90 %; by default 95% of the
+            best final accuracy.
+        figures: whether to draw figures for papers.
+
+    Returns:
+        The path of `index.html`.
+
+    Raises:
+        RunError: for a path without runs, and a damaged run.
+        ExtraMissing: for `figures` without matplotlib.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedcams.experiment import Experiment
+        >>> from fedcams.report import report
+        >>> from fedcams.runs import run
+        >>> tiny = Experiment(task="quadratic", model="point", clients=2, sampler="full", rounds=1)
+        >>> finished = run(tiny, Path("reported"))
+        >>> report([Path("reported")], Path("report")).name
+        'index.html'
     """
     if target is not None and not math.isfinite(target):
         raise ReportError(f"target={target!r} is not a finite number; give an accuracy such as 0.9, or leave it out")

@@ -112,9 +112,25 @@ class Summary:
 
 
 def summarize(collection: Collection, target: float | None = None) -> Summary:
-    """Return the numbers of all methods; the default target is 95% of the best final accuracy, averaged models too.
+    """Return the numbers of all methods.
 
-    Where every score lies from 0 to 1, a target above 1 is a percentage.
+    Arguments:
+        collection: the runs, from `collect`.
+        target: the accuracy at which they are compared; by default 95% of the best final accuracy, averaged models
+            included. If every score lies from 0 to 1, a target above 1 is a percentage.
+
+    Returns:
+        One row per method, and the target.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedcams.experiment import Experiment
+        >>> from fedcams.report import collect, summarize
+        >>> from fedcams.runs import run
+        >>> tiny = Experiment(task="quadratic", model="point", clients=2, sampler="full", rounds=1)
+        >>> finished = run(tiny, Path("summed"))
+        >>> summarize(collect([Path("summed")])).rows[0].rounds
+        1.0
     """
     given = target is not None
     found = [_spread(method, number) for method in collection.methods for number in (final_score, averaged_score)]

@@ -219,7 +219,7 @@ class Intake:
     def _refuse_twice(self, arrival: Arrival) -> None:
         for client in arrival.facts.ids:
             if client in self._accepted:
-                raise UpdateError(f"client {client} is in this round already; one update per client and round")
+                raise UpdateError(f"client {client} already has an update in this round; send one per client and round")
 
     def _sound(self, arrival: Arrival) -> list[int]:
         """Return the places of the rows that nothing refuses; record why the others are refused."""

@@ -55,10 +55,7 @@ def check_protocol(said: object, who: str) -> None:
 
 
 def instruction_size(sizes: Mapping[str, int]) -> int:
-    """Return the length of an instruction whose streams have payloads of these lengths, by name.
-
-    Refuses sets of streams that no instruction can carry.
-    """
+    """Return the length of an instruction with payloads of these lengths, by stream; refuses sets it cannot carry."""
     return INSTRUCTION.size(sizes)
 
 
@@ -261,11 +258,41 @@ class Refusal:
 
 
 def answer_from_bytes(data: bytes) -> Reply | Refusal:
-    """Return the reply or refusal in these bytes; raises the WireError that says what is wrong."""
+    """Return the reply or refusal in these bytes.
+
+    Arguments:
+        data: a client's message.
+
+    Returns:
+        The reply or refusal.
+
+    Raises:
+        WireError: the subclass that says what is wrong.
+
+    Examples:
+        >>> from fedcams.rounds import Refusal, answer_from_bytes
+        >>> answer_from_bytes(Refusal(round=3, client=7, held=None, reason="no model yet").to_bytes()).reason
+        'no model yet'
+    """
     return Refusal.from_bytes(data) if data[:4] == REFUSAL.magic else Reply.from_bytes(data)
 
 
 def answer_from_parts(parts: Sequence[bytes]) -> Reply | Refusal:
-    """Return the reply or refusal in these parts, payloads not copied; raises the WireError that says what is wrong."""
+    """Return the reply or refusal in these parts, without copying its payloads.
+
+    Arguments:
+        parts: a client's message, as `Reply.to_parts` makes it.
+
+    Returns:
+        The reply or refusal.
+
+    Raises:
+        WireError: the subclass that says what is wrong.
+
+    Examples:
+        >>> from fedcams.rounds import Refusal, answer_from_parts
+        >>> answer_from_parts([Refusal(round=3, client=7, held=None, reason="no model yet").to_bytes()]).client
+        7
+    """
     refused = magic_of(parts) == REFUSAL.magic
     return Refusal.from_bytes(b"".join(parts)) if refused else Reply.from_parts(parts)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import json
-import math
-import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from fedcams.durable import OWNER_ONLY
-from fedcams.errors import SpecError, UpdateError
+from fedcams.errors import SpecError
 from fedcams.experiment import Built, Experiment, build
-from fedcams.rounds import ServerState
-from fedcams.rows import SavedRows
-from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint, clear_after_last, read_state, start_over
-from fedcams.runs.environment import environment, peak_device_memory, peak_memory
-from fedcams.runs.files import EVERYONE, Lines, disk_errors, end_of, locked, write_file, write_public
+from fedcams.runs.checkpoint import clear_after_last, read_state, start_over
+from fedcams.runs.environment import environment
+from fedcams.runs.files import disk_errors, end_of, locked, write_file, write_public
 from fedcams.runs.folder import (
     CHECKPOINT,
     ENVIRONMENT,
@@ -27,16 +18,15 @@ from fedcams.runs.folder import (
     PARTITION,
     PRIVATE,
     ROUNDS,
-    TIMINGS,
     Run,
     RunError,
     private_note,
     read_call,
     read_experiment,
-    read_object,
     read_run,
 )
-from fedcams.simulation import Phases, RoundRecord, Simulation
+from fedcams.runs.journal import Journal, to_json
+from fedcams.simulation import RoundRecord, Simulation
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +47,29 @@ def run(
 ) -> Run:
     """Run an experiment in a new folder and return the finished run; however it stops, `resume` continues it there.
 
-    `data` is the folder of downloaded files. A checkpoint is written every `checkpoint_every` rounds and at the end;
-    the last has what clients keep only if `keep_rows`, which `extend` needs. Refuses a folder that already holds a run.
+    Arguments:
+        experiment: everything that defines the run.
+        folder: where to write; the last checkpoint is there at the end.
+        data: the folder of downloaded files; None means the default one.
+        device: where to train.
+        checkpoint_every: rounds between checkpoints.
+        watch: called with every record and its timing.
+        keep_rows: whether to keep the clients' state after the last round, which `extend` needs.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        RunError: for a folder that already holds a run, or cannot be written.
+        UpdateError: if training diverges; the last checkpoint stays.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedcams.experiment import Experiment
+        >>> from fedcams.runs import run
+        >>> tiny = Experiment(task="quadratic", model="point", clients=2, sampler="full", rounds=3)
+        >>> [record.round for record in run(tiny, Path("first")).records]
+        [1, 2, 3]
     """
     folder = Path(folder)
     check_interval(checkpoint_every)
@@ -80,10 +91,33 @@ def resume(
     watch: Watch | None = None,
     keep_rows: bool = False,
 ) -> Run:
-    """Continue a run from its last checkpoint, or from its start, and return it; a finished run is returned unchanged.
+    """Continue a run from its last checkpoint, or from its start; a finished run is returned unchanged.
 
-    On the same machine, the records are equal, byte for byte, to those of a run that was never stopped. Refuses a run
-    that was started from Python, unless it is finished, because only Python has its model and data.
+    On the same machine, the records are equal, byte for byte, to those of a run that was never stopped.
+
+    Arguments:
+        folder: the run's folder.
+        data: the folder of downloaded files; None means the default one.
+        device: where to train.
+        checkpoint_every: rounds between checkpoints.
+        watch: called with every record and its timing.
+        keep_rows: whether to keep the clients' state after the last round, which `extend` needs.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        RunError: for a folder without a run, and an unfinished run that was started from Python, because only Python
+            has its model and data.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedcams.experiment import Experiment
+        >>> from fedcams.runs import resume, run
+        >>> tiny = Experiment(task="quadratic", model="point", clients=2, sampler="full", rounds=1)
+        >>> finished = run(tiny, Path("resumed"))
+        >>> resume(Path("resumed")).records == finished.records
+        True
     """
     folder = Path(folder)
     check_interval(checkpoint_every)
@@ -126,100 +160,6 @@ def identity(experiment: Experiment) -> dict[str, Any]:
     """Return the values that must be equal for a run to continue, with its length only if a schedule follows it."""
     values = experiment.to_dict()
     return {key: value for key, value in values.items() if key != "rounds" or experiment.depends_on_rounds}
-
-
-class Step(NamedTuple):
-    """One finished round, whose record is in the folder."""
-
-    state: ServerState
-    record: RoundRecord
-    timing: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Journal:
-    """Runs rounds and writes their records, timings and checkpoints to a folder, which the caller has locked."""
-
-    folder: Path
-    simulation: Simulation
-    identity: dict[str, Any]
-    """The values that must be equal for the run to continue from a checkpoint."""
-    last: int
-    """The number of rounds."""
-    device: str | torch.device
-    checkpoint_every: int = 25
-    may_grow: bool = False
-    """Whether the run may get more rounds later, so that even its last checkpoint needs rows."""
-
-    @functools.cached_property
-    def checkpoint(self) -> Checkpoint:
-        """The run's checkpoint."""
-        folder, stores = self.folder / CHECKPOINT, {ROWS: self.simulation.client.rows}
-        stores[REPLICAS] = self.simulation.server.replicas
-        rows = {name: SavedRows(store, folder / name) for name, store in stores.items() if store is not None}
-        return Checkpoint(folder, self.simulation.server, self.identity, rows)
-
-    def load(self, start: ServerState) -> ServerState:
-        """Return the state of the checkpoint with its rows, or `start` if there is none."""
-        return self.checkpoint.load(start)
-
-    def rounds(self, state: ServerState) -> Generator[Step]:
-        """Run the rounds after the loaded state; each is in the folder by the time it is yielded.
-
-        If the caller stops early, a checkpoint of its last round is written.
-        """
-        saved = state.round
-        _note_environment(
-            self.folder / ENVIRONMENT,
-            saved,
-            environment(self.device, self.simulation.engine, self.simulation.why_engine),
-        )
-        with (
-            contextlib.closing(Lines(self.folder / ROUNDS, saved, self.checkpoint.lines, self._mode)) as lines,
-            contextlib.closing(Lines(self.folder / TIMINGS, saved, mode=self._mode)) as timings,
-        ):
-
-            def save() -> int:
-                lines.sync()  # first: a checkpoint on disk must never be without its lines
-                timings.sync()
-                self.checkpoint.save(state, lines.digest, last=state.round == self.last and not self.may_grow)
-                return state.round
-
-            while state.round < self.last:
-                step = self._round(state)
-                state = step.state
-                lines.append(_line(step.record))
-                timings.append(json.dumps(step.timing))
-                if state.round % self._every == 0 or state.round == self.last:
-                    saved = save()
-                try:
-                    yield step
-                except GeneratorExit:
-                    if saved != state.round:
-                        save()
-                    raise
-
-    @property
-    def _every(self) -> int:
-        """Rounds between checkpoints; with privacy 1, because a round must be durable before its model is seen."""
-        return 1 if self.simulation.server.method.privacy.active else self.checkpoint_every
-
-    @property
-    def _mode(self) -> int:
-        """Who may read the lines: with privacy their owner alone, since losses and norms are not covered by ε."""
-        return OWNER_ONLY if self.simulation.server.method.privacy.active else EVERYONE
-
-    def _round(self, state: ServerState) -> Step:
-        phases, started = Phases(), time.perf_counter()
-        state, record = self.simulation.advance(state, phases)
-        timing = {
-            "round": state.round,
-            "seconds": round(time.perf_counter() - started, 6),
-            "phases": {name: round(seconds, 6) for name, seconds in phases.seconds.items()},
-            "peak_memory": peak_memory(),
-            "peak_device_memory": peak_device_memory(self.device),
-        }
-        return Step(state, record, timing)
 
 
 def check_interval(checkpoint_every: int) -> None:
@@ -271,28 +211,3 @@ def _is_finished(folder: Path, experiment: Experiment) -> bool:
     if not saved["rows"]:
         clear_after_last(folder / CHECKPOINT, experiment.rounds)
     return True
-
-
-def _note_environment(path: Path, round: int, now: dict[str, Any]) -> None:
-    """Add the current environment, and the round it starts with, if it differs from the last one."""
-    known = read_object(path)
-    first = {key: value for key, value in known.items() if key != "resumed"}
-    sittings: list[dict[str, Any]] = known.get("resumed", [])
-    last = {key: value for key, value in (sittings[-1] if sittings else first).items() if key != "round"}
-    if last != now:
-        write_public(path, to_json({**first, "resumed": [*sittings, {"round": round, **now}]}))
-
-
-def _line(record: RoundRecord) -> str:
-    """Return the record as a line; refuses values that are not finite, which JSON lacks and no run can recover from."""
-    values = record.to_dict().items()
-    bad = {key: value for key, value in values if isinstance(value, float) and not math.isfinite(value)}
-    if bad:
-        found = ", ".join(f"{key} is {value}" for key, value in bad.items())
-        raise UpdateError(f"round {record.round}: {found}; lower the learning rates or clip")
-    return record.to_json()
-
-
-def to_json(values: dict[str, Any]) -> bytes:
-    """Return readable JSON."""
-    return json.dumps(values, indent=1).encode() + b"\n"

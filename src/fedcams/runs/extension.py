@@ -15,7 +15,25 @@ from fedcams.runs.folder import CHECKPOINT, EXPERIMENT, RunError, read_call, rea
 def extend(folder: Path, rounds: int) -> None:
     """Set the number of rounds of a run, finished or not, to a larger one; `resume` then runs those that are left.
 
-    Refuses what `check_extension` refuses.
+    Arguments:
+        folder: the run's folder.
+        rounds: the new number of rounds.
+
+    Returns:
+        Nothing.
+
+    Raises:
+        RunError: for what `check_extension` refuses.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedcams.experiment import Experiment
+        >>> from fedcams.runs import extend, resume, run
+        >>> tiny = Experiment(task="quadratic", model="point", clients=2, sampler="full", rounds=1)
+        >>> finished = run(tiny, Path("extended"), keep_rows=True)
+        >>> extend(Path("extended"), rounds=2)
+        >>> len(resume(Path("extended")).records)
+        2
     """
     with locked(folder):
         check_extension(folder, rounds)
@@ -24,7 +42,26 @@ def extend(folder: Path, rounds: int) -> None:
 
 
 def check_extension(folder: Path, rounds: int) -> None:
-    """Refuse to extend a run to fewer rounds, or one whose schedules follow its length, or whose state is gone."""
+    """Refuse to extend a run that cannot continue.
+
+    Arguments:
+        folder: the run's folder.
+        rounds: the number of rounds it is to have.
+
+    Returns:
+        Nothing, if `extend` would succeed.
+
+    Raises:
+        RunError: if it is to have fewer rounds, if its schedules follow its length, or if its state is gone.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedcams.experiment import Experiment
+        >>> from fedcams.runs import check_extension, run
+        >>> tiny = Experiment(task="quadratic", model="point", clients=2, sampler="full", rounds=1)
+        >>> finished = run(tiny, Path("checked"), keep_rows=True)
+        >>> check_extension(Path("checked"), rounds=2)
+    """
     found, elsewhere = read_experiment(folder), f"run {rounds} rounds in another folder"
     if call := read_call(folder):
         raise RunError(f"{folder}: this run was started from Python, which has its model and data; call {call}")

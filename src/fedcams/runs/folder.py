@@ -118,7 +118,20 @@ def private_note(experiment: Experiment) -> str:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder holds a run."""
+    """Return whether a folder holds a run.
+
+    Arguments:
+        path: the folder, which need not exist.
+
+    Returns:
+        True if it does, finished or not.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedcams.runs import is_run
+        >>> is_run(Path("nowhere"))
+        False
+    """
     return (path / EXPERIMENT).is_file()
 
 
@@ -130,7 +143,26 @@ def runs_below(path: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Return everything about a run; what an unfinished run does not have yet is empty."""
+    """Return everything about a run.
+
+    Arguments:
+        path: the run's folder.
+
+    Returns:
+        Experiment, records, timings and environment; what an unfinished run does not have yet is empty.
+
+    Raises:
+        RunError: if there is no run, or it is damaged.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedcams.experiment import Experiment
+        >>> from fedcams.runs import read_run, run
+        >>> tiny = Experiment(task="quadratic", model="point", clients=2, sampler="full", rounds=1)
+        >>> finished = run(tiny, Path("read"))
+        >>> read_run(Path("read")).records == finished.records
+        True
+    """
     return Run(
         path,
         read_experiment(path),

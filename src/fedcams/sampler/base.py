@@ -95,7 +95,22 @@ class Sampler(Spec, ABC):
 
 
 def sampler(spec: str | Sampler) -> Sampler:
-    """Return the sampler for a spec such as `uniform(n=20)`; refuse an unknown name."""
+    """Return the sampler that a spec string names.
+
+    Arguments:
+        spec: such as `uniform(n=20)`; a sampler is returned unchanged.
+
+    Returns:
+        The sampler, a frozen dataclass.
+
+    Raises:
+        SpecError: for an unknown name or key, or a value out of range.
+
+    Examples:
+        >>> from fedcams.sampler import sampler
+        >>> sampler("uniform(n=20)").n
+        20
+    """
     return Sampler.parse(spec)
 
 

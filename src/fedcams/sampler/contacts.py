@@ -33,9 +33,22 @@ class Contacts:
 
 
 def expected_contacts(population: int, cohort: float, rounds: int) -> Contacts:
-    """Return the mean contacts when every client takes part in each round with probability p = cohort/population.
+    """Return the mean contacts if every client takes part in each round with probability p = cohort/population.
 
     First contacts in round t: N p (1-p)^(t-1). Contacts g rounds after the last one: N (T-g) p² (1-p)^(g-1).
+
+    Arguments:
+        population: the number of clients N.
+        cohort: the mean number of clients per round.
+        rounds: the number of rounds T.
+
+    Returns:
+        First contacts by round, and later ones by the number of rounds since the last.
+
+    Examples:
+        >>> from fedcams.sampler import expected_contacts
+        >>> round(expected_contacts(population=100, cohort=10, rounds=20).total)
+        200
     """
     p = cohort / population
     t, g = np.arange(rounds + 1), np.arange(rounds)
@@ -45,7 +58,22 @@ def expected_contacts(population: int, cohort: float, rounds: int) -> Contacts:
 
 
 def simulated_contacts(sampler: Sampler, population: int, rounds: int, seed: int) -> Contacts:
-    """Return the contacts of one run, with the cohorts that a simulation with this seed would draw."""
+    """Return the contacts of one run, with the cohorts that a simulation with this seed would draw.
+
+    Arguments:
+        sampler: what draws the cohorts.
+        population: the number of clients.
+        rounds: the number of rounds.
+        seed: that of the run.
+
+    Returns:
+        First contacts by round, and later ones by the number of rounds since the last.
+
+    Examples:
+        >>> from fedcams.sampler import sampler, simulated_contacts
+        >>> simulated_contacts(sampler("uniform(n=10)"), population=100, rounds=20, seed=1).total
+        200.0
+    """
     first, gaps = np.zeros(rounds + 1), np.zeros(rounds)
     last = np.zeros(population, np.int64)
     weights = np.ones(population) if sampler.needs_weights else None

@@ -126,7 +126,22 @@ class Task(Spec, ABC):
 
 
 def task(spec: str | Task) -> Task:
-    """Return the task for a spec such as `cifar10`; refuse an unknown name."""
+    """Return the task that a spec string names.
+
+    Arguments:
+        spec: such as `cifar10`; a task is returned unchanged.
+
+    Returns:
+        The task, a frozen dataclass; `load` reads its data.
+
+    Raises:
+        SpecError: for an unknown name or key, or a value out of range.
+
+    Examples:
+        >>> from fedcams.tasks import task
+        >>> str(task("digits"))
+        'digits'
+    """
     return Task.parse(spec)
 
 
@@ -138,21 +153,60 @@ def data_folder(folder: Path | None) -> Path:
 def class_axis(outputs: Tensor, targets: Tensor) -> int:
     """Return the axis of the classes: -1 for outputs `[n, T, classes]` with targets `[n, T]`, otherwise 1.
 
-    Where both fit, it is 1, as in torch.
+    Arguments:
+        outputs: scores.
+        targets: class numbers.
+
+    Returns:
+        The axis; where both fit, it is 1, as in torch.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.tasks import class_axis
+        >>> class_axis(torch.zeros(2, 5, 3), torch.zeros(2, 5))
+        -1
     """
     last = outputs.dim() > 2 and outputs.shape[:-1] == targets.shape and outputs.shape[2:] != targets.shape[1:]
     return -1 if last else 1
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each target: `[n, classes, ...]` or `[n, ..., classes]` and `[n, ...]` -> `[n, ...]`."""
+    """Return the loss of each target.
+
+    Arguments:
+        outputs: scores `[n, classes, ...]` or `[n, ..., classes]`.
+        targets: class numbers `[n, ...]`.
+
+    Returns:
+        The losses `[n, ...]`.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.tasks import cross_entropy
+        >>> cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))
+        tensor([1.3863, 1.3863])
+    """
     return torch.nn.functional.cross_entropy(
         outputs.movedim(class_axis(outputs, targets), 1), targets, reduction="none"
     )
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 1.0 where the largest output is the target, else 0.0; shapes as those of `cross_entropy`."""
+    """Return 1.0 where the largest output is the target, else 0.0.
+
+    Arguments:
+        outputs: scores, in the shapes that `cross_entropy` takes.
+        targets: class numbers.
+
+    Returns:
+        One number per target.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.tasks import accuracy
+        >>> accuracy(torch.eye(2), torch.tensor([0, 0]))
+        tensor([1., 0.])
+    """
     return (outputs.argmax(class_axis(outputs, targets)) == targets).float()
 
 

@@ -12,7 +12,19 @@ from fedcams.theory.setting import Bound, Condition, Constants, Setting
 
 
 def theorem(run: Setting) -> int:
-    """Return the number of the theorem that speaks of this setting."""
+    """Return the number of the theorem that covers a setting.
+
+    Arguments:
+        run: the setting.
+
+    Returns:
+        1 or 3 for full participation, 2 or 4 for a part of the clients; 3 and 4 are those with compression.
+
+    Examples:
+        >>> from fedcams.theory import Setting, theorem
+        >>> theorem(Setting(m=100, n=10, K=60, T=500, eta=1.0, eta_l=0.01, eps=1e-3, q=0.5))
+        4
+    """
     return (3 if run.q else 1) + (not run.full)
 
 
@@ -20,6 +32,20 @@ def printed(known: Constants, run: Setting) -> Bound:
     """Return the printed bound of the setting's theorem, with the printed and the tight condition on the local rate.
 
     The tight one is what the proof uses; the printed one replaces the local rate in S by 1.
+
+    Arguments:
+        known: what the theorems assume of the problem.
+        run: the setting.
+
+    Returns:
+        The bound, term by term, and its conditions.
+
+    Examples:
+        >>> from fedcams.theory import Constants, Setting, printed
+        >>> known = Constants(L=1.0, G=1.0, s_l=0.1, s_g=0.1, F=1.0, d=10)
+        >>> run = Setting(m=10, n=10, K=5, T=100, eta=0.1, eta_l=0.01, eps=1e-3)
+        >>> list(printed(known, run).terms)[:2]
+        ['optimisation', 'memory']
     """
     L, G, number = known.L, known.G, theorem(run)
     pre = 4 if run.full else 8
@@ -46,7 +72,22 @@ def printed(known: Constants, run: Setting) -> Bound:
 
 
 def printed_rate(known: Constants, run: Setting) -> float:
-    """Return the largest local rate that the theorem allows as printed; 0 for n = 1 of many, where it divides by 0."""
+    """Return the largest local rate that the theorem allows as printed.
+
+    Arguments:
+        known: what the theorems assume of the problem.
+        run: the setting.
+
+    Returns:
+        The rate; 0 for n = 1 of many, where the condition divides by 0.
+
+    Examples:
+        >>> from fedcams.theory import Constants, Setting, printed_rate, tight_rate
+        >>> known = Constants(L=1.0, G=1.0, s_l=0.1, s_g=0.1, F=1.0, d=10)
+        >>> run = Setting(m=10, n=10, K=5, T=100, eta=0.1, eta_l=0.01, eps=1e-3)
+        >>> printed_rate(known, run) <= tight_rate(known, run)
+        True
+    """
     allowed = run.eps / (run.K * s_of(1.0, known, run) * _a(known, run))
     if not run.full:
         part = 24 * run.m * (run.n - 1)  # the printed 48 b is 24 a: b = a/2
@@ -55,7 +96,21 @@ def printed_rate(known: Constants, run: Setting) -> float:
 
 
 def tight_rate(known: Constants, run: Setting) -> float:
-    """Return the largest local rate that the proof needs: the solution of η_l S(η_l) ≤ A, at most 1/(8KL)."""
+    """Return the largest local rate that the proof needs: the solution of η_l S(η_l) ≤ A, at most 1/(8KL).
+
+    Arguments:
+        known: what the theorems assume of the problem.
+        run: the setting.
+
+    Returns:
+        The rate.
+
+    Examples:
+        >>> from fedcams.theory import Constants, Setting, tight_rate
+        >>> known = Constants(L=1.0, G=1.0, s_l=0.1, s_g=0.1, F=1.0, d=10)
+        >>> tight_rate(known, Setting(m=10, n=10, K=5, T=100, eta=0.1, eta_l=0.01, eps=1e-3)) <= 1 / 40
+        True
+    """
     limits = [run.eps / (run.K * _a(known, run))]
     if not run.full:
         m, n = run.m, run.n

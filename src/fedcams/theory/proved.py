@@ -15,7 +15,22 @@ CROSS = 2.0
 
 
 def sound(known: Constants, run: Setting, cross: float = CROSS) -> Bound:
-    """Return the bound on the average of E‖∇f(x_t)‖² over all rounds, with its conditions."""
+    """Return a proved bound on the average of E‖∇f(x_t)‖² over all rounds, with its conditions.
+
+    Arguments:
+        known: what the theorems assume of the problem.
+        run: the setting.
+        cross: bounds the product of noise and later gradients; 1 ignores it, as the paper does.
+
+    Returns:
+        The bound, term by term, and its conditions.
+
+    Examples:
+        >>> from fedcams.theory import Constants, Setting, sound
+        >>> known = Constants(L=1.0, G=1.0, s_l=0.1, s_g=0.1, F=1.0, d=10)
+        >>> sound(known, Setting(m=10, n=10, K=5, T=100, eta=0.1, eta_l=0.01, eps=1e-3)).value > 0
+        True
+    """
     root, peak = math.sqrt(run.eps), largest_root(known, run)
     scale = (4 if run.full else 8) * peak
     boost, feedback = _higher_order(known, run)

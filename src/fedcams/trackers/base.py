@@ -40,7 +40,22 @@ class TrackerSpec(Spec, ABC):
 
 
 def tracker(spec: str | TrackerSpec | Tracker) -> Tracker:
-    """Return a new tracker for a spec such as `csv`, or your own tracker unchanged; refuses an unknown name."""
+    """Return a new tracker.
+
+    Arguments:
+        spec: such as `csv` or `wandb(project=mine)`; a tracker of your own is returned unchanged.
+
+    Returns:
+        The tracker.
+
+    Raises:
+        SpecError: for an unknown name or key.
+        ExtraMissing: if the library that it needs is not installed.
+
+    Examples:
+        >>> from fedcams.trackers import tracker
+        >>> tracker("csv").finish()  # after `start` with a run, and `log` with every round
+    """
     if not isinstance(spec, str | TrackerSpec):
         return spec
     found = resolve("tracker", spec)
@@ -51,7 +66,22 @@ def tracker(spec: str | TrackerSpec | Tracker) -> Tracker:
 def check_trackers(trackers: Any, privacy: Privacy) -> None:
     """Refuse what is not a list of trackers, and any tracker for a run with privacy.
 
-    It would pass on losses and norms, which the run's ε does not cover.
+    A tracker would pass on losses and norms, which the run's ε does not cover.
+
+    Arguments:
+        trackers: those of the run.
+        privacy: that of the method.
+
+    Returns:
+        Nothing, if they may be used.
+
+    Raises:
+        SpecError: for anything but a list of trackers, and for a tracker of a private run.
+
+    Examples:
+        >>> import fedcams
+        >>> from fedcams.trackers import check_trackers
+        >>> check_trackers(["csv"], fedcams.Method().privacy)
     """
     listed = isinstance(trackers, Sequence) and not isinstance(trackers, str)
     if not listed or not all(isinstance(each, str | TrackerSpec) or hasattr(each, "log") for each in trackers):
@@ -64,7 +94,21 @@ def check_trackers(trackers: Any, privacy: Privacy) -> None:
 
 
 def scalars(record: RoundRecord, timing: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the name and value of everything that can be drawn as a curve over rounds."""
+    """Yield everything in a round that can be drawn as a curve.
+
+    Arguments:
+        record: the record of a round.
+        timing: its line of `timings.jsonl`.
+
+    Returns:
+        An iterator over names and values.
+
+    Examples:
+        >>> from fedcams.simulation import RoundRecord
+        >>> from fedcams.trackers import scalars
+        >>> dict(scalars(RoundRecord(round=1, cohort=[0], wire_up=120), {}))["wire_up"]
+        120
+    """
     for name, value in (*record.to_dict().items(), ("seconds", timing.get("seconds"))):
         if name != "round" and isinstance(value, int | float):
             yield name, value

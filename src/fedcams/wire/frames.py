@@ -81,7 +81,7 @@ class Frame:
 def read_head(data: bytes, magic: bytes, head: struct.Struct) -> Head:
     """Return the values of the head after magic and version; refuses another magic or version, and short data."""
     if data[:4] != magic[: len(data)]:
-        raise BadMagic(f"this message starts with {magic!r}, this data with {data[:4]!r}")
+        raise BadMagic(f"a message of this kind starts with {magic!r}, this data with {data[:4]!r}")
     if len(data) < head.size:
         raise Truncated(f"{len(data)} bytes; this message has at least {head.size + CHECKSUM.size}")
     if data[4] != VERSION:

@@ -21,7 +21,6 @@ from fedcams.errors import (
     Truncated,
     UnknownCodec,
     UnknownVersion,
-    WireError,
 )
 from fedcams.layout import Layout
 from fedcams.wire.fields import fixed_size, pack_field, unpack_field, varying_sizes
@@ -60,9 +59,27 @@ class Payload:
 
 
 def pack(compressor: Compressor, code: Code, layout: Layout, layout_id: bytes | None = None) -> bytes:
-    """Return the payload of one row of a code, tensors `[columns]`.
+    """Return the payload of one row of a code.
 
-    `layout_id` is written in place of the layout's own. Refuses a compressor whose spec does not fit a payload.
+    Arguments:
+        compressor: what made the code.
+        code: its tensors `[columns]`.
+        layout: the layout of the vector.
+        layout_id: written in place of the layout's own.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        SpecError: for a compressor whose spec does not fit a payload.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> from fedcams.wire import pack, size
+        >>> sign, layout = fedcams.compressor("sign"), fedcams.Layout.flat(16)
+        >>> code = sign.encode(torch.ones(16), layout)
+        >>> len(pack(sign, code, layout)) == size(sign, code, layout)
+        True
     """
     spec = _spec_bytes(compressor)
     parts: list[bytes | memoryview] = [HEADER.pack(MAGIC, VERSION, len(spec), layout.d, layout_id or layout.id), spec]
@@ -72,7 +89,23 @@ def pack(compressor: Compressor, code: Code, layout: Layout, layout_id: bytes | 
 
 
 def size(compressor: Compressor, code: Code, layout: Layout) -> int:
-    """Return the length of `pack(...)` of one row of a code, tensors `[columns]`, without packing."""
+    """Return the length of the payload of one row of a code, without packing it.
+
+    Arguments:
+        compressor: what made the code.
+        code: its tensors `[columns]`.
+        layout: the layout of the vector.
+
+    Returns:
+        The number of bytes.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> from fedcams.wire import size
+        >>> sign, layout = fedcams.compressor("sign"), fedcams.Layout.flat(800)
+        >>> size(sign, sign.encode(torch.ones(800), layout), layout)
+        134
+    """
     return sizes(compressor, {name: tensor[None] for name, tensor in code.items()}, layout)[0]
 
 
@@ -83,7 +116,23 @@ def fixed_payload_size(compressor: Compressor, layout: Layout) -> int:
 
 
 def sizes(compressor: Compressor, code: Code, layout: Layout) -> list[int]:
-    """Return the payload's length for each row of a cohort's code, tensors `[C, columns]`, without packing."""
+    """Return the length of the payload of each row of a cohort's code, without packing it.
+
+    Arguments:
+        compressor: what made the code.
+        code: its tensors `[C, columns]`.
+        layout: the layout of a row.
+
+    Returns:
+        One number of bytes per row.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> from fedcams.wire import sizes
+        >>> sign, layout = fedcams.compressor("sign"), fedcams.Layout.flat(800)
+        >>> sizes(sign, sign.encode(torch.ones(3, 800), layout), layout)
+        [134, 134, 134]
+    """
     fixed = fixed_payload_size(compressor, layout)
     return [fixed + varying for varying in varying_sizes(compressor.fields(layout), code, layout)]
 
@@ -104,10 +153,25 @@ def unpack(
     max_d: int = DEFAULT_MAX_D,
     crc_checked: bool = False,
 ) -> Payload:
-    """Read and check a payload; a WireError says what is wrong with it.
+    """Read and check a payload.
 
-    With `layout`, refuses payloads of another one. Without it, d may be at most `max_d`, because a tiny payload can
-    claim a huge d. `crc_checked` means that the caller has verified the checksum already.
+    Arguments:
+        data: the bytes.
+        layout: the layout that the payload must have.
+        max_d: without a layout, the largest d to accept, because a tiny payload can claim a huge one.
+        crc_checked: whether the caller has verified the checksum already.
+
+    Returns:
+        The payload, checked as a whole.
+
+    Raises:
+        WireError: the subclass that says what is wrong.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> from fedcams.wire import unpack
+        >>> str(unpack(fedcams.encode("topk(k=1)", torch.tensor([0.5, -2.0]))).compressor)
+        'topk(k=1)'
     """
     view = memoryview(data).cast("B")
     spec_length, d, layout_id = _read_header(view, crc_checked)
@@ -134,7 +198,7 @@ def _read_header(view: memoryview, crc_checked: bool) -> tuple[int, int, bytes]:
     if version != VERSION:
         raise UnknownVersion(f"version {version}; this reader knows version {VERSION}, update fedcams")
     if len(view) < least - 1 + spec_length:
-        raise Truncated(f"{len(view)} bytes; the header says a codec spec of {spec_length}")
+        raise Truncated(f"{len(view)} bytes; the header announces a codec spec of {spec_length} bytes")
     (checksum,) = CHECKSUM.unpack(view[-CHECKSUM.size :])
     if not crc_checked and crc32(view[: -CHECKSUM.size]) != checksum:
         raise ChecksumMismatch("the checksum does not match: the bytes were changed or cut off in transit")
@@ -167,87 +231,3 @@ def _settle_layout(codec: Compressor, layout: Layout | None, layout_id: bytes, d
     if codec.per_tensor and layout_id != flat.id:
         raise LayoutMismatch(f"{codec} needs the layout {layout_id.hex()} it was written with: pass layout=")
     return flat
-
-
-# -- in one call ---------------------------------------------------------------------------------------------------
-
-
-def encode(codec: Compressor | str, x: Tensor, layout: Layout | None = None, key: int = 0) -> bytes:
-    """Return the payload of one vector `x [d]`, compressed by `codec`.
-
-    Arguments:
-        codec: the compressor, or its spec string.
-        x: the vector, float32.
-        layout: its layout; that of a bare vector by default.
-        key: seeds compressors that draw at random.
-
-    Returns:
-        The bytes, with a header and a checksum.
-
-    Raises:
-        SpecError: for an unknown compressor.
-        WireError: for anything but one vector `[d]`.
-        UpdateError: for values that are not finite.
-
-    Examples:
-        >>> import fedcams, torch
-        >>> payload = fedcams.encode("topk(k=1)", torch.tensor([0.5, -2.0, 0.0]))
-        >>> fedcams.decode(payload)
-        tensor([ 0., -2.,  0.])
-    """
-    codec, layout, code = _one_row(codec, x, layout, key)
-    return pack(codec, code, layout)
-
-
-def payload_size(codec: Compressor | str, x: Tensor, layout: Layout | None = None, key: int = 0) -> int:
-    """Return the length of `encode(...)` with the same arguments, without packing.
-
-    Arguments:
-        codec: the compressor, or its spec string.
-        x: the vector, float32.
-        layout: its layout; that of a bare vector by default.
-        key: seeds compressors that draw at random.
-
-    Returns:
-        The number of bytes, including header and checksum.
-
-    Raises:
-        FedcamsError: for what `encode` refuses.
-
-    Examples:
-        >>> import fedcams, torch
-        >>> fedcams.payload_size("identity", torch.zeros(1000)), fedcams.payload_size("sign", torch.zeros(1000))
-        (4034, 159)
-    """
-    codec, layout, code = _one_row(codec, x, layout, key)
-    return size(codec, code, layout)
-
-
-def decode(data: bytes | bytearray | memoryview, layout: Layout | None = None, max_d: int = DEFAULT_MAX_D) -> Tensor:
-    """Return the vector `[d]` of a payload.
-
-    Arguments:
-        data: the bytes that `encode` returned.
-        layout: the layout that the payload must have; compressors that work tensor by tensor need it.
-        max_d: without a layout, the largest d to accept, because a tiny payload can claim a huge d.
-
-    Returns:
-        The vector, float32.
-
-    Raises:
-        WireError: for bytes that are not a valid payload, or a payload of another layout.
-
-    Examples:
-        >>> import fedcams, torch
-        >>> fedcams.decode(fedcams.encode("sign", torch.tensor([3.0, -1.0])))
-        tensor([ 2., -2.])
-    """
-    return unpack(data, layout, max_d).decode()
-
-
-def _one_row(codec: Compressor | str, x: Tensor, layout: Layout | None, key: int) -> tuple[Compressor, Layout, Code]:
-    codec = compressor(codec)
-    layout = layout or Layout.flat(x.numel())
-    if x.dim() != 1:
-        raise WireError(f"x has shape {tuple(x.shape)}; a payload holds one vector [d], encode each row separately")
-    return codec, layout, codec.encode(x, layout, key)

@@ -15,7 +15,7 @@ from fedcams.engines.captured.seat import Recipe, Seat
 from fedcams.engines.captured.staging import Staging, as_channels_last
 from fedcams.engines.captured.step import Batch, Computing, draws_in_attention, frozen_parameters
 from fedcams.engines.problem import Problem, naming
-from fedcams.engines.trees import Tree, call, map_tensors, take
+from fedcams.engines.trees import Tree, call, map_tensors, size, take
 from fedcams.keys import derive
 
 if TYPE_CHECKING:
@@ -61,16 +61,24 @@ class Habits(NamedTuple):
     @classmethod
     def of(cls, problem: Problem) -> Habits:
         """Return the habits of a problem's model."""
-        x, y = take(problem.examples_of(next(iter(problem.clients))), slice(2))
+        client = _some_client(problem)
+        x, y = take(problem.examples_of(client), slice(2))
         training, prepared_x = problem.model.training, problem.prepare(x)
         try:
             # On a CPU, oneDNN's backward pass of a 1x1 convolution with channels last writes beyond its memory.
             turned = problem.device.type == "cuda" and takes_channels_last(problem.model.eval(), prepared_x)
             problem.model.train()
-            draws = draws_in_attention(problem, Batch(prepared_x, y, None))
+            with naming([client]):
+                draws = draws_in_attention(problem, Batch(prepared_x, y, None))
         finally:
             problem.model.train(training)
         return cls(turned, draws)
+
+
+def _some_client(problem: Problem) -> int:
+    """Return the first client that has two examples, since batch-norm refuses one; or else the first."""
+    found = (client for client in problem.clients if size(problem.examples_of(client)[1]) > 1)
+    return next(found, next(iter(problem.clients)))
 
 
 def takes_channels_last(model: nn.Module, x: Tree) -> bool:

@@ -1,0 +1,145 @@
+"""The journal of a run: its rounds as they are run, with their records, timings and checkpoints in its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedcams.durable import OWNER_ONLY
+from fedcams.errors import UpdateError
+from fedcams.rounds import ServerState
+from fedcams.rows import SavedRows
+from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint
+from fedcams.runs.environment import environment, peak_device_memory, peak_memory
+from fedcams.runs.files import EVERYONE, Lines, write_public
+from fedcams.runs.folder import CHECKPOINT, ENVIRONMENT, ROUNDS, TIMINGS, read_object
+from fedcams.simulation import Phases, RoundRecord, Simulation
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Step(NamedTuple):
+    """One finished round, whose record is in the folder."""
+
+    state: ServerState
+    record: RoundRecord
+    timing: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Runs rounds and writes their records, timings and checkpoints to a folder, which the caller has locked."""
+
+    folder: Path
+    simulation: Simulation
+    identity: dict[str, Any]
+    """The values that must be equal for the run to continue from a checkpoint."""
+    last: int
+    """The number of rounds."""
+    device: str | torch.device
+    checkpoint_every: int = 25
+    may_grow: bool = False
+    """Whether the run may get more rounds later, so that even its last checkpoint needs rows."""
+
+    @functools.cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The run's checkpoint."""
+        folder, stores = self.folder / CHECKPOINT, {ROWS: self.simulation.client.rows}
+        stores[REPLICAS] = self.simulation.server.replicas
+        rows = {name: SavedRows(store, folder / name) for name, store in stores.items() if store is not None}
+        return Checkpoint(folder, self.simulation.server, self.identity, rows)
+
+    def load(self, start: ServerState) -> ServerState:
+        """Return the state of the checkpoint with its rows, or `start` if there is none."""
+        return self.checkpoint.load(start)
+
+    def rounds(self, state: ServerState) -> Generator[Step]:
+        """Run the rounds after the loaded state; each is in the folder by the time it is yielded.
+
+        If the caller stops early, a checkpoint of its last round is written.
+        """
+        saved = state.round
+        _note_environment(
+            self.folder / ENVIRONMENT,
+            saved,
+            environment(self.device, self.simulation.engine, self.simulation.why_engine),
+        )
+        with (
+            contextlib.closing(Lines(self.folder / ROUNDS, saved, self.checkpoint.lines, self._mode)) as lines,
+            contextlib.closing(Lines(self.folder / TIMINGS, saved, mode=self._mode)) as timings,
+        ):
+
+            def save() -> int:
+                lines.sync()  # first: a checkpoint on disk must never be without its lines
+                timings.sync()
+                self.checkpoint.save(state, lines.digest, last=state.round == self.last and not self.may_grow)
+                return state.round
+
+            while state.round < self.last:
+                step = self._round(state)
+                state = step.state
+                lines.append(_line(step.record))
+                timings.append(json.dumps(step.timing))
+                if state.round % self._every == 0 or state.round == self.last:
+                    saved = save()
+                try:
+                    yield step
+                except GeneratorExit:
+                    if saved != state.round:
+                        save()
+                    raise
+
+    @property
+    def _every(self) -> int:
+        """Rounds between checkpoints; with privacy 1, because a round must be durable before its model is seen."""
+        return 1 if self.simulation.server.method.privacy.active else self.checkpoint_every
+
+    @property
+    def _mode(self) -> int:
+        """Who may read the lines: with privacy their owner alone, since losses and norms are not covered by ε."""
+        return OWNER_ONLY if self.simulation.server.method.privacy.active else EVERYONE
+
+    def _round(self, state: ServerState) -> Step:
+        phases, started = Phases(), time.perf_counter()
+        state, record = self.simulation.advance(state, phases)
+        timing = {
+            "round": state.round,
+            "seconds": round(time.perf_counter() - started, 6),
+            "phases": {name: round(seconds, 6) for name, seconds in phases.seconds.items()},
+            "peak_memory": peak_memory(),
+            "peak_device_memory": peak_device_memory(self.device),
+        }
+        return Step(state, record, timing)
+
+
+def _note_environment(path: Path, round: int, now: dict[str, Any]) -> None:
+    """Add the current environment, and the round it starts with, if it differs from the last one."""
+    known = read_object(path)
+    first = {key: value for key, value in known.items() if key != "resumed"}
+    sittings: list[dict[str, Any]] = known.get("resumed", [])
+    last = {key: value for key, value in (sittings[-1] if sittings else first).items() if key != "round"}
+    if last != now:
+        write_public(path, to_json({**first, "resumed": [*sittings, {"round": round, **now}]}))
+
+
+def _line(record: RoundRecord) -> str:
+    """Return the record as a line; refuses values that are not finite, which JSON lacks and no run can recover from."""
+    values = record.to_dict().items()
+    bad = {key: value for key, value in values if isinstance(value, float) and not math.isfinite(value)}
+    if bad:
+        found = ", ".join(f"{key} is {value}" for key, value in bad.items())
+        raise UpdateError(f"round {record.round}: {found}; lower the learning rates or clip")
+    return record.to_json()
+
+
+def to_json(values: dict[str, Any]) -> bytes:
+    """Return readable JSON."""
+    return json.dumps(values, indent=1).encode() + b"\n"
