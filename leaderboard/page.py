@@ -99,22 +99,22 @@ def _setting(entry: Entry) -> str:
 
 
 def _table(group: Sequence[Entry]) -> Iterator[str]:
-    yield "| method | server | uplink | downlink | accuracy | averaged | up | down | up + down | fewer | seeds | runs |"
-    yield "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|"
+    yield "| method | accuracy | averaged | fewer | up + down | up | down | seeds | server | uplink | downlink | runs |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|---|---|---|---|"
     dense = max((entry.total for entry in group if entry.dense), default=None)
     for entry in group:
         specs = [f"`{entry.method.get(key, default)}`" for key, default in DEFAULTS.items()]
         averaged = "" if entry.averaged is None else f"{entry.averaged:.2f}"
-        sizes = [human_bytes(size) for size in (entry.bytes_up, entry.bytes_down, entry.total)]
+        sizes = [human_bytes(size) for size in (entry.total, entry.bytes_up, entry.bytes_down)]
         fewer = "" if dense is None else f"{dense / entry.total:.1f}x"
         cells = [
             entry.label.replace("|", r"\|"),
-            *specs,
             f"{entry.accuracy:.2f}",
             averaged,
-            *sizes,
             fewer,
+            *sizes,
             str(len(entry.seeds)),
+            *specs,
         ]
         yield f"| {' | '.join([*cells, _source(entry.source)])} |"
     yield ""

@@ -480,6 +480,9 @@ def test_reports_tell_what_was_spent_and_that_they_are_private(tmp_path: Path) -
     assert said in notes(collection)
     assert said in markdown(collection, summarize(collection)).replace("\\", "")
     assert "keep this report private" in notes(collection)
+    spent = epsilon(0.4, 2.0, 7, 1e-4)
+    assert f"(ε {spent:.4g} spent)" in markdown(collection, summarize(collection))
+    assert summarize(collection).rows[0].epsilon == pytest.approx(spent)
     plain = run(small(), tmp_path / "plain")
     assert "Private" not in notes(collect([plain.path]))
 

@@ -377,6 +377,21 @@ def test_a_round_without_clients_costs_no_latency(tmp_path: Path) -> None:
     assert time_to(method, PROFILES[0], 0.5) == 0
 
 
+def test_many_notes_of_one_kind_are_folded(tmp_path: Path) -> None:
+    for label in "abcde":
+        write_run(tmp_path / label, rising(0.5), label=label, seconds=None)
+    said = notes(collect([tmp_path]))
+    assert "<summary>2 more like this</summary>" in said
+    assert all(f"No timings: {label};" in said for label in "abcde")
+    assert said.index("No timings: c;") < said.index("<summary>") < said.index("No timings: d;")
+
+
+def test_a_share_has_an_axis_from_zero(tmp_path: Path) -> None:
+    collection = collect([write_run(tmp_path / "run", rising(0.5), probed={"off_floor": 0.0})])
+    (chart,) = describe(collection, summarize(collection)).adaptivity
+    assert plotly.figure(chart, plotly.Positions())["layout"]["yaxis"]["rangemode"] == "nonnegative"
+
+
 def test_a_column_is_made_once_and_what_was_not_measured_is_nan(tmp_path: Path) -> None:
     (run,) = collect([write_run(tmp_path / "run", [0.5, None, 0.75], q=0.25)]).runs
     np.testing.assert_array_equal(run.column("test_accuracy"), [0.5, np.nan, 0.75])

@@ -24,6 +24,7 @@ from fedcams.report.series import (
     COMPRESSION,
     CURVES,
     LOSSES,
+    NONNEGATIVE,
     ROUNDS,
     SCORES,
     Array,
@@ -123,7 +124,7 @@ def _lines(collection: Collection, metric: Metric, percent: bool = False) -> Cha
         Series(name, look, c.x, c.mean, *((c.low, c.high) if c.seeds > 1 else ())) for name, look, c in shown
     )
     seen = height([c for _, _, c in shown]) if metric in CURVES else None
-    y = Axis(metric.key, metric.title, percent=percent, range=seen, nonnegative=percent or metric in COMPRESSION)
+    y = Axis(metric.key, metric.title, percent=percent, range=seen, nonnegative=percent or metric in NONNEGATIVE)
     return Chart("lines", metric.key, metric.title, AXES if metric in CURVES else (ROUNDS,), y, series)
 
 

@@ -91,12 +91,17 @@ class Method:
         return [f"{self.label}, seed {run.experiment.seed}: {note}" for run in self.runs if (note := run.refusals)]
 
     @property
+    def epsilon(self) -> float | None:
+        """The largest ε that a run has spent; None without privacy."""
+        spent = [record.get("epsilon") for run in self.runs for record in run.records[-1:]]
+        return None if not self.experiment.privacy.active or None in spent else float(max(spent))
+
+    @property
     def private(self) -> str | None:
         """The note on what each run has spent, and that this report is not covered; None without privacy."""
-        spent = [record.get("epsilon") for run in self.runs for record in run.records[-1:]]
-        if not self.experiment.privacy.active or None in spent:
+        if (spent := self.epsilon) is None:
             return None
-        claim = f"each model of each run is part of ε = {max(spent):.4g} by {self.experiment.privacy}"
+        claim = f"each model of each run is part of ε = {spent:.4g} by {self.experiment.privacy}"
         local = [record.get("local_epsilon") for run in self.runs for record in run.records[-1:]]
         if None not in local:
             claim += f", and what the server sees of a client of ε = {max(local):.4g}"

@@ -248,7 +248,7 @@ document.getElementById("theme").onclick = () => {
 };
 // Print in light colours and at one width, then restore the page.
 let wide = innerWidth, later, theme;
-addEventListener("beforeprint", () => { theme = root.dataset.theme; root.dataset.theme = "light"; root.classList.add("paper"); drawAgain(Infinity); });
+addEventListener("beforeprint", () => { theme = root.dataset.theme; root.dataset.theme = "light"; root.classList.add("paper"); $("details").forEach(d => { d.open = true; }); drawAgain(Infinity); });
 addEventListener("afterprint", () => { root.dataset.theme = theme; root.classList.remove("paper"); drawAgain(); });
 addEventListener("resize", () => {
   if (innerWidth === wide) return void drawNear(); // phones change the height while scrolling

@@ -119,7 +119,7 @@ def _point(chart: Chart, series: Series) -> list[Trace]:
 
 
 def _stack(chart: Chart, series: Series) -> list[Trace]:
-    names = [text(" · ".join(lines)) for lines in chart.y.names]
+    names = [text(" · ".join((label, total.replace(" ", "\N{NO-BREAK SPACE}")))) for label, total in chart.y.names]
     values = {"x": series.x[chart.x[0].key].tolist(), "y": names, "orientation": "h"}
     told = {"customdata": list(series.notes), "hovertemplate": "%{customdata}, %{x:.1%}"}
     return [{"type": "bar", **values, **_named(series), "marker": {"color": series.look.colour}, **told}]

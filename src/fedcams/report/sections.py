@@ -33,6 +33,7 @@ def facts(collection: Collection, summary: Summary) -> str:
     whole = {name: _distinct(_spelled_out(getattr(e, key)) for e in described) for name, key in named.items()}
     if "Uplink" in shown and not all(e.feedback for e in described):
         shown["Uplink"] += NO_FEEDBACK
+    shown["Seeds"] = whole["Seeds"] = _distinct(sorted(e.seed for e in described))
     shown["Partition"] = whole["Partition"]  # in full, because it matters most how uneven the data is
     sizes = _distinct(f"{fmean(len(record.cohort) for record in run.records):.4g}" for run in collection.runs)
     shown["Cohort"] += f", {sizes} clients"
@@ -48,26 +49,40 @@ def versions(collection: Collection) -> str:
     for run in collection.runs:
         for sitting in (run.environment, *run.environment.get("resumed", [])):
             for key, value in sitting.items():
-                if key not in ("resumed", "round") and value is not None:
+                if key not in ("resumed", "round", "why_engine") and value is not None:
                     found.setdefault(key, []).append(value)
     return " · ".join(escape(f"{key} {_distinct(values)}") for key, values in found.items())
 
 
 def notes(collection: Collection) -> str:
     """Return warnings about the numbers, such as unfinished runs, exploding ones and refused updates."""
-    said = [f"Private: {note}" for method in collection.methods if (note := method.private)]
-    said += [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
-    said += [f"Exploding: {note}" for method in collection.methods for note in method.exploded]
-    said += [f"Refused: {note}" for method in collection.methods for note in method.refusals]
-    said += [f"Left out, no round recorded yet: {path}" for path in collection.empty]
-    said += [
-        f"No timings: {method.label}; its times on networks count transfers only"
-        for method in collection.methods
-        if any(np.isnan(run.seconds).all() for run in method.runs)
-    ]
-    said += [note for method in collection.methods if (note := method.on_floor)]
-    listed = "".join(f"<li>{escape(line)}</li>" for line in said)
-    return f'<ul class="notes">{listed}</ul>' if said else ""
+    methods = collection.methods
+    kinds = (
+        [f"Private: {note}" for method in methods if (note := method.private)],
+        [f"Unfinished: {note}" for method in methods for note in method.unfinished],
+        [f"Exploding: {note}" for method in methods for note in method.exploded],
+        [f"Refused: {note}" for method in methods for note in method.refusals],
+        [f"Left out, no round recorded yet: {path}" for path in collection.empty],
+        [
+            f"No timings: {method.label}; its times on networks count transfers only"
+            for method in methods
+            if any(np.isnan(run.seconds).all() for run in method.runs)
+        ],
+        [note for method in methods if (note := method.on_floor)],
+    )
+    listed = "".join(map(_listed, kinds))
+    return f'<ul class="notes">{listed}</ul>' if listed else ""
+
+
+SHOWN = 3
+"""So many notes of one kind are seen at once, or the charts would begin below the first screen."""
+
+
+def _listed(notes: list[str]) -> str:
+    items = [f"<li>{escape(note)}</li>" for note in notes]
+    shown, rest = "".join(items[:SHOWN]), "".join(items[SHOWN:])
+    more = f"<details><summary>{len(items) - SHOWN} more like this</summary><ul>{rest}</ul></details>"
+    return shown + (f"<li>{more}</li>" if rest else "")
 
 
 def tiles(summary: Summary) -> str:

@@ -66,6 +66,8 @@ COMPRESSION = (Q, Q_MAX, GAMMA, RESIDUALS)
 """Drawn against rounds, for the methods that lose something."""
 ADAPTIVITY = (OFF_FLOOR, RATE, UPDATES, GRADIENT)
 """Drawn against rounds."""
+NONNEGATIVE = (*COMPRESSION, OFF_FLOOR, RATE, UPDATES)
+"""Never below zero, so their axes are not either; the estimate of ‖∇f‖² can be."""
 
 ROUNDS = Axis("rounds", "Round", "Rounds")
 BYTES = Axis("bytes", "Bytes sent, up + down, all clients", "Bytes up + down", "B", log=True)

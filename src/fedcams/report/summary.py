@@ -52,6 +52,8 @@ class Row:
     downlink: str
     recipe: str | None
     """The recipe that stands for how everything travels, if there is one."""
+    epsilon: float | None
+    """The largest ε that a run spent; None without privacy."""
     seeds: list[int]
     rounds: float
     final: Spread | None
@@ -180,6 +182,7 @@ def _row(method: Method, target: float | None) -> Row:
         uplink=str(experiment.uplink) + ("" if experiment.feedback else NO_FEEDBACK),
         downlink=str(experiment.downlink),
         recipe=method.recipe,
+        epsilon=method.epsilon,
         seeds=[run.experiment.seed for run in runs],
         rounds=fmean(run.records[-1].round for run in runs),
         final=_spread(method, final_score),

@@ -99,7 +99,7 @@ def columns(summary: Summary) -> dict[str, str]:
     """Return the column headings of the table, each with an explanation."""
     target, averages = "" if summary.target is None else f" {score(summary.target, summary.percent)}", summary.averages
     return {
-        METHOD: "the label of the experiment",
+        METHOD: "the label of the experiment; small print: its recipe, and the ε that it spent",
         "Final accuracy": "mean over the last 20% of the rounds; held: accuracy of the model that all clients hold",
         **(
             {"Averaged": "the same for the averaged models, which are evaluated but never trained from"}
@@ -126,7 +126,7 @@ WORDS = (METHOD, *(head for head, _ in PIECES.values()))
 def cells(row: Row, summary: Summary) -> list[Cell]:
     """Return one line of the table, in the order of `columns`."""
     return [
-        Cell(row.label, row.label, f"recipe {row.recipe}" if row.recipe else ""),
+        Cell(row.label, row.label, _named(row)),
         _final(row, summary),
         *([_spread(row.averaged, summary.percent, len(row.seeds))] if summary.averages else []),
         *(_spread(spread, summary.percent, len(row.seeds)) for spread in (row.last, row.best)),
@@ -139,6 +139,12 @@ def cells(row: Row, summary: Summary) -> list[Cell]:
         Cell(str(len(row.seeds)), len(row.seeds)),
         *(_spec(key, getattr(row, key)) for key in PIECES if summary.shows(key)),
     ]
+
+
+def _named(row: Row) -> str:
+    """Return the recipe and the ε that a method spent, if it has them."""
+    recipe, spent = f"recipe {row.recipe}" if row.recipe else "", f"ε {row.epsilon:.4g} spent" if row.epsilon else ""
+    return ", ".join(part for part in (recipe, spent) if part)
 
 
 def _spec(key: str, spec: str) -> Cell:
