@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import fedcams
 from fedcams import runs
-from fedcams.cli import app
 from fedcams.cli import runs as commands
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import presets
@@ -53,10 +52,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
-
-
-def fedcams(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments))
 
 
 def say(*arguments: str) -> str:

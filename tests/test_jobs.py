@@ -9,13 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from fedcams.cli import app, worker
+from command_line import fedcams
+from fedcams.cli import worker
 from fedcams.cli.jobs import Settings, Worker, threads_each
 from fedcams.cli.progress import Progress
 from fedcams.experiment import Experiment
@@ -80,10 +79,6 @@ def forked_workers(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         if not torch.cuda.is_available():
             monkeypatch.setattr(sys, "executable", str(commands / "python"))
         yield
-
-
-def fedcams(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments))
 
 
 def lines_of(path: Path) -> int:
