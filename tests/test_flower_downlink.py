@@ -37,7 +37,8 @@ BUFFERS = {**BATCH_NORM, "buffers": "blockq"}
 
 
 def two_way(downlink: str, **changes: Any) -> Any:
-    return experiment(**{"downlink": downlink, "rounds": ROUNDS, **changes})
+    few_steps = "sgd(lr=0.05, steps=2, batch=8)"
+    return experiment(**{"downlink": downlink, "rounds": ROUNDS, "local": few_steps, **changes})
 
 
 def federated(folder: Path, what: Any, rounds: int = ROUNDS, fault: Fault | None = None, **options: Any) -> Any:
