@@ -13,6 +13,10 @@ READY = $(VENV)/.ready
 DEMO_READY = $(VENV)/.demo-ready
 UNFINISHED = $(VENV)/.unfinished
 SITE_READY = $(VENV)/.site-ready
+# 0.2 for release 0.2.3: releases that only mend share a site.
+MINOR = $(shell sed -n 's/^__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' src/fedcams/version.py)
+# It starts mkdocs by its name.
+MIKE = PATH="$(abspath $(VENV))/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mike
 # The user's warning filter is for fedcams, not for pip. Python compiles modules when it imports them, which is a fraction
 # of what is installed.
 PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
@@ -20,7 +24,7 @@ PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --no-compile --disable-pi
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo flower-demo test test-slow test-newest test-oldest release-check lint format bench golden docs site reproduction leaderboard theory constraints clean distclean
+.PHONY: help demo flower-demo test test-slow test-newest test-oldest release-check lint format bench golden docs site site-version reproduction leaderboard theory constraints clean distclean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {sub(":.*", "", $$1); printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -88,6 +92,10 @@ docs: $(READY) ## Regenerate docs/reference.md, and build the documentation site
 
 site: $(SITE_READY) ## Build the documentation site in build/site; a broken link or an unreachable page is an error
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+
+site-version: $(SITE_READY) ## Add this version's site to the branch gh-pages, where readers choose among versions; ARGS=--push publishes it
+	$(MIKE) deploy --update-aliases $(ARGS) $(MINOR) latest
+	$(MIKE) set-default $(ARGS) latest
 
 constraints: $(SITE_READY) ## Pin in constraints.txt what is installed now
 	@{ grep '^#' constraints.txt; \
