@@ -52,7 +52,7 @@ def experiment(**changes: Any) -> Experiment:
         "sampler": "uniform(n=3)",
         "server": "fedams(lr=0.1, eps=1e-3)",
         "uplink": "topk(ratio=1/8)",
-        "local": "sgd(lr=0.05, steps=5, batch=8)",
+        "local": "sgd(lr=0.05, steps=2, batch=8)",
         "rounds": ROUNDS,
         "engine": "loop",
         "seed": 3,

@@ -8,6 +8,7 @@ float32 numbers there, those of bfloat16 as well.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -55,6 +56,40 @@ def _one_patch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     if DEVICE == "cpu":
         monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
+
+
+@pytest.fixture(autouse=True)
+def _types_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter makes the type of every value anew, half of the time that is left: they are few, so keep them."""
+    if DEVICE == "cpu":
+        numpy_type, types = interpreter._get_np_dtype, dict[str, object]()
+        fill_block = filled_once(tl.block_type.__init__, lambda element, shape: (element.name, *shape))
+        fill_tensor = filled_once(tl.tensor.__init__, lambda handle, type: type.name)
+
+        def known_type(type: tl.dtype) -> object:
+            return types[type.name] if type.name in types else types.setdefault(type.name, numpy_type(type))
+
+        def init_tensor(tensor: tl.tensor, handle: object, type: tl.dtype) -> None:
+            fill_tensor(tensor, handle, type)
+            tensor.handle = handle
+
+        monkeypatch.setattr(interpreter, "_get_np_dtype", known_type)
+        monkeypatch.setattr(tl.block_type, "__init__", fill_block)
+        monkeypatch.setattr(tl.tensor, "__init__", init_tensor)
+
+
+def filled_once(init: Callable[..., None], key: Callable[..., object]) -> Callable[..., None]:
+    """A constructor that copies the attributes of the first object whose arguments had the same key."""
+    known: dict[object, dict[str, object]] = {}
+
+    def fill(made: object, *args: object) -> None:
+        if (held := known.get(key(*args))) is not None:
+            made.__dict__.update(held)
+        else:
+            init(made, *args)
+            known[key(*args)] = dict(made.__dict__)
+
+    return fill
 
 
 @pytest.fixture(autouse=True)

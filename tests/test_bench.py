@@ -6,11 +6,10 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
+from command_line import fedcams
 from fedcams.bench import rounds
 from fedcams.bench.rounds import LoopByHand
-from fedcams.cli import app
 from fedcams.experiment import Experiment, build
 
 
@@ -51,6 +50,6 @@ def test_the_share_is_that_of_the_phases() -> None:
 
 
 def test_help_says_what_is_timed() -> None:
-    shown = CliRunner().invoke(app, ["bench", "--help"])
+    shown = fedcams("bench", "--help")
     assert shown.exit_code == 0
     assert "written by hand in PyTorch" in " ".join(shown.output.split())

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedcams.cli import app
+from command_line import fedcams
 from fedcams.cli.tables import known_kinds
 from fedcams.experiment.preset import load_preset, presets
 from fedcams.registry import registered
@@ -17,7 +16,7 @@ def offered(*words: str) -> list[str]:
     """What bash is told for the last word, which is not complete."""
     typed = " ".join(("fedcams", *(word.replace(" ", "\\ ") for word in words)))
     environment = {"_FEDCAMS_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words))}
-    result = CliRunner().invoke(app, [], prog_name="fedcams", env=environment)
+    result = fedcams(prog_name="fedcams", env=environment)
     return [line for line in str(result.stdout).splitlines() if line]
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import fedcams
 from fedcams import runs
-from fedcams.cli import app
 from fedcams.experiment import Experiment
 from fedcams.runs import RunError, check_extension, extend, read_run
 from fedcams.runs.checkpoint import sealed
@@ -106,16 +105,16 @@ def test_the_command_line_extends_all_runs_or_none(tmp_path: Path, monkeypatch: 
     two = '\n[[run]]\nlabel = "plain"\n[[run]]\nlabel = "rows"\nuplink = "sign"\n'
     (tmp_path / "mini.toml").write_text(FILE + "\nrounds = 3" + two)
 
-    def fedcams(*arguments: str) -> Any:
-        return CliRunner().invoke(app, ["run", "mini.toml", "--no-report", *arguments])
+    def run(*arguments: str) -> Any:
+        return fedcams("run", "mini.toml", "--no-report", *arguments)
 
-    assert fedcams().exit_code == 0
-    refused = fedcams("-s", "rounds=5")
+    assert run().exit_code == 0
+    refused = run("-s", "rounds=5")
     assert refused.exit_code == 2
     assert "rows-s1: the run is finished, and its last checkpoint leaves out" in refused.stderr
     assert len(read_run(tmp_path / "runs/mini/plain-s1").records) == 3
-    assert "plain, seed 1: continuing in" in fedcams("-s", "rounds=5", "--only", "plain").stdout
+    assert "plain, seed 1: continuing in" in run("-s", "rounds=5", "--only", "plain").stdout
     assert len(read_run(tmp_path / "runs/mini/plain-s1").records) == 5
-    assert fedcams("--keep-rows", "--out", "kept").exit_code == 0
-    assert fedcams("-s", "rounds=5", "--out", "kept").exit_code == 0
+    assert run("--keep-rows", "--out", "kept").exit_code == 0
+    assert run("-s", "rounds=5", "--out", "kept").exit_code == 0
     assert len(read_run(tmp_path / "kept/rows-s1").records) == 5

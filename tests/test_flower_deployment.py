@@ -35,10 +35,12 @@ CONFIG: dict[str, Any] = {
     "rounds": 2,
     "seed": 3,
 }
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+"""One thread for each of many processes, and no second between two looks for a task."""
 PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr", "flwr-clientapp", "flwr-serverapp")
-LOADED = ("flwr.cli.app", "flwr.superlink.cli", "flwr.supernode.cli", "flwr.supercore.cli", "fedcams.flower")
+FLOWERS = ("flwr.cli.app", "flwr.superlink.cli", "flwr.supernode.cli", "flwr.supercore.cli", "fedcams.flower")
 """What Flower's programs import, all but the app itself, which they get from the server."""
+LOADED = (*FLOWERS, "quick_flower")
 
 
 def simulated(config: dict[str, Any]) -> dict[str, Tensor]:
@@ -80,7 +82,7 @@ def test_tls_authentication_and_the_simulators_model(
     Several sites are added up in `test_flower`, through the same strategy and mod.
     """
     scripts = {name: BIN / name for name in PROGRAMS}
-    with forked_commands(forks, scripts, LOADED, env={**os.environ, **QUIET, **ONE_THREAD}) as commands:
+    with forked_commands(forks, scripts, LOADED, env={**os.environ, **QUIET, **ENVIRONMENT}) as commands:
         if not torch.cuda.is_available():  # where torch has CUDA, a forked process cannot train
             monkeypatch.setattr("federation.BIN", commands)
         check_federation(tmp_path, 1)
@@ -94,7 +96,7 @@ def test_a_killed_server_and_the_simulators_model(tmp_path: Path) -> None:
 
 def check_federation(tmp_path: Path, sites: int, kill: bool = False) -> None:
     config = {**CONFIG, "clients": sites}
-    with federation(tmp_path, secure=True, env=ONE_THREAD) as fed:
+    with federation(tmp_path, secure=True, env=ENVIRONMENT) as fed:
         for site in range(sites):
             fed.start_node(site)
         fed.start_node(7, register=False, name="stranger")

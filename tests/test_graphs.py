@@ -90,9 +90,9 @@ def test_a_program_trains_as_the_loop_does(name: str, spec: str) -> None:
     task = problem(name, spec, (8, 6, 3))
     x, buffers = start(task)
     truth = engine("loop").train(task, x, buffers, [0, 7, 14], round=2, seed=1)
-    for at_once, lanes in ((2, 1), (8, 2)):
-        ours = prepared(task).train(task, "float32", at_once, lanes, x, buffers, [0, 7, 14], round=2, seed=1)
-        assert_close(ours, truth, 1e-9)
+    at_once, lanes = [(2, 1), (8, 2)][(SMALL.index(name) + LOCALS.index(spec)) % 2]  # each model and rule meets both
+    ours = prepared(task).train(task, "float32", at_once, lanes, x, buffers, [0, 7, 14], round=2, seed=1)
+    assert_close(ours, truth, 1e-9)
 
 
 def losses_of_uneven_clients_are_those_of_the_loop(device: str, name: str) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from fedcams.cli import app, worker
+from command_line import fedcams
+from fedcams.cli import worker
 from fedcams.cli.jobs import Settings, Worker, threads_each
 from fedcams.cli.progress import Progress
 from fedcams.experiment import Experiment
@@ -25,6 +22,7 @@ from fedcams.runs import RunError, read_run
 from forked_commands import forked_commands
 from forks import Forks
 from own_pieces import forgotten
+from test_cli import FEDCAMS
 
 FILE = """
 task = "logistic(size=40)"
@@ -83,23 +81,6 @@ def forked_workers(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         yield
 
 
-def fedcams(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments))
-
-
-@contextlib.contextmanager
-def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "fedcams", *arguments]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, preexec_fn=hear_control_c, **pipes) as started:
-        yield started
-
-
-def hear_control_c() -> None:
-    """Undo what a shell does to the jobs that it runs in the background."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def lines_of(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -130,23 +111,22 @@ def test_runs_at_once_are_those_in_turn_and_one_that_fails_stops_no_other(folder
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the workers")
-def test_workers_that_are_killed_or_stopped_leave_runs_that_go_on(folder: Path) -> None:
-    """Two runs at once: the process of one is killed, then Ctrl-C stops the other."""
+def test_workers_that_are_killed_or_stopped_leave_runs_that_go_on(folder: Path, forks: Forks) -> None:
+    """Two runs at once: the process of one is killed, then Ctrl-C stops the other. Only their parent is forked."""
     whole = ("run", "mini.toml", "--only", "FedAvg", "--only", "FedCAMS sign", "-s", "rounds=3000")
     both = [folder / "runs/mini" / name / "rounds.jsonl" for name in ("fedavg-s1", "fedcams-sign-s1")]
-    with process(*whole, "--jobs", "2", "--no-report") as parent:
-        while parent.poll() is None and min(map(lines_of, both)) < 20:
+    with forks.start(FEDCAMS, *whole, "--jobs", "2", "--no-report", cwd=folder) as parent:
+        while parent.running() and min(map(lines_of, both)) < 20:
             time.sleep(0.01)
         workers = children(parent.pid)
         assert len(workers) == 2
         os.kill(workers[0], signal.SIGKILL)
-        assert parent.stdout is not None
         killed = next(line for line in parent.stdout if "SIGKILL" in line)
         assert re.match(r"Fed.*, seed 1: failed, its process ended early \(SIGKILL\); run the same command", killed)
-        parent.send_signal(signal.SIGINT)
-        _, said = parent.communicate(timeout=120)
-    assert parent.returncode == 130
-    assert said == "stopped; run the same command again to continue from the last checkpoint\n"
+        os.kill(parent.pid, signal.SIGINT)
+        done = parent.done()
+    assert done.code == 130
+    assert done.errors == "stopped; run the same command again to continue from the last checkpoint\n"
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     assert all(20 <= len(read_run(path.parent).records) < 3000 for path in both)
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from fedcams.cli import app
+from command_line import fedcams
 from fedcams.cli.new import PACKAGE, PROJECT, TEMPLATE, write_project
 from fedcams.errors import FedcamsError
 from fedcams.runs import read_run
@@ -26,7 +25,7 @@ MODULE = "import runpy, sys; runpy.run_module(sys.argv[1], run_name='__main__', 
 
 
 def new(name: str) -> Any:
-    return CliRunner().invoke(app, ["new", name])
+    return fedcams("new", name)
 
 
 @pytest.fixture
@@ -79,7 +78,7 @@ def test_an_empty_folder_is_taken(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "../x", "My Project", "1st", "a--b", "-x-", "straße", "x" * 33])
 def test_bad_names_are_refused(folder: Path, name: str) -> None:
-    result = CliRunner().invoke(app, ["new", "--", name])
+    result = fedcams("new", "--", name)
     assert result.exit_code == 2
     assert "such as my-project" in result.output.replace("\n", " ")
     assert list(folder.iterdir()) == []

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
+import command_line
 import fedcams
 from fedcams import SpecError
-from fedcams.cli import app
 from fedcams.experiment import Experiment
 from fedcams.own import History
 from fedcams.runs import Run, RunError, read_run, resume, run
@@ -346,7 +345,7 @@ def test_a_callback_that_stops_the_run_finishes_it(out: Path) -> None:
     assert same(again, upto(start(None), 4))
     assert seen == [1, 2, 3, 4]
     assert resume(out).records == made.records  # the command line agrees
-    result = CliRunner().invoke(app, ["resume", str(out)])
+    result = command_line.fedcams("resume", str(out))
     assert result.exit_code == 0, result.output
     assert "already finished" in result.output
     assert "4 of 7" not in (made.report().parent / "summary.md").read_text()
@@ -493,7 +492,7 @@ def test_a_history_that_was_left_behind_is_refused(out: Path) -> None:
 def test_resume_says_that_the_run_was_started_from_python_and_shows_the_call(out: Path) -> None:
     upto(start(out, average="ema(0.5)"), 2)
     before = everything(out)
-    result = CliRunner().invoke(app, ["resume", str(out)])
+    result = command_line.fedcams("resume", str(out))
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())
     assert "this run was started from Python, which has its model and data; call" in said

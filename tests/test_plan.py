@@ -57,22 +57,24 @@ def planned(experiment: Experiment, d: int, buffers: int = 0) -> Plan:
     return plan(setting, experiment.downlink, contacts)
 
 
-@pytest.mark.parametrize(
-    "downlink",
-    [
-        "none",
-        "stateless",
-        "replica(blockq)",
-        "replica(sign, warm=true)",
-        "shared(blockq)",
-        "shared(blockq(bits=2))",
-        "shared(sign, warm=true)",
-        "shared(identity)",
-    ],
-)
-@pytest.mark.parametrize("buffers", ["", "identity", "blockq"])
+FIXED = [
+    "none",
+    "stateless",
+    "replica(blockq)",
+    "replica(sign, warm=true)",
+    "shared(blockq)",
+    "shared(blockq(bits=2))",
+    "shared(sign, warm=true)",
+    "shared(identity)",
+]
+"""Downlinks whose payloads are all of one length."""
+WITH_BUFFERS = [*zip(FIXED, ["identity", "blockq", "blockq", "identity"] * 2, strict=True)]
+"""Every downlink with buffers, of either kind with half of them; each family of downlinks has both."""
+
+
+@pytest.mark.parametrize(("downlink", "buffers"), [*((downlink, "") for downlink in FIXED), *WITH_BUFFERS])
 def test_a_plan_is_what_a_run_sends_and_keeps(downlink: str, buffers: str) -> None:
-    """To the byte, as all of these have payloads of one length."""
+    """To the byte."""
     changes = {"model": "convmixer(dim=4, depth=1, kernel=3)", "buffers": buffers} if buffers else {}
     experiment, records, (server, state) = simulated(uplink="sign", downlink=downlink, **changes)
     found = planned(experiment, server.layout.d, 0 if server.buffer_layout is None else server.buffer_layout.d)

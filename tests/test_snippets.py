@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from fedcams.cli import app
+import command_line
 from fedcams.registry import table
 from test_presets import write_cifar
 from test_runs import _quick_sync  # noqa: F401  (a fixture)
@@ -38,7 +37,7 @@ def commands(block: str) -> list[list[str]]:
 
 def fedcams(words: list[str]) -> None:
     assert words[0] == "fedcams", f"{words}: teach this test how to run it"
-    result = CliRunner().invoke(app, words[1:])
+    result = command_line.fedcams(*words[1:])
     assert result.exit_code == 0, f"{shlex.join(words)}: {result.output}"
 
 

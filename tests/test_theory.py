@@ -13,9 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from fedcams.cli.main import app
+from command_line import fedcams
 from fedcams.experiment import Experiment, build
 from fedcams.experiment.assembly import assemble
 from fedcams.runs import read_run
@@ -306,7 +305,7 @@ def test_recommended_steps_are_admissible_and_best() -> None:
 
 
 def invoke(*words: str) -> str:
-    result = CliRunner().invoke(app, ["theory", *words])
+    result = fedcams("theory", *words)
     assert result.exit_code == 0, result.output
     return result.output
 

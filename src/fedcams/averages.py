@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 
 class Average(Spec, ABC):
-    """The base class of all averages. A subclass writes `weight`; buffers are averaged in the same way."""
+    """The base class of all averages. A subclass writes `weight`; buffers are averaged in the same way.
+
+    Examples:
+        >>> import fedcams
+        >>> average = fedcams.Method(average="ema(0.97)").average
+        >>> [round(average.weight(t), 2) for t in (1, 2, 100)]
+        [1.0, 0.5, 0.03]
+    """
 
     kind = "average"
     reference: ClassVar[str] = ""

@@ -25,7 +25,14 @@ ENOUGH = 3
 
 
 class Guard(Spec, ABC):
-    """The base class of all guards. State is data: `observe` returns the next state, and `bounds` reads it."""
+    """The base class of all guards. State is data: `observe` returns the next state, and `bounds` reads it.
+
+    Examples:
+        >>> import fedcams
+        >>> norms = {client: {"update": length} for client, length in enumerate((1.0, 2.0, 2.0, 500.0))}
+        >>> fedcams.Method(guard="adaptive(factor=5)").guard.bounds({}, norms)
+        {'update': 10.0}
+    """
 
     kind = "guard"
     reference: ClassVar[str] = ""

@@ -45,7 +45,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How everything travels, under one name: fields of a method, what they are for, and what was measured."""
+    """How everything travels, under one name: fields of a method, what they are for, and what was measured.
+
+    Examples:
+        >>> from fedcams.recipes import recipe
+        >>> recipe("light").fields["uplink"]
+        'ternary(ratio=1/8)'
+    """
 
     name: str
     doc: str

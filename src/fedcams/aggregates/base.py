@@ -18,7 +18,13 @@ PIECE = 1 << 16
 
 
 class Aggregate(Spec, ABC):
-    """The base class of all aggregates. A subclass writes `combine`."""
+    """The base class of all aggregates. A subclass writes `combine`.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> fedcams.Method(aggregate="median").aggregate.combine(torch.tensor([[1.0], [2.0], [90.0]]), [1.0, 1.0, 1.0])
+        tensor([2.])
+    """
 
     kind = "aggregate"
     reference: ClassVar[str] = ""

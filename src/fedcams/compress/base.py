@@ -33,6 +33,11 @@ class Field:
 
     A `sign` field whose signs belong to kept coordinates names their `index` field in `at`. They then take fewer bytes
     where signs of one convolution filter agree (`fedcams.bits.cells`). The index field comes first.
+
+    Examples:
+        >>> import fedcams
+        >>> fedcams.compressor("sign").fields(fedcams.Layout.flat(1000))["sign"].count
+        1000
     """
 
     kind: FieldKind
@@ -82,6 +87,12 @@ class Compressor(Spec, ABC):
 
     Every method takes a leading cohort axis and gives the same codes on CPU and CUDA: integers are equal, reals agree
     to 1e-6 relative, because sums are taken in a different order.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> topk, layout = fedcams.compressor("topk(k=1)"), fedcams.Layout.flat(3)
+        >>> topk.decode(topk.encode(torch.tensor([0.5, -2.0, 0.0]), layout), layout)
+        tensor([ 0., -2.,  0.])
     """
 
     kind = "compressor"

@@ -24,6 +24,12 @@ class Control(Spec, ABC):
     Both start at zero. In a round, a client receives c, adds `shift` to every gradient, and sends the `change` of its
     row, compressed by `codec`. Once the update is accepted, its row changes by exactly what the server decodes, and the
     server calls `step_`.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> fedcams.Method(control="scaffold").control.shift(torch.tensor([1.0]), torch.tensor([[0.25], [0.5]]))
+        tensor([[0.7500],
+                [0.5000]])
     """
 
     kind = "control"

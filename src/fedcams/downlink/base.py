@@ -115,6 +115,12 @@ class Downlink(Spec, ABC):
     """The base class of all downlinks. State is data: `init` makes it; `send` and `acknowledge` return the next one.
 
     The server never assumes that a message arrived: what it knows about a client changes only when the client says so.
+
+    Examples:
+        >>> import fedcams
+        >>> from fedcams.downlink import downlink
+        >>> downlink("shared(sign)").paper_bits(fedcams.Layout.flat(1000))  # one scale and one bit per coordinate
+        1032
     """
 
     kind = "downlink"

@@ -36,7 +36,17 @@ class CohortUpdate(NamedTuple):
 
 
 class Engine(Spec, ABC):
-    """The base class of all engines; `loop` is the reference, and every other engine is tested against it."""
+    """The base class of all engines; `loop` is the reference, and every other engine is tested against it.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.engines import Problem, engine
+        >>> from fedcams.local import local
+        >>> examples = {0: (torch.ones(4, 2), torch.zeros(4, dtype=torch.long))}
+        >>> problem = Problem(torch.nn.Linear(2, 3), torch.nn.functional.cross_entropy, examples, local("sgd"))
+        >>> engine("loop").supports(problem)  # no reason to refuse
+        ''
+    """
 
     kind = "engine"
     reference: ClassVar[str] = ""

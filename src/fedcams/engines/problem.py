@@ -81,7 +81,17 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything that stays the same from round to round. Engines may overwrite the model."""
+    """Everything that stays the same from round to round. Engines may overwrite the model.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.engines import Problem, engine
+        >>> from fedcams.local import local
+        >>> examples = {0: (torch.ones(4, 2), torch.zeros(4, dtype=torch.long))}
+        >>> problem = Problem(torch.nn.Linear(2, 3), torch.nn.functional.cross_entropy, examples, local("sgd(steps=2)"))
+        >>> engine("loop").train(problem, torch.zeros(9), None, [0], round=1, seed=1).delta.shape
+        torch.Size([1, 9])
+    """
 
     model: nn.Module
     loss: Loss

@@ -37,6 +37,12 @@ class Experiment(Method):
 
     Every field takes a value or a spec string. Refused: cohorts larger than the population, schedules longer than the
     run, and everything that `Method` refuses.
+
+    Examples:
+        >>> from fedcams.experiment import Experiment
+        >>> experiment = Experiment(label="mine", uplink="sign", sampler="uniform(n=5)", clients=50, rounds=20)
+        >>> str(experiment.method.uplink), Experiment.from_dict(experiment.to_dict()) == experiment
+        ('sign', True)
     """
 
     label: str = text("run", doc="the run's name in reports, and part of its folder's name")

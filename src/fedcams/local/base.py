@@ -27,6 +27,14 @@ class Local(Spec, ABC):
 
     A rule is a frozen dataclass with the fields `lr`, its own, then `epochs`, `steps`, `batch` and `drop_last`
     (`epochs_field` and its neighbours declare those). Row i of every tensor belongs to the i-th client.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.local import local
+        >>> sgd, x = local("sgd(momentum=0.9)"), torch.ones(1, 2)
+        >>> sgd.step_(x, torch.tensor([[1.0, 2.0]]), sgd.init(x), 0.5)
+        >>> x
+        tensor([[0.5000, 0.0000]])
     """
 
     kind = "local"

@@ -20,6 +20,11 @@ class Model(Spec, ABC):
 
     Modules run under `torch.func`: nothing in place, no control flow that depends on data. They use no operation whose
     gradient on a GPU depends on the order of threads, so adaptive pooling is written as a mean.
+
+    Examples:
+        >>> from fedcams.models import model
+        >>> sum(p.numel() for p in model("linear").build((8, 8), 10).parameters())
+        650
     """
 
     kind = "model"

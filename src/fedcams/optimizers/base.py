@@ -52,7 +52,14 @@ class MaxMoments(NamedTuple):
 
 
 class ServerOptimizer(Spec, ABC):
-    """The base class of all server optimizers. A subclass names its `state_type` and writes `update_`."""
+    """The base class of all server optimizers. A subclass names its `state_type` and writes `update_`.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> optimizer, x = fedcams.server("fedams(lr=0.03)"), torch.zeros(2)
+        >>> optimizer.init(x).t, optimizer.step(optimizer.init(x), x, torch.ones(2))[1].t
+        (0, 1)
+    """
 
     kind = "server"
     schedulable = True

@@ -21,6 +21,13 @@ class Partition(Spec, ABC):
     """The base class of all partitions. A subclass implements `owners`.
 
     `owners` names one client for each example, so parts are always disjoint and no example is left out.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fedcams.partition import partition
+        >>> parts = partition("iid").split(np.zeros(7, np.int64), clients=2, rng=np.random.default_rng(0))
+        >>> sorted(len(part) for part in parts)
+        [3, 4]
     """
 
     kind = "partition"

@@ -31,7 +31,14 @@ CANDIDATES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What is planned for: a model of `d` parameters and `buffers` buffer values, the codecs and the rounds."""
+    """What is planned for: a model of `d` parameters and `buffers` buffer values, the codecs and the rounds.
+
+    Examples:
+        >>> import fedcams
+        >>> from fedcams.plan import Setting
+        >>> Setting(d=1_000_000, buffers=0, uplink=fedcams.compressor("sign"), rounds=100).layout.d
+        1000000
+    """
 
     d: int
     buffers: int

@@ -71,7 +71,15 @@ class Participation:
 
 
 class Privacy(Spec, ABC):
-    """The base class of all privacy mechanisms. Unless it is `active`, nothing is clipped, drawn or accounted."""
+    """The base class of all privacy mechanisms. Unless it is `active`, nothing is clipped, drawn or accounted.
+
+    Examples:
+        >>> import fedcams
+        >>> from fedcams.sampler import sampler
+        >>> privacy = fedcams.Method(privacy="server(clip=1, epsilon=8)", guard="none").privacy
+        >>> round(privacy.multiplier(privacy.participation(sampler("bernoulli(p=0.1)"), 1000, 100)), 2)
+        0.99
+    """
 
     kind = "privacy"
     reference: ClassVar[str] = ""

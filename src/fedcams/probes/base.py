@@ -56,7 +56,14 @@ class Leftovers:
 
 
 class Probe(Spec, ABC):
-    """The base class of all probes. A subclass writes `measure`, and says what it `needs`."""
+    """The base class of all probes. A subclass writes `measure`, and says what it `needs`.
+
+    Examples:
+        >>> import fedcams.probes
+        >>> from fedcams.registry import resolve_several
+        >>> [probe.name for probe in resolve_several("probe", "q + gamma")]
+        ['q', 'gamma']
+    """
 
     kind = "probe"
     reference: ClassVar[str] = ""

@@ -117,6 +117,12 @@ class Schedule(Spec, ABC):
 
     A subclass writes `value` and `bounds`. It overrides `length` if it ends, `limit` if it approaches a bound without
     reaching it, and `depends_on_rounds` if it depends on the length of the run.
+
+    Examples:
+        >>> import fedcams.schedules
+        >>> from fedcams.registry import resolve
+        >>> [resolve("schedule", "linear(1, 0)").value(round, rounds=4) for round in (1, 2, 3)]
+        [1.0, 0.75, 0.5]
     """
 
     kind = "schedule"

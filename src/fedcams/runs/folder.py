@@ -51,7 +51,17 @@ class RunError(FedcamsError):
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as read from its folder."""
+    """A run, as read from its folder.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fedcams.experiment import Experiment
+        >>> from fedcams.runs import run
+        >>> tiny = Experiment(task="quadratic", model="point", clients=2, sampler="full", rounds=1)
+        >>> made = run(tiny, Path("made"))
+        >>> made.finished, len(made.records)
+        (True, 1)
+    """
 
     path: Path
     experiment: Experiment

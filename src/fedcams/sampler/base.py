@@ -21,6 +21,12 @@ class Sampler(Spec, ABC):
 
     A cohort depends only on (seed, round) and the population, so a run that restarts at round 500 continues as if it
     had never stopped.
+
+    Examples:
+        >>> from fedcams.sampler import sampler
+        >>> cohort = sampler("uniform(n=3)").sample(range(100), seed=1, round=1)
+        >>> len(cohort), cohort == sampler("uniform(n=3)").sample(range(100), seed=1, round=1)
+        (3, True)
     """
 
     kind = "sampler"

@@ -17,6 +17,12 @@ class RoundRecord:
 
     Bytes count what was sent, refused or not; losses and probes cover the accepted clients. A value is None if there
     was nothing to measure, or if the version of fedcams that wrote the record did not know it.
+
+    Examples:
+        >>> from fedcams.simulation import RoundRecord
+        >>> record = RoundRecord(round=1, cohort=[0, 4], wire_up=120)
+        >>> RoundRecord.from_json(record.to_json()) == record
+        True
     """
 
     round: int

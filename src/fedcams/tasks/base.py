@@ -112,7 +112,13 @@ def check_examples(where: str, x: Tensor, y: Tensor, shape: tuple[int, ...], cla
 
 
 class Task(Spec, ABC):
-    """The base class of all tasks. A subclass implements `load`."""
+    """The base class of all tasks. A subclass implements `load`.
+
+    Examples:
+        >>> from fedcams.tasks import task
+        >>> task("digits").load().train_x.shape[1:]
+        torch.Size([1, 8, 8])
+    """
 
     kind = "task"
     reference: ClassVar[str] = ""

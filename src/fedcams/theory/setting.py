@@ -31,7 +31,13 @@ class Constants:
 
 @dataclass(frozen=True)
 class Setting:
-    """A run, as the theorems see it: clients, steps, rates and compression."""
+    """A run, as the theorems see it: clients, steps, rates and compression.
+
+    Examples:
+        >>> from fedcams.theory import Setting
+        >>> Setting(m=100, n=10, K=60, T=500, eta=1.0, eta_l=0.01, eps=1e-3).full
+        False
+    """
 
     m: int
     """All clients."""

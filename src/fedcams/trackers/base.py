@@ -29,7 +29,14 @@ class Tracker(Protocol):
 
 
 class TrackerSpec(Spec, ABC):
-    """The base class of registered trackers: the settings that a spec such as `wandb(project=mine)` names."""
+    """The base class of registered trackers: the settings that a spec such as `wandb(project=mine)` names.
+
+    Examples:
+        >>> import fedcams.trackers
+        >>> from fedcams.registry import resolve
+        >>> resolve("tracker", "wandb(project=mine)").project
+        'mine'
+    """
 
     kind = "tracker"
     reference: ClassVar[str] = ""

@@ -60,6 +60,15 @@ class Transform(Spec):
     What a client does (`update_`, `message_`) must not depend on the other rows: a federation has one row, a simulation
     the whole cohort. Compute norms of rows with `fedcams.bits.vectors.row_norms`, whose bits do not depend on the
     number of rows.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> from fedcams.transforms import Facts
+        >>> rows = torch.tensor([[3.0, 4.0]])
+        >>> facts = Facts(round=1, seed=1, ids=(0,), examples=(20,), steps=(3,), weights=(1.0,), rate=0.1)
+        >>> fedcams.Method(transforms="clip(norm=1)").transforms[0].update_(rows, facts, fedcams.Layout.flat(2))
+        >>> rows
+        tensor([[0.6000, 0.8000]])
     """
 
     kind = "transform"

@@ -39,7 +39,15 @@ DEFAULT_MAX_D = 2**26
 
 @dataclass(frozen=True)
 class Payload:
-    """A payload that was read and checked, with everything needed to decode it or to write the same bytes again."""
+    """A payload that was read and checked, with everything needed to decode it or to write the same bytes again.
+
+    Examples:
+        >>> import fedcams, torch
+        >>> from fedcams.wire import unpack
+        >>> payload = unpack(fedcams.encode("topk(k=1)", torch.tensor([0.5, -2.0])))
+        >>> payload.decode()
+        tensor([ 0., -2.])
+    """
 
     compressor: Compressor
     layout: Layout
