@@ -5,6 +5,8 @@ VENV = .venv
 ARGS =
 # The torch of test-newest and test-oldest: TORCH=torch takes the newest, with all of CUDA on Linux.
 TORCH = $(shell grep '^torch==' constraints.txt)
+# The Triton that belongs to it: torch for CUDA asks for its own, and a newer one may interpret kernels in another way.
+TRITON = $(if $(findstring ==,$(TORCH)),"$(shell grep '^triton==' constraints.txt); sys_platform == 'linux'")
 # Runs of the demo at once: two, unless there is only one core.
 JOBS = $(shell [ "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -gt 1 ] && echo 2 || echo 1)
 
@@ -49,7 +51,7 @@ test-oldest: ## Run the tests with the oldest declared dependencies
 test-newest test-oldest: test-%:
 	rm -rf build/$* && $(PYTHON) -m venv build/$*
 	if [ $* = oldest ]; then $(PYTHON) tests/oldest.py; fi > build/$*/constraints.txt
-	build/$*/bin/python -m pip install -q "$(TORCH)"
+	build/$*/bin/python -m pip install -q "$(TORCH)" $(TRITON)
 	build/$*/bin/python -m pip install -q -c build/$*/constraints.txt -e '.[dev]'
 	build/$*/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
