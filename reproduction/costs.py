@@ -26,7 +26,7 @@ def costs(results: Results) -> Iterator[str]:
     seconds = {model: done.second for model, done in timed.items() if done and done.second}
     if set(seconds) != set(words.MODELS):
         return
-    device = " or ".join({done.run.environment["device"] for done in timed.values() if done})
+    device = " or ".join(sorted({done.run.environment["device"] for done in timed.values() if done}))
     rounds = " and ".join(f"{second:.3f} s for {words.MODELS[model]}" for model, second in seconds.items())
     yield TEXT.format(device=device, rounds=rounds)
     yield from table("preset | compares | runs | minutes", "llrr", list(_rows(seconds)))

@@ -419,9 +419,29 @@ def test_auto_rounds_only_where_that_is_fast(
     capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("fedcams.engines.captured.engine.trains", lambda by, problem: True)
     task = problem("adapted", RULES[0])
     object.__setattr__(task, "device", torch.device("cuda"))
     assert Captured().tuned(task, rounds=1, varies=False).precision == expected
+
+
+class Adding(nn.Linear):
+    """Adds its outputs to float32 numbers in place, which refuses other types."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        each = super().forward(x.flatten(1))
+        return torch.zeros(each.shape).index_add(0, torch.arange(len(each)), each)
+
+
+def test_auto_does_not_round_where_the_model_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; the loop computes in float32, so it would not fail either."""
+    monkeypatch.setattr(Captured, "declines", lambda self, problem: "")
+    task = problem(Adding(48, 3), RULES[0], dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="must have the same"):
+        train("captured", task)
+    chosen = choose("auto", task)
+    assert str(chosen) == "captured(precision=float32, compile=false)"
+    assert_close(train(str(chosen), task), train("loop", task), 1e-5)
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------

@@ -306,6 +306,13 @@ def test_seeds_can_be_set_and_equal_runs_are_kept_once(tmp_path: Path) -> None:
     assert list(overridden(preset, {"seeds": "[3, 4]"}).folders) == ["a-s3", "a-s4", "b-s3", "b-s4"]
 
 
+@pytest.mark.parametrize("value", ["2026", '"2026"'])
+def test_a_label_may_be_a_number(value: str) -> None:
+    preset = load_preset("demo")
+    one = dataclasses.replace(preset, experiments=preset.experiments[:1])
+    assert list(overridden(one, {"label": value}).folders) == ["2026-s1"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -313,6 +313,14 @@ def test_a_damaged_page_says_what_is_wrong(browser: Any, folder: Path) -> None:
     page.close()
 
 
+def test_a_chart_that_cannot_be_drawn_says_so(browser: Any, folder: Path) -> None:
+    page = browser.new_page()
+    page.add_init_script("Object.defineProperty(window, 'Plotly', { value: {}, writable: false })")
+    page.goto((folder / "out" / "index.html").as_uri())
+    page.get_by_text("The charts are missing: TypeError").wait_for()
+    page.close()
+
+
 def test_without_javascript_the_table_is_there_and_the_rest_is_explained(browser: Any, folder: Path) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto((folder / "out" / "index.html").as_uri())

@@ -118,17 +118,32 @@ def agrees(candidate: Engine, problem: Problem) -> bool:
     A user's own code may branch on data, draw random numbers, write in place or depend on the whole batch; only running
     it shows. This costs a copy of the model and training on a few examples.
     """
-    own = problem.examples_of(next(iter(problem.clients)))
-    few = [torch.arange(count, device=problem.device) % size(own) for count in SIZES]
-    clients = {client: take(own, at) for client, at in enumerate(few)}
-    small = dataclasses.replace(problem, clients=clients, local=local(f"sgd(lr=1, batch={max(SIZES)})"))
+    small = _small(problem)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "There is a performance drop")  # what vmap cannot batch is no faster
-            ours = _train(candidate.on_trial(), small, list(clients))
-        return all(_alike(ours, row, _truth(candidate, small, client)) for row, client in enumerate(clients))
+            ours = _train(candidate.on_trial(), small, list(small.clients))
+        return all(_alike(ours, row, _truth(candidate, small, client)) for row, client in enumerate(small.clients))
     except Exception:  # a model may raise anything; if `loop` raises it too, the run will show the error
         return False
+
+
+def trains(by: Engine, problem: Problem) -> bool:
+    """Return whether an engine takes a step with two small clients, however it rounds."""
+    small = _small(problem)
+    try:
+        _train(by, small, list(small.clients))
+    except Exception:  # a model may raise anything
+        return False
+    return True
+
+
+def _small(problem: Problem) -> Problem:
+    """Return the problem of a trial: two clients of a few examples, and one step of plain SGD."""
+    own = problem.examples_of(next(iter(problem.clients)))
+    few = [torch.arange(count, device=problem.device) % size(own) for count in SIZES]
+    clients = {client: take(own, at) for client, at in enumerate(few)}
+    return dataclasses.replace(problem, clients=clients, local=local(f"sgd(lr=1, batch={max(SIZES)})"))
 
 
 def _truth(candidate: Engine, problem: Problem, client: int) -> CohortUpdate:

@@ -33,6 +33,7 @@ from fedcams.registry.fields import nearest
 
 SHIPPED = Path(__file__).parents[1] / "presets"
 KEYS = (*FIRST, RECIPE, *(key for key in params(Experiment) if key not in FIRST))
+TEXTS = frozenset(key for key, (param, _) in params(Experiment).items() if param.kind == "text")
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def read_settings(settings: Mapping[str, str], labels: Collection[str]) -> tuple
             f"label={settings['label']}: cannot give {len(set(labels))} runs the same label; pick one run with --only"
         )
     _check_keys(settings, (*KEYS, "seeds"), "-s")
-    values = {key: _literal(value) for key, value in settings.items()}
+    values = {key: _value(key, value) for key, value in settings.items()}
     return values, _pop_seeds(values, "-s")
 
 
@@ -212,6 +213,12 @@ def _pop_seeds(values: dict[str, Any], where: str) -> list[dict[str, Any]]:
 def _check_seed(values: Mapping[str, Any], seeds: list[dict[str, Any]], where: str) -> None:
     if "seed" in values and seeds != [{}]:
         raise SpecError(f"{where}: seed={values['seed']} and seeds are both given; give only one of them")
+
+
+def _value(key: str, text: str) -> Any:
+    """Return what `-s` sets a key to; text may look like a number, as in `label=2026`."""
+    found = _literal(text)
+    return found if isinstance(found, str) or key not in TEXTS else text
 
 
 def _literal(text: str) -> Any:

@@ -114,7 +114,11 @@ function drawNext(farthest) {
 async function drawNear() {
   if (drawing) return;
   drawing = true;
-  while (drawNext(innerHeight)) await new Promise(drawn => setTimeout(drawn));
+  try {
+    while (drawNext(innerHeight)) await new Promise(drawn => setTimeout(drawn));
+  } catch (why) {
+    trouble(why);
+  }
   drawing = false;
 }
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedcams.engines.base import CohortUpdate, Engine
+from fedcams.engines.choice import trains
 from fedcams.engines.compiled import compiling_pays
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import Tree, call, map_tensors
@@ -36,8 +37,8 @@ class Captured(Engine):
     `bf16` computes under autocast with float32 master weights; `float32` computes as torch does, where convolutions may
     use TF32. Batches that cannot be padded (batch-norm, a loss that is already a mean) have a graph for every size, and
     only full ones are compiled. Random layers draw by the key of client and step, so runs repeat, but differ from
-    `loop`. `auto` chooses it on a GPU for models without `graphs` kernels, and compiles from 10,000 steps a client on.
-    On a CPU, steps are neither compiled nor captured.
+    `loop`. `auto` chooses it on a GPU for models without `graphs` kernels, compiles from 10,000 steps a client on, and
+    takes `float32` if the model or its loss fails in `bf16`. On a CPU, steps are neither compiled nor captured.
     """
 
     precision: str = text("bf16", choices=("bf16", "float32"), doc="type of activations and matrix products")
@@ -71,8 +72,12 @@ class Captured(Engine):
         return Captured(precision="float32", streams=1, compile=False)
 
     def tuned(self, problem: Problem, rounds: int, varies: bool) -> Captured:
-        """Compile if the run has enough steps to make up for the time that it takes; no bf16 where it is emulated."""
-        precision = "bf16" if multiplies_bf16(problem.device) else "float32"
+        """Compile if the run has enough steps to make up for the time that it takes.
+
+        Round to bf16 unless the device emulates it, or the model or its loss fails under autocast, as `BCELoss` does.
+        """
+        rounds_well = multiplies_bf16(problem.device) and trains(Captured(streams=1, compile=False), problem)
+        precision = "bf16" if rounds_well else "float32"
         return Captured(precision, compile=compiling_pays(problem, rounds))
 
     @contextlib.contextmanager
