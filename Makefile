@@ -5,6 +5,8 @@ VENV = .venv
 ARGS =
 # The torch of test-newest and test-oldest: TORCH=torch takes the newest, with all of CUDA on Linux.
 TORCH = $(shell grep '^torch==' constraints.txt)
+# The Triton that belongs to it: torch for CUDA asks for its own, and a newer one may interpret kernels in another way.
+TRITON = $(if $(findstring ==,$(TORCH)),"$(shell grep '^triton==' constraints.txt); sys_platform == 'linux'")
 # Runs of the demo at once: two, unless there is only one core.
 JOBS = $(shell [ "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -gt 1 ] && echo 2 || echo 1)
 
@@ -13,6 +15,10 @@ READY = $(VENV)/.ready
 DEMO_READY = $(VENV)/.demo-ready
 UNFINISHED = $(VENV)/.unfinished
 SITE_READY = $(VENV)/.site-ready
+# 0.2 for release 0.2.3: releases that only mend share a site.
+MINOR = $(shell sed -n 's/^__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' src/fedcams/version.py)
+# It starts mkdocs by its name.
+MIKE = PATH="$(abspath $(VENV))/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mike
 # The user's warning filter is for fedcams, not for pip. Python compiles modules when it imports them, which is a fraction
 # of what is installed.
 PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
@@ -20,7 +26,7 @@ PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --no-compile --disable-pi
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo flower-demo test test-slow test-newest test-oldest release-check lint format bench golden docs site reproduction leaderboard theory constraints clean distclean
+.PHONY: help demo flower-demo test test-slow test-newest test-oldest release-check lint format bench golden docs site site-version reproduction leaderboard theory constraints clean distclean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {sub(":.*", "", $$1); printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -45,7 +51,7 @@ test-oldest: ## Run the tests with the oldest declared dependencies
 test-newest test-oldest: test-%:
 	rm -rf build/$* && $(PYTHON) -m venv build/$*
 	if [ $* = oldest ]; then $(PYTHON) tests/oldest.py; fi > build/$*/constraints.txt
-	build/$*/bin/python -m pip install -q "$(TORCH)"
+	build/$*/bin/python -m pip install -q "$(TORCH)" $(TRITON)
 	build/$*/bin/python -m pip install -q -c build/$*/constraints.txt -e '.[dev]'
 	build/$*/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
@@ -88,6 +94,10 @@ docs: $(READY) ## Regenerate docs/reference.md, and build the documentation site
 
 site: $(SITE_READY) ## Build the documentation site in build/site; a broken link or an unreachable page is an error
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+
+site-version: $(SITE_READY) ## Add this version's site to the branch gh-pages, where readers choose among versions; ARGS=--push publishes it
+	$(MIKE) deploy --update-aliases $(ARGS) $(MINOR) latest
+	$(MIKE) set-default $(ARGS) latest
 
 constraints: $(SITE_READY) ## Pin in constraints.txt what is installed now
 	@{ grep '^#' constraints.txt; \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import posixpath
 import re
 from collections.abc import Iterator
@@ -15,13 +16,21 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "fedcams"
+MIKE_SAYS = "MIKE_DOCS_VERSION"
+"""The environment variable that mike sets while it builds one version of the site among others."""
 COPIED = ("CHANGELOG.md", "CONTRIBUTING.md")
 """Pages of the repository's root that the site shows too."""
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Name the version that the site describes."""
+    """Name the version that the site describes or, if mike builds it, let readers choose one.
+
+    A page with that choice fetches the list of versions, so a site that stands alone, or is opened from disk, has none.
+    """
+    if MIKE_SAYS in os.environ:
+        config.extra["version"] = {"provider": "mike", "default": "latest"}
+        return config
     stated = re.search(r'__version__ = "(.+)"', (PACKAGE / "version.py").read_text("utf-8"))
     assert stated
     config.site_name += f" {stated[1]}"

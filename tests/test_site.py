@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +55,16 @@ def test_the_reference_covers_every_public_module() -> None:
 def test_the_reference_covers_every_public_name() -> None:
     page = site_pages.api_page("fedcams")
     assert all(f"'{name}'" in page for name in fedcams.__all__)
+
+
+@pytest.mark.parametrize("mike", [False, True])
+def test_versions_can_be_chosen_only_where_mike_lists_them(mike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if mike:
+        monkeypatch.setenv(site_pages.MIKE_SAYS, "0.2")
+    config = SimpleNamespace(site_name="fedcams", extra={})
+    site_pages.on_config(config)
+    assert config.site_name == ("fedcams" if mike else f"fedcams {fedcams.__version__}")
+    assert ("version" in config.extra) == mike
 
 
 # -- the built site ---------------------------------------------------------------------------------------------------

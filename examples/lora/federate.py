@@ -56,7 +56,7 @@ def main(rounds: int, out: Path, make: Callable[[], Any] = make_model) -> None:
     print(table(make, light))
     trained = light.averaged_model
     assert isinstance(trained, PeftModel)
-    trained.save_pretrained(out)
+    trained.save_pretrained(out, save_embedding_layers=False)
     again = PeftModel.from_pretrained(make().unload(), out)
     assert all(torch.equal(value, adapters_of(again)[name]) for name, value in adapters_of(trained).items())
     print(f"saved {', '.join(sorted(path.name for path in out.iterdir()))} in {out}")

@@ -1,18 +1,20 @@
 """A federation in which one of four sites attacks in every third round, and a stranger claims another's site.
 
-All of it over TLS, with nodes that are registered by their keys. Another site fails its first greeting.
+All of it over TLS, with nodes that are registered by their keys. Another site fails its greetings, as apps without the
+mod do, and sends arrays with heads on which NumPy fails in four ways, in its first four rounds.
 
     python tests/chaos/hostile.py
 
 The attacks, in turn: an update of ±1e3, garbage, the reply of an earlier round, silence past the deadline, and an array
-whose head cannot be parsed. Checks that the server refuses each and that every other update counts once, with what
-error feedback owes in place; prints the accuracy on digits beside that of a run in which all sites are honest.
+in place of a message. Checks that the server refuses each and that every other update counts once, with what error
+feedback owes in place; prints the accuracy on digits beside that of a run in which all sites are honest.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -29,7 +31,7 @@ from fedcams_app.settings import experiment
 from federation import Federation, federation
 
 sys.path.insert(0, str(HERE / "app"))
-from chaos_app.hostile import ATTACKS, EVERY, attack_in
+from chaos_app.hostile import ATTACKS, EVERY, HEADS, attack_in
 
 SITES, HOSTILE, ROBBED, SHY = 4, 3, 0, 2
 DEADLINE = 600.0
@@ -65,7 +67,7 @@ def hostile(folder: Path) -> Ledger:
         fed.start_node(ROBBED, name="thief")
         fed.wait(run, CONFIG["rounds"], seconds=1800.0)
         said = fed.flwr("log", run, "here", "--show")
-    assert f"says it is site {ROBBED}, but node" in said, "the thief never came"
+    assert f"claims to be site {ROBBED}, but node" in said, "the thief never came"
     return read_ledger(folder / "server")
 
 
@@ -86,8 +88,11 @@ def check_refusals(ledger: Ledger) -> None:
         if what := attack_in(line["round"]):
             left_out = line["absent"] if what == "mute" else line["refused"]
             assert str(HOSTILE) in map(str, left_out), (what, line)
-
-    assert honest == {str(site) for site in range(SITES) if site != HOSTILE}, "also the one that failed its greeting"
+    assert honest == {str(site) for site in range(SITES) if site != HOSTILE}, "also the one that failed its greetings"
+    forged = [why for line in ledger for node, why in line["refused"].items() if int(node) >= SITES]
+    unread = [why for why in forged if "an array that cannot be read" in why]
+    assert len(unread) == len(HEADS), forged
+    assert all(re.search(rf"cannot be read \(({error})", why) for error, why in zip(HEADS, unread, strict=True)), unread
 
 
 def clean(built: Built) -> ServerState:

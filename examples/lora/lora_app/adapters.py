@@ -55,7 +55,9 @@ def site_data(site: int) -> Dataset:
 
 def adapters_of(model: Any) -> dict[str, Tensor]:
     """Return the adapters by name, as `save_pretrained` writes them."""
-    return dict(get_peft_model_state_dict(model))
+    return dict(
+        get_peft_model_state_dict(model, save_embedding_layers=False)
+    )  # else it asks the hub for the vocabulary
 
 
 def load_adapters_(model: Any, adapters: Mapping[str, Tensor]) -> None:

@@ -26,4 +26,4 @@ def main(grid: Grid, context: Context) -> None:
     arrays = ArrayRecord(adapters_of(model))
     result = strategy.start(grid, arrays, int(config["rounds"]), timeout=float(config["deadline"]))
     load_adapters_(model, (strategy.averaged_arrays or result.arrays).to_torch_state_dict())
-    model.save_pretrained(str(config["adapters"]))
+    model.save_pretrained(str(config["adapters"]), save_embedding_layers=False)

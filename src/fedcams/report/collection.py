@@ -113,7 +113,7 @@ class Method:
         notes = (run.on_floor for run in self.runs)
         return next((f"{self.label}: {note}" for note in notes if note), None)
 
-    @property
+    @functools.cached_property
     def exploded(self) -> list[str]:
         """A note for each run whose training loss or updates exploded."""
         found = []

@@ -160,5 +160,7 @@ def text(label: str) -> str:
 
 def compact(values: NDArray[np.number[Any]]) -> list[float | None]:
     """Return numbers with five digits, one more than is shown on hover; None for NaN, which JSON lacks."""
-    short = (float(f"{value:.5g}") for value in values.tolist())
-    return [None if value != value else int(value) if value.is_integer() else value for value in short]
+    distinct, places = np.unique(values, return_inverse=True)  # many are equal: bytes, and rounds without a value
+    rounded = (float(f"{value:.5g}") for value in distinct.tolist())
+    short = [None if value != value else int(value) if value.is_integer() else value for value in rounded]
+    return [short[place] for place in places.tolist()]

@@ -1,4 +1,5 @@
-"""A node that attacks in every third round, each time in the next way, and is honest in between."""
+"""A node that attacks in every third round, each time in the next way, and is honest in between; and one that begins
+without the mod and sends what NumPy cannot read."""
 
 from __future__ import annotations
 
@@ -8,16 +9,21 @@ import time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from fedcams.durable import write_whole
 from fedcams.flower.records import REPLY, message_parts, message_record
 
 EVERY = 3
-ATTACKS = ("huge", "garbage", "stale", "mute", "header")
-HEADER = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3"
-"""The head of a NumPy file that Python cannot parse."""
+ATTACKS = ("huge", "garbage", "stale", "mute", "array")
+HEADS = {
+    "TokenError": "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3",
+    "OverflowError": f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}",
+    "IndexError": "{'descr': (), 'fortran_order': False, 'shape': (2, 3), }",
+    "RecursionError|MemoryError|ValueError": "-" * 5000 + "1",  # by how deep Python's parser may go where it is read
+}
+"""What NumPy raises -> the head of an array that makes it do so."""
 
 
 def attack_in(round: int) -> str:
@@ -44,21 +50,31 @@ def outermost(message: Message, context: Context, app: ClientAppCallable) -> Mes
         reply.content[REPLY] = message_record([os.urandom(5000)])
     elif what == "stale":
         reply.content[REPLY] = message_record([kept.read_bytes()])
-    elif what == "header":
-        head = b"\x93NUMPY\x01\x00" + len(HEADER).to_bytes(2, "little") + HEADER
-        reply.content[REPLY] = ArrayRecord({"0": Array("float32", (2, 3), "numpy.ndarray", head + bytes(24))})
+    elif what == "array":
+        reply.content[REPLY] = ArrayRecord({"0": Array(np.zeros((2, 3), np.float32))})
     else:
         write_whole(kept, b"".join(message_parts(reply.content.array_records[REPLY], 2**40)))
     return reply
 
 
 def shy(message: Message, context: Context, app: ClientAppCallable) -> Message:
-    """Around everything: fail the first message, which is the server's greeting."""
-    try:
-        (Path(os.environ["CHAOS_FOLDER"]) / "greeted").touch(exist_ok=False)
-    except FileExistsError:
+    """Around everything: fail greetings, as an app without the mod, until it has sent an array with each of `HEADS`."""
+    folder = Path(os.environ["CHAOS_FOLDER"])
+    if (sent := len(list(folder.glob("head-*")))) == len(HEADS):
         return app(message, context)
-    raise RuntimeError("this site is not ready yet")
+    if not message.metadata.group_id:
+        raise RuntimeError("this site is not ready yet")
+    (folder / f"head-{sent}").touch()
+    forged = with_head([*HEADS.values()][sent])
+    arrays = ArrayRecord(dict.fromkeys(message.content.array_records["arrays"], forged))
+    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
+    return Message(content, reply_to=message)
+
+
+def with_head(head: str) -> Array:
+    """Return an array whose head says this."""
+    data = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + bytes(24)
+    return Array("float32", (2, 3), "numpy.ndarray", data)
 
 
 def outlast(folder: Path, round: int) -> None:
