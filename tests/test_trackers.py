@@ -144,6 +144,19 @@ def test_a_csv_file_has_every_round_also_of_a_resumed_run(tmp_path: Path) -> Non
         assert {name: float(row[name]) for name, _ in scalars(record, timing)} == dict(scalars(record, timing))
 
 
+def test_a_csv_file_that_could_not_be_written_is_whole_later(tmp_path: Path) -> None:
+    """Over Flower, a tracker that fails is told of the next round all the same."""
+    path, following = tmp_path / "r", tracker("csv")
+    following.start(Run(path, TINY, [], [], {}, []))
+    with pytest.raises(FileNotFoundError):
+        following.log(RoundRecord(round=1, cohort=[0]), {})
+    path.mkdir()
+    for number in (2, 3):
+        following.log(RoundRecord(round=number, cohort=[0]), {})
+    rows = list(csv.DictReader((path / "rounds.csv").read_text("utf-8").splitlines()))
+    assert [row["round"] for row in rows] == ["1", "2", "3"]
+
+
 def test_a_csv_file_begins_with_the_rounds_before_it(tmp_path: Path) -> None:
     def stop(record: RoundRecord, timing: dict[str, Any]) -> None:
         if record.round == 2:

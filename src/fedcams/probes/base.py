@@ -50,7 +50,7 @@ class Leftovers:
     step_norm: float | None = None
     """The length ‖x' - x‖ of the server's step."""
     norms: Norms = field(default_factory=dict)
-    """Client -> stream -> the norm of its decoded row; empty if the guard is off."""
+    """Client -> stream -> the norm of its decoded row; empty unless the guard or a transform reads them."""
     bounds: Mapping[str, float] = field(default_factory=dict)
     """Stream -> the largest norm that the guard accepts."""
 

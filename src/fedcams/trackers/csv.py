@@ -44,19 +44,21 @@ class _File:
         self._run, self._rows, self._columns = run, [], {}
 
     def log(self, record: RoundRecord, timing: Mapping[str, Any]) -> None:
-        """Append a line; the first one of a resumed run and new columns write the whole file again."""
+        """Append a line; the whole file is written again for a resumed run, for new columns, and if writing failed."""
         assert self._run is not None, "start comes first"
         path, row = self._run.path / FILE, _numbers(record, timing)
-        if not self._columns:
+        if not self._rows:
             self._rows = _rows_before(self._run, path, record.round)
         self._rows.append(row)
-        is_new = not self._columns or not row.keys() <= self._columns.keys()
-        self._columns |= dict.fromkeys(name for each in self._rows for name in each) if is_new else {}
+        columns, self._columns = self._columns, {}  # known again once they are on disk
+        is_new = not row.keys() <= columns.keys()
+        columns |= dict.fromkeys(name for each in self._rows for name in each) if is_new else {}
         with path.open("w" if is_new else "a", newline="", encoding="utf-8") as file:
-            lines = csv.DictWriter(file, list(self._columns))
+            lines = csv.DictWriter(file, list(columns))
             if is_new:
                 lines.writeheader()
             lines.writerows(self._rows if is_new else [row])
+        self._columns = columns
 
     def finish(self) -> None:
         """Do nothing: the file is closed after every line."""
