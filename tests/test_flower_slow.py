@@ -14,7 +14,7 @@ import pytest
 
 import demo
 from federation import QUIET
-from test_flower_deployment import CONFIG, ONE_THREAD, assert_equal, deployed, simulated
+from test_flower_deployment import CONFIG, ENVIRONMENT, assert_equal, deployed, simulated
 
 TESTS = Path(__file__).resolve().parent
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def python(*command: str, timeout: float, **env: str) -> str:
     """What a script prints last."""
     paths = [str(TESTS.parent / "examples" / "flower_app"), os.environ.get("PYTHONPATH", "")]
-    full = {**os.environ, **QUIET, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(paths), **env}
+    full = {**os.environ, **QUIET, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths), **env}
     done = subprocess.run(
         [sys.executable, *command], env=full, capture_output=True, text=True, timeout=timeout, check=False
     )
