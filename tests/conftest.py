@@ -23,9 +23,9 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The first call of a kernel compiles it, so a deadline would measure that; in CI the same examples every time, and
-# elsewhere a third as many, which are others in every run.
+# elsewhere half as many, which are others in every run.
 IN_CI = "CI" in os.environ
-settings.register_profile("fedcams", deadline=None, derandomize=IN_CI, max_examples=100 if IN_CI else 33)
+settings.register_profile("fedcams", deadline=None, derandomize=IN_CI, max_examples=100 if IN_CI else 50)
 settings.load_profile("fedcams")
 
 

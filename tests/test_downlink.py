@@ -224,7 +224,7 @@ ROUNDS = st.lists(
 
 
 @pytest.mark.parametrize(("spec", "buffers"), WORLDS)
-@settings(max_examples=4)
+@settings(max_examples=6)
 @given(rounds=ROUNDS, resends=st.booleans())
 def test_nobody_trains_from_a_wrong_model_unnoticed(
     spec: str, buffers: str, rounds: Sequence[Any], resends: bool
@@ -275,7 +275,7 @@ def test_what_was_sent_and_what_is_left_is_the_servers_model(codec: str) -> None
     for spec in (f"shared({codec}, warm=true)", f"replica({codec}, warm=true)"):
         world = World(spec)
         sent = START.double()
-        for _ in range(6):
+        for _ in range(10):
             x = world.state.x.clone()
             world.round(dict.fromkeys(range(CLIENTS), "fine"))
             (held,) = world.vectors_of(0)

@@ -92,7 +92,7 @@ ALL_PARTS = {**EVERYTHING, "downlink": "replica(blockq)"}
     ("kind", "every"),
     [
         pytest.param({}, 1, id="FedCAMS", marks=pytest.mark.slow),
-        pytest.param(ALL_PARTS, 9, id="everything"),
+        pytest.param(ALL_PARTS, 5, id="everything"),
         pytest.param(ALL_PARTS, 1, id="everything, at every moment", marks=pytest.mark.slow),
     ],
 )
