@@ -263,10 +263,10 @@ def measuring(sizes: list[int]) -> Any:
     """A mod that notes the bytes of all arrays of a reply."""
 
     def mod(message: Message, context: Context, call_next: Any) -> Message:
-        reply = call_next(message, context)
+        reply: Message = call_next(message, context)
         arrays = reply.content.array_records.values() if reply.has_content() else []
         sizes.append(sum(len(each.data) for record in arrays for each in record.values()))
-        return reply  # type: ignore[no-any-return]
+        return reply
 
     return mod
 

@@ -24,7 +24,9 @@ shift
 exec "$@"
 """
 """Makes the folders before `--` read-only for the command after it, even if that is root's."""
-TINY = Experiment(task="logistic(size=20)", model="linear", clients=2, sampler="full", rounds=1)  # type: ignore[arg-type]
+TINY = Experiment.from_dict(
+    {"task": "logistic(size=20)", "model": "linear", "clients": 2, "sampler": "full", "rounds": 1}
+)
 WRITE = """
 import pathlib, fedcams
 for folder in (pathlib.Path.home(), pathlib.Path(fedcams.__file__).parent):

@@ -40,7 +40,7 @@ def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool =
 
     Arguments:
         spec: `auto`, an engine, or its spec string.
-        problem: what is to be trained.
+        problem: the model, the clients and how they train.
         rounds: the length of the run; compiling pays off in long ones only.
         varies: whether cohorts differ in size.
 
@@ -71,7 +71,7 @@ def choose_with_reason(spec: str | Engine, problem: Problem, rounds: int = 1, va
 
     Arguments:
         spec: `auto`, an engine, or its spec string.
-        problem: what is to be trained.
+        problem: the model, the clients and how they train.
         rounds: the length of the run; compiling pays off in long ones only.
         varies: whether cohorts differ in size.
 
