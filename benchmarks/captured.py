@@ -83,14 +83,20 @@ def synchronize() -> None:
 
 def seconds(work: Callable[[], Any], repeats: int = 3) -> float:
     """The median time of some runs, after one that does not count; work must be warm already."""
+    return queued_and_done(work, repeats)[1]
+
+
+def queued_and_done(work: Callable[[], Any], repeats: int = 3) -> tuple[float, float]:
+    """The median seconds until the work is queued on the device, and until it is done: equal if the CPU is too slow."""
     times = []
     for _ in range(repeats + 1):
         synchronize()
         started = time.perf_counter()
         work()
+        queued = time.perf_counter() - started
         synchronize()
-        times.append(time.perf_counter() - started)
-    return median(times[1:])
+        times.append((queued, time.perf_counter() - started))
+    return median(queued for queued, _ in times[1:]), median(done for _, done in times[1:])
 
 
 def training(problem: Problem, by: str, cohort: list[int] = COHORT) -> Callable[[], CohortUpdate]:
@@ -107,7 +113,8 @@ def time_engines(problem: Problem, names: list[str], found: Findings, note: str 
             synchronize()
             found[f"first {by}{note}, s"] = time.perf_counter() - started
             with turn():
-                found[f"train {by}{note}, ms"] = 1e3 * seconds(training(problem, by))
+                queued, done = queued_and_done(training(problem, by))
+            found[f"queue {by}{note}, ms"], found[f"train {by}{note}, ms"] = 1e3 * queued, 1e3 * done
 
 
 def time_loop(problem: Problem, clients: int, found: Findings) -> None:
@@ -116,6 +123,18 @@ def time_loop(problem: Problem, clients: int, found: Findings) -> None:
         training(problem, "loop", COHORT[:1])()
         few = seconds(training(problem, "loop", COHORT[:clients]), repeats=1)
         found["train loop, ms"] = 1e3 * few * len(COHORT) / clients
+
+
+def list_kernels(problem: Problem, by: str, found: Findings, most: int = 12) -> None:
+    """Milliseconds that the device's kernels take in one training by an engine, in all and for the longest of them."""
+    with guarded(found, f"kernels {by}"), turn():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            training(problem, by)()
+            synchronize()
+        kernels = {event.key: event.self_device_time_total / 1e3 for event in profile.key_averages()}
+        found[f"kernels {by}, ms"] = sum(kernels.values())
+        for name in sorted(kernels, key=kernels.__getitem__, reverse=True)[:most]:
+            found[f"kernel {by}, ms: {name[:90]}"] = kernels[name]
 
 
 @contextlib.contextmanager
@@ -136,6 +155,8 @@ def time_resnet(found: Findings) -> None:
     ratio(found, "captured", "graphs")
     time_loop(problem, 1, found)
     ratio(found, "loop", "captured")
+    list_kernels(problem, "captured", found)
+    list_kernels(problem, "graphs", found)
     time_engines(problem, [f"captured(streams={n})" for n in STREAMS], found)
     for by in ("captured", "graphs", "loop"):
         with guarded(found, f"evaluate {by}"):
