@@ -26,7 +26,7 @@ PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --no-compile --disable-pi
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo flower-demo test test-slow test-newest test-oldest release-check lint format bench golden docs site site-version reproduction leaderboard theory constraints clean distclean
+.PHONY: help demo flower-demo test test-all test-slow test-newest test-oldest release-check lint format bench golden docs site site-version reproduction leaderboard theory constraints clean distclean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {sub(":.*", "", $$1); printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,7 +39,10 @@ demo: $(DEMO_READY) ## Compare eight methods on digits, three seeds each, and wr
 flower-demo: $(READY) ## Run a federation over Flower with TLS and count the bytes on its sockets
 	PYTHONPATH=examples/flower_app:examples/flower_demo $(PY) examples/flower_demo/demo.py $(ARGS)
 
-test: $(READY) ## Run the tests
+test: $(READY) ## Run the tests, all but those in tests/thorough
+	$(PY) -m pytest -n 2 --dist worksteal --ignore=tests/thorough $(ARGS)
+
+test-all: $(READY) ## Run the thorough tests too: pages, browsers, fresh processes, Flower's own programs
 	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-slow: $(READY) ## Run the tests that take minutes: chaos over Flower, its simulation, large models

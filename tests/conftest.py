@@ -32,14 +32,17 @@ settings.load_profile("fedcams")
 LONG_FIRST = (
     "test_flower_deployment.py",
     "test_graph_kernels.py",
-    "test_runs_kills.py",
     "test_compiled.py",
-    "test_jobs.py",
-    "test_methods.py",
-    "test_extension.py",
     "test_report_browser.py",
-    "test_report.py",
+    "test_jobs_at_once.py",
     "test_memory.py",
+    "test_read_only.py",
+    "test_notebook.py",
+    "test_extension.py",
+    "test_runs_kills.py",
+    "test_methods.py",
+    "test_jobs.py",
+    "test_report.py",
     "test_cli.py",
 )
 """Files with tests of many seconds: they start first, so that no process ends alone with one of them."""

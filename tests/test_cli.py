@@ -24,7 +24,6 @@ from fedcams.runs import read_run
 from fedcams.simulation import RoundRecord
 from forks import Forks
 from own_pieces import forgotten
-from test_presets import write_cifar
 from test_runs import _quick_sync  # noqa: F401  (a fixture)
 
 FILE = """
@@ -178,17 +177,6 @@ def test_a_report_follows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("fedcams.cli.runs.write_report", write_report)
     assert f"report: {Path('runs/mini/report/index.html')}" in say("run", "mini.toml")
     assert asked == [([Path("runs/mini/fedavg-s1"), Path("runs/mini/fedcams-sign-s1")], Path("runs/mini/report"))]
-
-
-def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
-    """The one test that trains the whole network."""
-    sizes = {f"cifar-10-batches-py/data_batch_{i}": 2 for i in range(1, 6)} | {"cifar-10-batches-py/test_batch": 2}
-    write_cifar(folder, sizes, b"labels", 10)
-    small = ["-s", "clients=2", "-s", "sampler=full", "-s", "local=sgd(steps=1, batch=2)", "-s", "rounds=1"]
-    say("run", "compression-resnet18", "--data", ".", *small, "--only", "FedCAMS top-k 1/64", "--no-report")
-    record = read_run(folder / "runs/compression-resnet18/fedcams-top-k-1-64-s1").records[-1]
-    assert record.paper_bits_up == 64 * (11_173_962 // 64)
-    assert record.paper_bits_down == 32 * 11_173_962
 
 
 @pytest.mark.parametrize(
@@ -345,20 +333,6 @@ def test_the_version() -> None:
 
 
 # -- a process of its own --------------------------------------------------------------------------------------------
-
-
-def test_as_a_process(folder: Path, forks: Forks) -> None:
-    """A module that starts from nothing, and an error without a traceback."""
-    command = [sys.executable, "-m", "fedcams", "run", "mini.toml", "-s", "rounds=3", "--no-report"]
-    command += ["--only", "FedCAMS sign"]
-    good = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, cwd=folder)
-    assert good.returncode == 0, good.stderr
-    assert "round 3/3" in good.stdout
-    assert read_run(folder / "runs/mini/fedcams-sign-s1").finished
-    bad = forks.run(FEDCAMS, "run", "mini.tmol", cwd=folder)
-    assert bad.code == 2
-    assert bad.errors.startswith("error: no preset is named 'mini.tmol'")
-    assert "Traceback" not in bad.errors
 
 
 def test_explaining_itself_takes_no_torch() -> None:

@@ -16,8 +16,6 @@ import torch
 
 from fedcams import SpecError
 from fedcams.experiment import Experiment, build
-from fedcams.experiment.preset import load_preset
-from fedcams.runs import read_run
 from test_tasks import write_plays
 from together import together
 
@@ -165,33 +163,3 @@ def test_weights_are_there_for_those_who_sample_by_them() -> None:
     assert built.simulation.sampling_weights == built.histogram.sum(1).tolist()
     _, record = built.simulation.advance(built.state)
     assert len(record.cohort) == 3
-
-
-# -- what older versions wrote -----------------------------------------------------------------------------------------
-
-RESULTS = Path(__file__).resolve().parents[1] / "results"
-RUNS = sorted(path.parent for path in RESULTS.glob("**/experiment.toml"))
-
-
-@together("folder", RUNS)
-def test_every_result_still_loads(folder: Path) -> None:
-    """Every key of every line keeps its value, and the experiment what it says."""
-    found = read_run(folder)
-    assert found.finished
-    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    for line, record in zip(lines, found.records, strict=True):
-        assert {**record.to_dict(), **line} == record.to_dict()
-    written, known = tomllib.loads((folder / "experiment.toml").read_text()), found.experiment.to_dict()
-    measured = "q + gamma" if written.pop("measure_gamma", False) else "q"
-    assert {key: resolved(key, value) for key, value in written.items()} == {key: known[key] for key in written}
-    assert known["probes"] == written.get("probes", measured)
-    assert load_preset(folder / "experiment.toml").experiments == [found.experiment], "it can be run again"
-
-
-def resolved(key: str, value: object) -> object:
-    """The value as today's version spells it."""
-    return Experiment.from_dict({key: value}).to_dict()[key]
-
-
-def test_there_are_results() -> None:
-    assert len(RUNS) >= 20

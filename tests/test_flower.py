@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import zlib
 from collections.abc import Callable
@@ -30,7 +29,6 @@ from fedcams.rounds import Instruction, Reply
 from fedcams.runs import RunError
 from flower_apps import CLIENTS, ROUNDS, Log, client_app, experiment, federation, quick, run, simulated, vector, vectors
 from flower_grid import LocalGrid
-from forks import Forks
 from together import together
 
 __all__ = ["quick"]  # a fixture for these tests
@@ -420,12 +418,3 @@ def test_a_client_that_lies_is_refused_with_the_reason(
     assert re.match(reason, line["refused"]["1"])
     assert list(line["accepted"]) == ["0"]
     assert np.array_equal(result.arrays["w"].numpy(), np.ones((2, 3)))
-
-
-def test_memory_is_a_few_times_the_model_however_many_reply(forks: Forks) -> None:
-    """In a process of its own; the server's limit holds the model and the three vectors of fedams."""
-    at_once = "import ctypes; ctypes.CDLL(None).mallopt(-3, 65536)"  # freed arrays go back to the system at once
-    told = forks.run(f"{at_once}; import flower_memory; flower_memory.main()", "both", "5000000")
-    found = {line["side"]: line for line in map(json.loads, re.findall(r"^\{.*\}$", told.output, re.M))}
-    for side, limit in {"client": 3, "server": 1 + 3 + 2}.items():
-        assert found[side]["peak"] < limit * found[side]["model"], side

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_flower_deployment import CONFIG, ENVIRONMENT, assert_equal, deployed, simulated
 
 import demo
 from federation import QUIET
-from test_flower_deployment import CONFIG, ENVIRONMENT, assert_equal, deployed, simulated
 
 TESTS = Path(__file__).resolve().parent
 pytestmark = pytest.mark.slow

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,8 +40,6 @@ LEVELS: list[set[str]] = [
 """A module imports from its own level or from lower ones; `fedcams` itself (its __init__) stands above them all."""
 
 MAX_LINES = 300
-OPTIONAL = ["flwr", "matplotlib", "pandas", "sklearn", "typer"]
-"""Never loaded by `import fedcams`, nor by a module that does without them until it is used."""
 
 
 def name_of(source: Path) -> str:
@@ -242,20 +238,6 @@ def test_the_version_is_the_same_wherever_it_stands() -> None:
     assert f"\nversion: {stated}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
 
 
-IMPORT_PROBE = """
-import importlib, json, sys
-import fedcams
-for name in json.loads(sys.argv[2]):
-    importlib.import_module(name)
-loaded = [name for name in json.loads(sys.argv[1]) if name in sys.modules]
-from numba.core.dispatcher import Dispatcher
-ours = [m for name, m in sys.modules.items() if name.partition(".")[0] == "fedcams"]
-kernels = {f"{v.__module__}.{v.__name__}": v for m in ours for v in vars(m).values() if isinstance(v, Dispatcher)}
-compiled = sorted(name for name, kernel in kernels.items() if kernel.signatures)
-print(json.dumps({"loaded": loaded, "kernels": len(kernels), "compiled": compiled}))
-"""
-
-
 def test_names_are_loaded_when_they_are_asked_for() -> None:
     package = importlib.import_module("fedcams")
     assert all(callable(getattr(package, name)) for name in package.__all__ if name != "__version__")
@@ -263,24 +245,3 @@ def test_names_are_loaded_when_they_are_asked_for() -> None:
     assert package.rounds is importlib.import_module("fedcams.rounds")
     with pytest.raises(AttributeError, match="module 'fedcams' has no attribute 'simulat'"):
         package.simulat  # noqa: B018
-
-
-def test_importing_loads_nothing_optional_and_compiles_nothing() -> None:
-    needy = {
-        "flower",
-        "cli",
-        "__main__",
-        "_fused",
-        "kernels",
-        "launch",
-        "launch_norms",
-        "fused",
-    }  # imported when used, by those who have what they need
-    plain = sorted(name for name in MODULES if not needy & set(name.split(".")))
-    probe = [sys.executable, "-c", IMPORT_PROBE, json.dumps(OPTIONAL), json.dumps(plain)]
-    result = subprocess.run(probe, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    seen = json.loads(result.stdout)
-    assert not seen["loaded"], f"importing loads {seen['loaded']}; import them where they are used"
-    assert seen["kernels"] > 0, "no kernel was found, so this test looks in the wrong place"
-    assert not seen["compiled"], f"compiled while importing: {seen['compiled']}; leave it to the first call"

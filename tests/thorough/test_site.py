@@ -22,7 +22,7 @@ yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: make site")
 import site_pages  # noqa: E402  (needs mkdocs)
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCS, SITE = ROOT / "docs", ROOT / "build" / "site"
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 

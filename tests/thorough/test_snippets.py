@@ -17,7 +17,7 @@ from fedcams.registry import table
 from test_presets import write_cifar
 from test_runs import _quick_sync  # noqa: F401  (a fixture)
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SETTINGS = ["rounds=1", "clients=2", "seeds=[1]", "sampler=full", "model=linear", "partition=iid"]
 SMALL = [word for setting in [*SETTINGS, "local=sgd(steps=1, batch=2)"] for word in ("-s", setting)]

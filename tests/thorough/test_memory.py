@@ -1,7 +1,9 @@
-"""What a large population costs, measured as the system counts it, in processes of their own."""
+"""What a large population and a large model cost, measured as the system counts it, in processes of their own."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,12 @@ def test_ten_thousand_clients_fit_in_two_gigabytes(measured: dict[str, tuple[int
     seen, most = measured[CROWD]
     assert seen > 2000
     assert most < 2e9
+
+
+def test_memory_is_a_few_times_the_model_however_many_reply(forks: Forks) -> None:
+    """In a process of its own; the server's limit holds the model and the three vectors of fedams."""
+    at_once = "import ctypes; ctypes.CDLL(None).mallopt(-3, 65536)"  # freed arrays go back to the system at once
+    told = forks.run(f"{at_once}; import flower_memory; flower_memory.main()", "both", "5000000")
+    found = {line["side"]: line for line in map(json.loads, re.findall(r"^\{.*\}$", told.output, re.M))}
+    for side, limit in {"client": 3, "server": 1 + 3 + 2}.items():
+        assert found[side]["peak"] < limit * found[side]["model"], side

@@ -11,7 +11,7 @@ import torch
 
 from forks import Forks
 
-KERNELS = Path(__file__).with_name("graph_kernels.py")
+KERNELS = Path(__file__).parents[1] / "graph_kernels.py"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton")
 
 

@@ -20,7 +20,7 @@ from fedcams.runs import read_run
 from forks import Forks
 
 NAME, OWN = "my-waves", "my_waves"
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MODULE = "import runpy, sys; runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)"
 
 

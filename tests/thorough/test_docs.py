@@ -17,7 +17,7 @@ from fedcams import ErrorFeedback, Layout, RowStore, decode, encode
 from forks import Forks
 from together import together
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
+from test_snippets import blocks
 
 from fedcams.flower.checkpoint import read_ledger
 from flower_apps import quick  # noqa: F401  (a fixture)
 from flower_grid import LocalGrid
-from test_snippets import blocks
 
 SITES = 2
 

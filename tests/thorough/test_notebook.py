@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-PATH = Path(__file__).resolve().parents[1] / "examples" / "from_zero_to_a_comparison.ipynb"
+PATH = Path(__file__).resolve().parents[2] / "examples" / "from_zero_to_a_comparison.ipynb"
 AGAIN = f"the notebook is stale: jupyter nbconvert --to notebook --execute --inplace examples/{PATH.name}"
 NUMBER = re.compile(r"\d[\d.,]*")
 
