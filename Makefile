@@ -13,6 +13,7 @@ JOBS = $(shell [ "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -gt 1 ] &
 PY = $(VENV)/bin/python
 READY = $(VENV)/.ready
 DEMO_READY = $(VENV)/.demo-ready
+TEST_READY = $(VENV)/.test-ready
 UNFINISHED = $(VENV)/.unfinished
 SITE_READY = $(VENV)/.site-ready
 # 0.2 for release 0.2.3: releases that only mend share a site.
@@ -39,7 +40,7 @@ demo: $(DEMO_READY) ## Compare eight methods on digits, three seeds each, and wr
 flower-demo: $(READY) ## Run a federation over Flower with TLS and count the bytes on its sockets
 	PYTHONPATH=examples/flower_app:examples/flower_demo $(PY) examples/flower_demo/demo.py $(ARGS)
 
-test: $(READY) ## Run the tests, all but those in tests/thorough
+test: $(TEST_READY) ## Run the tests, all but those in tests/thorough
 	$(PY) -m pytest -n 2 --dist worksteal --ignore=tests/thorough $(ARGS)
 
 test-all: $(READY) ## Run the thorough tests too: pages, browsers, fresh processes, Flower's own programs
@@ -117,7 +118,7 @@ distclean: clean ## Remove those and .venv
 	rm -rf $(VENV)
 
 # A stamp appears only when everything is installed. A .venv left unfinished, or without a working pip, is made anew;
-# a whole one that is only older than its two sources is brought up to date in place. The demo needs fewer packages.
+# a whole one that is only older than its two sources is brought up to date in place. The demo needs the fewest packages.
 $(DEMO_READY): pyproject.toml constraints.txt $(PY)
 	@rm -f $@
 	@if [ -e $(UNFINISHED) ] || ! $(PY) -m pip --version >/dev/null 2>&1; then \
@@ -131,11 +132,17 @@ $(DEMO_READY): pyproject.toml constraints.txt $(PY)
 	@$(PIP_INSTALL) -e '.[tasks]'
 	@mv -f $(UNFINISHED) $@
 
-$(READY): $(DEMO_READY)
+$(TEST_READY): $(DEMO_READY)
+	@echo "Installing what the tests need"
+	@rm -f $@ && mv -f $(DEMO_READY) $(UNFINISHED)
+	@$(PIP_INSTALL) -e '.[test]'
+	@mv -f $(UNFINISHED) $(DEMO_READY) && touch $@
+
+$(READY): $(TEST_READY)
 	@echo "Installing the tools of development"
 	@rm -f $@ && mv -f $(DEMO_READY) $(UNFINISHED)
 	@$(PIP_INSTALL) -e '.[dev]'
-	@mv -f $(UNFINISHED) $(DEMO_READY) && touch $@
+	@mv -f $(UNFINISHED) $(DEMO_READY) && touch $(TEST_READY) $@
 
 # What only the site needs: no other target waits for it.
 $(SITE_READY): $(READY) docs/requirements.txt

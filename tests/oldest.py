@@ -19,7 +19,7 @@ PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 OLDEST = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)(?:\[[^]]*\])?>=(?P<version>[0-9.]+)")
 APART = ("torch", "triton")
 """What comes with the build of torch."""
-TOOLS = ("dev",)
+TOOLS = ("dev", "test")
 """Extras that only those who work on the package install."""
 
 

@@ -146,7 +146,7 @@ def test_the_readmes_commands_run(folder: Path) -> None:
     for words in shown:
         if words[0] == "make":
             done = subprocess.run(
-                [*words, "-n", "-o", ".venv/.demo-ready", "-o", ".venv/.ready"],
+                [*words, "-n", "-o", ".venv/.demo-ready", "-o", ".venv/.test-ready", "-o", ".venv/.ready"],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
