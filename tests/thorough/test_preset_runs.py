@@ -1,4 +1,4 @@
-"""Every experiment of every preset runs, in miniature."""
+"""Every experiment of every preset runs in miniature, and one of them at its own size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pytest
 from fedcams.experiment import Experiment, build
 from fedcams.experiment.preset import load_preset, overridden
 from fedcams.own import History
+from fedcams.runs import read_run
 from fedcams.simulation import RoundRecord
+from test_cli import folder as folder
+from test_cli import say
 from test_presets import TEXT, everyone, write_cifar
 from test_tasks import write_plays
 
@@ -67,3 +70,14 @@ def test_its_experiments_run_in_miniature(name: str, data: Path) -> None:
         assert experiment.sampler.size_varies or len(records[0].cohort) == size
         assert records[0].probes.keys() >= {"q", "q_max"}
         assert ("gamma" in records[0].probes) == any(probe.name == "gamma" for probe in experiment.probes)
+
+
+def test_resnet18_of_the_paper_as_it_is(folder: Path) -> None:
+    """The one test that trains the whole network."""
+    sizes = {f"cifar-10-batches-py/data_batch_{i}": 2 for i in range(1, 6)} | {"cifar-10-batches-py/test_batch": 2}
+    write_cifar(folder, sizes, b"labels", 10)
+    small = ["-s", "clients=2", "-s", "sampler=full", "-s", "local=sgd(steps=1, batch=2)", "-s", "rounds=1"]
+    say("run", "compression-resnet18", "--data", ".", *small, "--only", "FedCAMS top-k 1/64", "--no-report")
+    record = read_run(folder / "runs/compression-resnet18/fedcams-top-k-1-64-s1").records[-1]
+    assert record.paper_bits_up == 64 * (11_173_962 // 64)
+    assert record.paper_bits_down == 32 * 11_173_962
