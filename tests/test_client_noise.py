@@ -1,4 +1,4 @@
-"""Noise at the client: what leaves it, from which key, what that costs against whom, and what is refused."""
+"""Noise at the client: what is sent, which key is used, how much ε it spends, and what is refused."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_a_stop_changes_neither_noise_nor_what_was_spent(tmp_path: Path, monkeyp
     assert KEY not in (folder / "rounds.jsonl").read_text()
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     spent = epsilon(1.0, 2.0, max(sum(i in line["cohort"] for line in lines) for i in range(6)), 1e-4)
-    assert f"and what the server sees of a client of ε = {spent:.4g}" in notes(collect([folder]))
+    assert f"and what the server sees of one client spends ε = {spent:.4g}" in notes(collect([folder]))
 
 
 def test_a_sites_key_is_made_once_and_belongs_to_its_owner(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ RESNET18 = "CIFAR-10, ResNet-18"
 DENSE = 92.59
 """The accuracy of dense FedAMS, averaged, on CIFAR-10 with ResNet-18: three seeds, the better of two servers."""
 SLOWER = "fedams(lr=hold(part=0.8, then=cosine(start=0.4, end=0)), beta1=0.5, bias_correction=true)"
-"""The server of the runs: compressed updates arrive late, and a faster server leaves the clients behind."""
+"""The server of the runs: compressed updates arrive late, so a faster server would leave clients behind."""
 
 
 def _both_ways(up: str, down: str) -> Mapping[str, str]:

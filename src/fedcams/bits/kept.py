@@ -150,7 +150,7 @@ def group_of_each(bounds: Tensor, k: int) -> Tensor:
 def sums_between(units: Tensor, bounds: Tensor) -> Tensor:
     """Return the sums of integers over each group, `[C, k]` -> `[C, S]`, as differences of a running sum that may wrap.
 
-    It runs through all rows, since a GPU adds up few long rows slowly.
+    The sum runs through all rows, because a GPU is slow at summing a few long rows.
     """
     running = torch.nn.functional.pad(units.flatten().cumsum(0), (1, 0))
     first = torch.arange(len(units), device=units.device)[:, None] * units.shape[-1]
@@ -178,15 +178,15 @@ def _add_row_(out: Vector, positions: Positions, bits: NDArray[np.uint8], cuts: 
 def _add_(
     out: Vector, positions: Positions, bits: NDArray[np.uint8], cuts: Positions, sizes: Vector, first: int, last: int
 ) -> None:
-    """Those from `first` to `last` among the positions.
+    """Add the coordinates from `first` to `last`.
 
-    Unsigned indices save Numba the case of negative ones, which takes a fifth of the time.
+    With unsigned indices, Numba skips its check for negative ones, which takes a fifth of the time.
     """
     for group in range(sizes.size):
         size = sizes[group]
         for i in range(max(first, cuts[group]), min(last, cuts[group + 1])):
             bit = np.int32((bits[np.uint64(i >> 3)] >> (i & 7)) & 1)
-            out[np.uint64(positions[i])] += size * np.float32(2 * bit - 1)  # no branch: a processor could not guess it
+            out[np.uint64(positions[i])] += size * np.float32(2 * bit - 1)  # no branch, which would be unpredictable
 
 
 def add_rows_of_signs_at_(out: Tensor, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> None:

@@ -146,7 +146,7 @@ class FedCAMS(FedAvg):
         The messages themselves, with their compressed models, are made later. Refuses to be called by another loop than
         that of `start`.
         """
-        if not overrides(type(self), FedCAMS, "configure_train"):  # our loop does not ask then
+        if not overrides(type(self), FedCAMS, "configure_train"):  # our loop does not call it then
             raise self._outside_our_loop("configure_train")
         return RoundConfig(config)
 

@@ -1,4 +1,4 @@
-"""Norms of updates and residuals, and what they say about the gradient, from numbers that a round has anyway."""
+"""Norms of updates and residuals, and an estimate of the gradient, from numbers that a round has anyway."""
 
 from __future__ import annotations
 
