@@ -1,4 +1,4 @@
-"""The most memory that a side of a round takes, in a process of its own: `flower_memory.py client|server|both d spec`.
+"""The peak memory of one side of a round, in a separate process: `flower_memory.py client|server|both d spec`.
 
 Prints a line of JSON for each side: `side`, `peak`, the most bytes beyond what the side starts with, and `model`, the
 bytes of the model.

@@ -1,4 +1,4 @@
-"""Commands on a PATH that cost no imports: each is run by a process forked from one that has loaded what it needs.
+"""Commands on a PATH that start without imports: each is forked from a process that has loaded what it needs.
 
 For programs that start others by name, as Flower starts an app for every message. Whoever starts such a command waits
 for it, gets its code and may kill it, which ends the forked process too.

@@ -1,4 +1,4 @@
-"""Processes that cost no imports: forked from one that has loaded torch, the package and the digits.
+"""Processes that start without imports: forked from one that has loaded torch, the package and the digits.
 
 Each is a process like any other: it has a folder, an environment and streams of its own, ends as an interpreter ends,
 and can be killed. Only what an interpreter or a library reads when it starts, such as the locale or OMP_NUM_THREADS, is

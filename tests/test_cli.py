@@ -1,4 +1,4 @@
-"""The command line, as one types it."""
+"""The command line, as users type it."""
 
 from __future__ import annotations
 

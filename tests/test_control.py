@@ -1,4 +1,4 @@
-"""Control: SCAFFOLD in pieces against its oracle, and what a control keeps and refuses."""
+"""Control variates: SCAFFOLD step by step against its oracle, and the contract of every control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downlinks: whatever happens to messages, clients and the server, nobody trains from a wrong model unnoticed."""
+"""Downlinks: whatever happens to messages, clients or the server, no client trains from a wrong model unnoticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that dies at any moment: accepted updates plus the residual stay the sum of its updates."""
+"""A client that is killed at any moment: accepted updates plus the residual always equal the sum of its updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines: every one gives what `loop` gives, whatever the model, the sizes and the local training."""
+"""Engines: each one gives the same updates as `loop`, for all models, client sizes and local rules."""
 
 from __future__ import annotations
 

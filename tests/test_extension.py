@@ -1,4 +1,4 @@
-"""A newcomer's pieces, one file each: simulated, and run by the command line with kills; nothing else is edited."""
+"""A newcomer's pieces, one file each: simulated, and run by the command line with kills, without other changes."""
 
 from __future__ import annotations
 

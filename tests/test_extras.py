@@ -1,4 +1,4 @@
-"""What needs a library of an extra says so, and says which extra."""
+"""If an optional library is missing, the error names it and its extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that attack a federation: mute ones, thieves of ids, and texts and metrics made to hurt."""
+"""Nodes that attack a federation: silent ones, stolen ids, and malicious texts and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes minutes: chaos, the counted wire, Flower's own simulation, a model of 100 million parameters."""
+"""Tests that take minutes: chaos, bytes on sockets, Flower's own simulation, a model of 100 million parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers over Flower: told of every round and of the app's metrics, and never in the way of a federation."""
+"""Trackers over Flower: they receive every round and the app's metrics, and never stop a federation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guards: what they learn from norms, that one client cannot capture them, and that attacks do little harm."""
+"""Guards: what they learn from norms, that one client cannot control them, and that attacks do little harm."""
 
 from __future__ import annotations
 

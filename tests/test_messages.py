@@ -1,4 +1,4 @@
-"""Instructions and replies as bytes: one encoding each, old bytes kept, and one error for each way to be wrong."""
+"""Instructions and replies as bytes: one encoding each, old bytes still valid, one error per kind of mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`simulate(out=...)`: a model and data of one's own, in a folder that the same call continues."""
+"""`simulate(out=...)`: your own model and data, in a folder that the same call continues."""
 
 from __future__ import annotations
 

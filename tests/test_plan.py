@@ -1,4 +1,4 @@
-"""Plans against what simulations really send and keep, and against the paper's tables."""
+"""Plans, compared with what simulations send and store, and with the paper's tables."""
 
 from __future__ import annotations
 

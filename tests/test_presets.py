@@ -1,4 +1,4 @@
-"""Presets: every one that is shipped is whole; files of one's own are read or refused with the fix."""
+"""Presets: each one in the package is complete; your own files are read, or refused with the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of runs that were written by hand, so that every number in them is known."""
+"""Reports on hand-written runs, in which every number is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for the repository as a whole: one-way dependencies, a light import, clean files, one version."""
+"""The repository as a whole: one-way dependencies, a light import, clean files, one version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named rows: one meaning for memory, GPU and disk, compared with the simplest model of it."""
+"""Named rows: memory, GPU and disk behave alike, compared with the simplest model of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in folders: what they leave, what they refuse, and that a resumed one is the one that was never stopped."""
+"""Runs in folders: what they write, what they refuse, and that a resumed run equals one that never stopped."""
 
 from __future__ import annotations
 

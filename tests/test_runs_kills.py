@@ -1,4 +1,4 @@
-"""Runs that die: at every step of a checkpoint, by kill -9, on a full disk; and checkpoints that were damaged."""
+"""Runs that are killed at every step of a checkpoint, by kill -9 or a full disk; and damaged checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation: its examples run, its bytes are real, its tables are those of the code."""
+"""The documentation: its examples run, its bytes are real, and its tables come from the code."""
 
 from __future__ import annotations
 

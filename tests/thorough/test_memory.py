@@ -1,4 +1,4 @@
-"""What a large population and a large model cost, measured as the system counts it, in processes of their own."""
+"""The memory that a large population and a large model take, as the system counts it, in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's network at its own size, by the command line."""
+"""The paper's network at full size, from the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on the paper's experiments: that of results/, and right for any runs there may be."""
+"""The page on the paper's experiments: it matches results/, and would be right for any runs."""
 
 from __future__ import annotations
 

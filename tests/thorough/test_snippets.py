@@ -1,4 +1,4 @@
-"""What the README and the documentation show is run: Python, files and commands, in the order of the page."""
+"""The README and the documentation run: Python, files and commands, in the order of each page."""
 
 from __future__ import annotations
 
