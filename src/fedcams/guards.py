@@ -76,12 +76,12 @@ class Adaptive(Guard):
     """Refuses rows longer than `factor` times the usual norm of their stream: update, buffers or control variates.
 
     A cohort's usual norm is its upper quartile: a quarter of its clients exceed it. The usual norm of a round is the
-    median over the 10 rounds in which this was largest, or that of the current cohort if it is larger and the cohort
-    has 3 clients or more; the first round has only its own. The guard uses the largest rounds rather than the last
-    ones: late in training most clients have little left to learn, and those that still learn are not attackers. Norms
-    above the bound count as the bound, so that it grows if the norms of most clients grow. The bound is 4 times as wide
-    for buffers and control variates, which change most for new clients, for cohorts of one or two clients, and for
-    codecs that draw coordinates at random. A refused client keeps its residual.
+    median over the 10 rounds in which this was largest. If the current cohort has 3 clients or more and its own usual
+    norm is larger, that one counts; the first round has only its own. The guard uses the largest rounds rather than the
+    last ones: late in training most clients have little left to learn, and those that still learn are not attackers.
+    Norms above the bound count as the bound, so that it grows if the norms of most clients grow. The bound is 4 times
+    as wide for buffers and control variates, which change most for new clients, for cohorts of one or two clients, and
+    for codecs that draw coordinates at random. A refused client keeps its residual.
     """
 
     factor: Number = number(5, low=1, doc="how many times the usual norm a row may have")

@@ -81,7 +81,7 @@ class Method(Spec):
         "uniform", choices=("uniform", "examples", "sampler"), doc="how clients are weighted in the mean of the cohort"
     )
     privacy: Privacy = nested("privacy", "none", doc="noise that hides each client from those who see the models")
-    average: Average = nested("average", "none", doc="an average of the server's models, evaluated in addition")
+    average: Average = nested("average", "none", doc="an average of the server's models, which is evaluated too")
 
     kind = "method"
     name = "method"

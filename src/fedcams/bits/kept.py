@@ -1,10 +1,10 @@
 """What is kept of a vector as signs and means: the mean magnitude of each tensor's part, and adding it back.
 
 Positions `[C, k]` ascend, so what is kept of a segment of the vector, such as a tensor, lies together: a *group*. Its
-mean is the same, bit for bit, in whatever order it is added up, because integers are added: with the largest
-magnitude of the group between 2^e and 2^(e+1), each magnitude counts in whole units of 2^(e-23-up), and what is below a
-unit is cut off. There are less than 2^(39-up) of them, each below 2^(24+up) units, so the sum stays below 2^63. For a
-million kept coordinates a unit is 2^-42 of the group's largest magnitude, far below what rounding to float32 changes.
+mean does not depend on the order of summation, bit for bit, because integers are added. With the largest magnitude of
+the group between 2^e and 2^(e+1), each magnitude counts in whole units of 2^(e-23-up); the rest is cut off. There are
+fewer than 2^(39-up) magnitudes, each below 2^(24+up) units, so the sum stays below 2^63. For a million kept coordinates
+a unit is 2^-42 of the group's largest magnitude, far below what rounding to float32 changes.
 
 Each function has a kernel for one row on the CPU and a batched torch version for any other device.
 """

@@ -68,7 +68,7 @@ def map_ranges(size: int, work: Callable[[int, int], T], threads: int | None = N
 
     It uses as many threads as torch, unless `threads` is given.
 
-    There are more ranges than threads, and each thread takes the next range when it is free: torch's threads spin for
+    There are more ranges than threads, and each thread takes the next range when it is free. Torch's threads spin for
     milliseconds after each operation, and a range that waits for a core must not hold up the others.
     """
     threads = threads or torch.get_num_threads()

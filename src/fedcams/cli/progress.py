@@ -212,7 +212,7 @@ class Forecast:
         return f"{self._planned.index(path) + 1}/{len(self._planned)}" if len(self._planned) > 1 else ""
 
     def pace(self, path: Path) -> float:
-        """Return the seconds that a round of this run takes, or of all runs if none of its own was seen."""
+        """Return the seconds per round of this run, or of all runs if it has not run a round yet."""
         if seen := self._seen.get(path, 0):
             return self._seconds[path] / seen
         return sum(self._seconds.values()) / max(1, sum(self._seen.values()))

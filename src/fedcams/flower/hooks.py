@@ -39,7 +39,7 @@ def refuse_hooks(cls: type, base: type) -> None:
 
 
 def config_of(messages: Iterable[Message], cls: type) -> ConfigRecord:
-    """Return the config in what `configure_train` of a class returned; refuses messages of its own."""
+    """Return the config from what `configure_train` of a class returned; refuses custom messages."""
     if not isinstance(messages, RoundConfig):
         raise SpecError(
             f"{cls.__name__}.configure_train builds its own messages, but models travel compressed; change config, "

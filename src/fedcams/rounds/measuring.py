@@ -27,9 +27,9 @@ WIDER = 4.0
 def scatter(name: str, codec: Compressor, clients: int) -> float:
     """Return how many times further than elsewhere the norms of this stream may lie from what is usual.
 
-    A codec that draws a few coordinates at random may meet the large ones in one row and the small ones in others;
-    small cohorts cannot show what is usual; and buffers and control variates change most for clients that are new
-    or were away for long.
+    A codec that draws a few coordinates at random may hit the large ones in one row and the small ones in others. Small
+    cohorts cannot show what is usual. Buffers and control variates change most for clients that are new or were away
+    for long.
     """
     reasons = codec.in_expectation, clients < ENOUGH, name != UPDATE
     return WIDER ** sum(reasons)
