@@ -50,7 +50,7 @@ def layout(d: int) -> Layout:
 
 
 def app(message: Message, context: Context) -> Message:
-    """Changes every array, one at a time, as a frugal app would: it needs no memory of its own beside the model."""
+    """Changes every array, one at a time, as a frugal app would: it needs no memory in addition to the model."""
     arrays = message.content.array_records["arrays"]
     for name in list(arrays):
         values = from_array(arrays.pop(name)).copy()

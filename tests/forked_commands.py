@@ -98,7 +98,7 @@ def serve(address: str, script: str) -> str:
 
 
 def attend(child: int, connection: socket.socket, streams: list[int]) -> None:
-    """Tell how a process ends, and end; kill it if nobody is left to be told."""
+    """Report how a process ends, and end; kill it if the other side is gone."""
     for stream in (0, 1, 2, *streams):
         os.close(stream)
     ended = status = 0

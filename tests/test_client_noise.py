@@ -113,7 +113,7 @@ def test_a_client_tells_nothing_but_its_noisy_update() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 def test_a_client_whose_training_failed_sends_noise(bad: float) -> None:
-    """A refusal would tell the server, and the missing noise everybody else."""
+    """A refusal would tell the server, and missing noise would tell everyone else."""
     outgoing = sent(lambda round, client: torch.full((D,), bad if client == 1 else 0.0))
     assert not outgoing.refused
     assert bool(torch.isfinite(decoded(outgoing)).all())
@@ -185,7 +185,7 @@ def test_the_server_and_those_who_see_models_learn_what_records_say() -> None:
         assert record.probes["local_epsilon"] == pytest.approx(gaussian_epsilon(most / 2**2, 1e-4))
         assert record.probes["epsilon"] == pytest.approx(gaussian_epsilon(share / 2**2, 1e-4))
     assert len({*answers.values()}) > 1
-    assert most < 6, "nobody is asked in every round, and nobody is counted as if"
+    assert most < 6, "no client is asked in every round, nor counted as if it were"
 
 
 @pytest.mark.parametrize("fields", [{"uplink": "sign"}, {"transforms": "max_norm(1e6)"}, {"uplink": "blockq(bits=8)"}])

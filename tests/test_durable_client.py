@@ -209,7 +209,7 @@ def test_a_folder_of_another_method_is_refused(tmp_path: Path) -> None:
         opened(tmp_path, control="scaffold")
 
 
-# -- control variates beside the residual ------------------------------------------------------------------------------
+# -- control variates next to the residual ----------------------------------------------------------------------------
 
 SHIFT = torch.full((D,), 0.25)
 

@@ -144,7 +144,7 @@ def test_a_whole_round_in_float64(fast: str, spec: str, model: str) -> None:
     assert_close(train(fast, task), truth, 1e-9)
 
 
-# -- rates, shifts and rules of one's own ------------------------------------------------------------------------------
+# -- rates, shifts and your own rules ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", EAGER)
@@ -183,7 +183,7 @@ def test_shifted_rounds_with_a_rate(fast: str, spec: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Signs(Local):
-    """A rule of one's own with a slot: steps along the signs of a running sum."""
+    """A custom rule with a slot: steps along the signs of a running sum."""
 
     lr: float = 0.01
     epochs: int | None = 2

@@ -111,7 +111,7 @@ def test_bytes_are_halved() -> None:
 # -- the command line, with kills --------------------------------------------------------------------------------------
 
 BASE = """
-description = "pieces of one's own"
+description = "your own pieces"
 task = "digits"
 model = "linear"
 clients = 6

@@ -146,7 +146,7 @@ def test_epsilon_has_both_rules_for_the_rate() -> None:
         assert float(experiment.server.lr) == pytest.approx(lr, rel=1e-6)  # type: ignore[attr-defined]
 
 
-# -- files of one's own ----------------------------------------------------------------------------------------------
+# -- your own files ---------------------------------------------------------------------------------------------------
 
 OWN = """
 description = "mine"

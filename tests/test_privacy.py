@@ -361,7 +361,7 @@ def test_parts_for_which_the_claim_would_be_wrong_are_refused(named: str) -> Non
 
 @together("spec", [s for cls in registered("sampler").values() for s in cls.examples])
 def test_only_independent_secret_cohorts_are_accepted(spec: str) -> None:
-    """A fixed number of clients drawn from the run's seed, which clients know, hides nobody."""
+    """A fixed number of clients drawn from the run's seed, which clients know, hides no client."""
     known: Sampler = sampler(spec)
     expected = float(known.p) if isinstance(known, Bernoulli) else 1.0 if known.name == "full" else None
     assert known.probability == expected

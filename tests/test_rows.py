@@ -295,7 +295,7 @@ class MemoryWalk(RuleBasedStateMachine):
 
 
 class DiskWalk(MemoryWalk):
-    """The same, where the store may be reopened at any time, and no file stays that nobody needs."""
+    """The same, where the store may be reopened at any time, and no unneeded file stays."""
 
     def open(self, spares: int) -> RowStore:
         """A new store in a new folder, that may keep spare files and write over them."""

@@ -117,7 +117,7 @@ def test_death_at_every_step_and_again_while_resuming(
 
 # -- kill -9 -----------------------------------------------------------------------------------------------------------
 
-# Runs each once undisturbed, then once more for each name it reads, every time in a process of its own.
+# Runs each once undisturbed, then once more for each name it reads, each time in a separate process.
 RUNNERS = """
 import sys, torch
 from pathlib import Path
