@@ -410,7 +410,7 @@ def test_auto_takes_what_trains_as_the_loop_does(model: Any, expected: str, monk
 
 
 def test_auto_compiles_for_long_runs() -> None:
-    """From 10,000 steps of a client on; the first one has 9 examples, three steps in an epoch of batches of 4."""
+    """From 10,000 steps per client on; the first one has 9 examples, three steps per epoch with batches of 4."""
     task, captured = problem("adapted", RULES[0]), Captured()
     assert str(captured.tuned(task, rounds=3333, varies=False)) == "captured(compile=false)"
     assert str(captured.tuned(task, rounds=3334, varies=True)) == "captured"

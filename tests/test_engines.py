@@ -458,7 +458,7 @@ def test_groups_hold_every_active_client_once() -> None:
 
 
 def test_auto_compiles_where_that_pays() -> None:
-    """From 10,000 steps on, for cohorts of one size; clients here have 20 examples, three steps an epoch of 8."""
+    """From 10,000 steps on, for cohorts of one size; each client has 20 examples, 3 steps per epoch in batches of 8."""
     few, many = problem(spec="sgd(batch=8)"), problem(spec="sgd(epochs=10, batch=8)")
     compiled = "stacked(compile=true)" if has_compiler() else "stacked"
     assert str(choose("auto", few, rounds=3000)) == "stacked"

@@ -240,7 +240,7 @@ class Own(Downlink):
 
 @dataclass(frozen=True)
 class Priced(Own):
-    """What it sends it can say: two bytes a coordinate and contact."""
+    """It can compute what it sends: two bytes per coordinate and contact."""
 
     name = "priced"
 

@@ -65,7 +65,7 @@ def write_run(
     probed: dict[str, float] | None = None,
     **keys: Any,
 ) -> Path:
-    """A run of as many rounds as there are accuracies; two clients a round, the bytes given being those of both."""
+    """A run of as many rounds as there are accuracies; two clients per round, and the bytes given are those of both."""
     experiment = Experiment.from_dict({"clients": 4, "sampler": "uniform(n=2)", "rounds": len(accuracy), **keys})
     folder.mkdir(parents=True)
     (folder / "experiment.toml").write_text(experiment.to_toml(), "utf-8")
