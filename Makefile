@@ -5,9 +5,9 @@ VENV = .venv
 ARGS =
 # The torch of test-newest and test-oldest: TORCH=torch takes the newest, with all of CUDA on Linux.
 TORCH = $(shell grep '^torch==' constraints.txt)
-# The Triton that belongs to it: torch for CUDA asks for its own, and a newer one may interpret kernels in another way.
+# The Triton that belongs to it: torch for CUDA requires its own, and a newer one may interpret kernels differently.
 TRITON = $(if $(findstring ==,$(TORCH)),"$(shell grep '^triton==' constraints.txt); sys_platform == 'linux'")
-# Runs of the demo at once: two, unless there is only one core.
+# How many runs of the demo run at once: two, unless there is only one core.
 JOBS = $(shell [ "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -gt 1 ] && echo 2 || echo 1)
 
 PY = $(VENV)/bin/python
@@ -16,12 +16,12 @@ DEMO_READY = $(VENV)/.demo-ready
 TEST_READY = $(VENV)/.test-ready
 UNFINISHED = $(VENV)/.unfinished
 SITE_READY = $(VENV)/.site-ready
-# 0.2 for release 0.2.3: releases that only mend share a site.
+# 0.2 for release 0.2.3: patch releases share a site.
 MINOR = $(shell sed -n 's/^__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' src/fedcams/version.py)
-# It starts mkdocs by its name.
+# mike starts mkdocs by name.
 MIKE = PATH="$(abspath $(VENV))/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mike
-# The user's warning filter is for fedcams, not for pip. Python compiles modules when it imports them, which is a fraction
-# of what is installed.
+# The user's warning filter is for fedcams, not for pip. Without --no-compile, pip would compile all modules,
+# of which only a fraction is ever imported.
 PIP_INSTALL = PYTHONWARNINGS= $(PY) -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -40,7 +40,7 @@ demo: $(DEMO_READY) ## Compare eight methods on digits, three seeds each, and wr
 flower-demo: $(READY) ## Run a federation over Flower with TLS and count the bytes on its sockets
 	PYTHONPATH=examples/flower_app:examples/flower_demo $(PY) examples/flower_demo/demo.py $(ARGS)
 
-test: $(TEST_READY) ## Run the tests, all but those in tests/thorough
+test: $(TEST_READY) ## Run all tests except those in tests/thorough
 	$(PY) -m pytest -n 2 --dist worksteal --ignore=tests/thorough $(ARGS)
 
 test-all: $(READY) ## Run the thorough tests too: pages, browsers, fresh processes, Flower's own programs
@@ -89,7 +89,7 @@ reproduction: $(READY) ## Regenerate docs/reproduction.md, its pictures and repo
 leaderboard: $(READY) ## Regenerate docs/leaderboard.md and its pictures from leaderboard/entries
 	$(PY) -m leaderboard $(ARGS)
 
-theory: $(READY) ## Run the experiments of docs/theory.md again, and renew its numbers and pictures (minutes)
+theory: $(READY) ## Run the experiments of docs/theory.md again, and update its numbers and pictures (takes minutes)
 	$(PY) -m theory_page $(ARGS)
 
 docs: $(READY) ## Regenerate docs/reference.md, and build the documentation site in build/site
@@ -117,8 +117,8 @@ clean: ## Remove caches and build output
 distclean: clean ## Remove those and .venv
 	rm -rf $(VENV)
 
-# A stamp appears only when everything is installed. A .venv left unfinished, or without a working pip, is made anew;
-# a whole one that is only older than its two sources is brought up to date in place. The demo needs the fewest packages.
+# A stamp appears only when everything is installed. A .venv left unfinished, or without a working pip, is created again;
+# a complete one that is only older than its two sources is updated in place. The demo needs the fewest packages.
 $(DEMO_READY): pyproject.toml constraints.txt $(PY)
 	@rm -f $@
 	@if [ -e $(UNFINISHED) ] || ! $(PY) -m pip --version >/dev/null 2>&1; then \
@@ -150,5 +150,5 @@ $(SITE_READY): $(READY) docs/requirements.txt
 	@$(PIP_INSTALL) -r docs/requirements.txt
 	@touch $@
 
-# No recipe: an interpreter that is gone makes the stamp out of date.
+# No recipe: if the interpreter is gone, the stamp is out of date.
 $(PY):

@@ -1,9 +1,9 @@
-"""Checks and times engine `captured` on a CUDA device in one go, about three minutes.
+"""Checks and times engine `captured` on a CUDA device in one go, in about three minutes.
 
     python benchmarks/captured.py --save captured.json
 
-Every part is a process of its own, so that all compile at once and a failure stops nothing else; they take turns to
-time. First the round of ResNet-18 (`graphs`, `captured` on several streams, `loop`) and a small transformer with AdamW
+Every part is a separate process, so that all compile at once and a failure does not stop the others; they are timed in
+turn. First the round of ResNet-18 (`graphs`, `captured` on several streams, `loop`) and a small transformer with AdamW
 (`captured`, `loop`), both with the paper's ten clients; then deviations from `loop` for several models and rules.
 """
 
@@ -70,7 +70,7 @@ class Findings(dict[str, Any]):
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """Have the device to oneself among the parts of this benchmark."""
+    """Use the device exclusively among the parts of this benchmark."""
     with Path(os.environ["CAPTURED_TURNS"]).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -139,7 +139,7 @@ def list_kernels(problem: Problem, by: str, found: Findings, most: int = 12) -> 
 
 @contextlib.contextmanager
 def guarded(found: Findings, name: str) -> Iterator[None]:
-    """Go on after a failure, and keep its traceback."""
+    """Continue after a failure, and keep its traceback."""
     try:
         yield
     except Exception:
@@ -207,7 +207,7 @@ def ratio(found: Findings, slow: str, fast: str) -> None:
 
 
 class Adapted(nn.Module):
-    """A frozen layer with a small trained one beside it."""
+    """A frozen layer with a small trained one next to it."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ def line(row: Measured) -> str:
 
 
 def kernels(model: str, most: int = 24) -> dict[str, dict[str, float]]:
-    """Microseconds a step by kernel and grid, largest first, from a round of training."""
+    """Microseconds per step by kernel and grid, largest first, from a round of training."""
     settings = {**SETTINGS, "model": model, "uplink": "sign", "engine": "graphs(streams=1)", "rounds": 2}
     simulation = assemble(Experiment.from_dict(settings), noise_images(), "cuda").simulation
     problem, cohort = simulation.problem, list(range(10))

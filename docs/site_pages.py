@@ -1,4 +1,4 @@
-"""What mkdocs.yml cannot say of the site: its version, the pages of the Python API, and links that leave docs/."""
+"""What mkdocs.yml cannot express: its version, the pages of the Python API, and links that leave docs/."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Name the version that the site describes or, if mike builds it, let readers choose one.
 
-    A page with that choice fetches the list of versions, so a site that stands alone, or is opened from disk, has none.
+    A page with that choice fetches the list of versions, so a single site, or one opened from disk, has none.
     """
     if MIKE_SAYS in os.environ:
         config.extra["version"] = {"provider": "mike", "default": "latest"}

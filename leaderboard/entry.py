@@ -138,7 +138,7 @@ class Entry:
 def add(runs: Sequence[Path], folder: Path, label: str | None = None, source: str | None = None) -> list[Path]:
     """Write an entry for each method among the runs into `folder`, over older ones of its name; return the files.
 
-    Runs that differ only in the seed are one entry. Each setting has a folder of its own. Refuses a label for several
+    Runs that differ only in the seed are one entry. Each setting has its own folder. Refuses a label for several
     entries, and one that makes the file name of another entry.
     """
     methods = collect(runs).methods

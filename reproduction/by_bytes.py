@@ -91,7 +91,7 @@ def _table(runs: list[Done]) -> Iterator[str]:
 
 
 def delivery(runs: list[Done], record: dict[str, Any]) -> Iterator[str]:
-    """Yield what it costs to deliver the final model, beside the bytes of the run; nothing if that was not run."""
+    """Yield what delivering the final model costs, in addition to the bytes of the run; nothing if it was not run."""
     about = record["experiment"]
     known = {done.label: done for done in runs}
     if not {"FedAMS", about["label"]} <= known.keys():

@@ -34,7 +34,7 @@ Verdict = tuple[str, str]
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the paper, where it stands, and how to judge it."""
+    """One claim of the paper, where the paper makes it, and how to judge it."""
 
     text: str
     where: str
@@ -149,7 +149,7 @@ def bits(results: Results) -> Verdict:
 
 
 def gamma_stays(results: Results) -> Verdict:
-    """Judge whether γ stays where it is over a run."""
+    """Judge the claim that γ does not grow over a run."""
     runs = [done for model in words.MODELS for done in measured(results, model)]
     if not runs:
         return "", OPEN

@@ -1,4 +1,4 @@
-"""The browser of the tests, and what axe, a checker of accessibility, finds on a page in it."""
+"""The browser for the tests, and the accessibility problems that axe finds on a page."""
 
 from __future__ import annotations
 

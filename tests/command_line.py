@@ -1,4 +1,4 @@
-"""The command line in this process; typer's own runner would read the signatures of all commands for each call."""
+"""Run the command line in this process; typer's own runner would inspect all commands at every call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Federations in this process: apps as people write them, nodes for every site, and whole runs of a method."""
+"""Federations in this process: typical apps, a node for every site, and whole runs of a method."""
 
 from __future__ import annotations
 

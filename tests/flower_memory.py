@@ -1,4 +1,4 @@
-"""The most memory that a side of a round takes, in a process of its own: `flower_memory.py client|server|both d spec`.
+"""The peak memory of one side of a round, in a separate process: `flower_memory.py client|server|both d spec`.
 
 Prints a line of JSON for each side: `side`, `peak`, the most bytes beyond what the side starts with, and `model`, the
 bytes of the model.
@@ -50,7 +50,7 @@ def layout(d: int) -> Layout:
 
 
 def app(message: Message, context: Context) -> Message:
-    """Changes every array, one at a time, as a frugal app would: it needs no memory of its own beside the model."""
+    """Changes every array, one at a time, as a frugal app would: it needs no memory in addition to the model."""
     arrays = message.content.array_records["arrays"]
     for name in list(arrays):
         values = from_array(arrays.pop(name)).copy()

@@ -1,4 +1,4 @@
-"""Commands on a PATH that cost no imports: each is run by a process forked from one that has loaded what it needs.
+"""Commands on a PATH that start without imports: each is forked from a process that has loaded what it needs.
 
 For programs that start others by name, as Flower starts an app for every message. Whoever starts such a command waits
 for it, gets its code and may kill it, which ends the forked process too.
@@ -98,7 +98,7 @@ def serve(address: str, script: str) -> str:
 
 
 def attend(child: int, connection: socket.socket, streams: list[int]) -> None:
-    """Tell how a process ends, and end; kill it if nobody is left to be told."""
+    """Report how a process ends, and end; kill it if the other side is gone."""
     for stream in (0, 1, 2, *streams):
         os.close(stream)
     ended = status = 0

@@ -1,4 +1,4 @@
-"""Processes that cost no imports: forked from one that has loaded torch, the package and the digits.
+"""Processes that start without imports: forked from one that has loaded torch, the package and the digits.
 
 Each is a process like any other: it has a folder, an environment and streams of its own, ends as an interpreter ends,
 and can be killed. Only what an interpreter or a library reads when it starts, such as the locale or OMP_NUM_THREADS, is
@@ -103,7 +103,7 @@ class Forks:
         self._channel, theirs = socket.socketpair()
         command = [sys.executable, __file__, str(theirs.fileno()), json.dumps(sys.path)]
         environment, null = {**os.environ, "OMP_NUM_THREADS": "1"}, subprocess.DEVNULL
-        with theirs:  # in a session of its own, so that Ctrl-C reaches the tests alone
+        with theirs:  # in its own session, so that Ctrl-C reaches only the tests
             self._server = subprocess.Popen(
                 command, env=environment, pass_fds=[theirs.fileno()], stdin=null, stdout=null, start_new_session=True
             )
@@ -111,7 +111,7 @@ class Forks:
     def start(
         self, script: str, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> Forked:
-        """Run a script in a process of its own, where it finds its arguments in `sys.argv`."""
+        """Run a script in a separate process, where it finds its arguments in `sys.argv`."""
         stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
         (their_stdin, stdin), (stdout, their_stdout) = os.pipe(), os.pipe()
         told, telling = socket.socketpair()
@@ -140,7 +140,7 @@ class Forks:
 
 
 def fork_for_each_line(work: Callable[[str], object]) -> None:
-    """Call `work` with each line of the input in a process of its own, which has all that is loaded or compiled here.
+    """Call `work` with each line of the input in a forked process, which has all that is loaded or compiled here.
 
     Prints its id when it starts, and how it ended.
     """

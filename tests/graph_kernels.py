@@ -1,6 +1,6 @@
 """The kernels of the engine `graphs` against plain PyTorch, on a CUDA device or interpreted on the CPU.
 
-`tests/test_graph_kernels.py` runs this file in a process of its own, with TRITON_INTERPRET=1 where there is no CUDA
+`tests/test_graph_kernels.py` runs this file in a separate process, with TRITON_INTERPRET=1 where there is no CUDA
 device: the interpreter must be chosen before Triton is imported. It knows no tensor cores, so every path is taken with
 float32 numbers there, those of bfloat16 as well.
 """

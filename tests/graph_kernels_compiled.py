@@ -2,7 +2,7 @@
 
 The first two kernels fail at first, as they do where Python refuses to parse on several threads; a start must find or
 make them none the less.
-Run by `tests/test_graph_kernels.py` in a process of its own: Triton must not be the interpreter here.
+Run by `tests/test_graph_kernels.py` in a separate process: Triton must not be the interpreter here.
 """
 
 from __future__ import annotations

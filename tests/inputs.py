@@ -1,4 +1,4 @@
-"""The vectors on which everything is tried."""
+"""The vectors that tests try everything on."""
 
 from __future__ import annotations
 

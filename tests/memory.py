@@ -1,4 +1,4 @@
-"""How much memory something takes."""
+"""Measure how much memory a piece of code takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores of two named rows a client, whose contents show at once whether both rows are of the same commit."""
+"""Stores with two named rows per client, whose contents show whether both come from the same commit."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Half(Compressor):
 '''
 
 DOWNLINK = '''
-"""The model in few bits, rounded to the nearest, the same for everybody."""
+"""The model in few bits, rounded to the nearest, the same for all clients."""
 
 from dataclasses import dataclass
 
@@ -161,7 +161,7 @@ from fedcams.wire import encode, sizes, unpack
 @register("rounded")
 @dataclass(frozen=True)
 class Rounded(Downlink):
-    """C(x); nobody keeps anything."""
+    """C(x); neither side keeps anything."""
 
     codec: Compressor = nested("compressor", "blockq(bits=8)", doc="how the model travels")
 

@@ -1,4 +1,4 @@
-"""Build a wheel and an sdist, install each in a new environment, and use them as somebody does who has nothing else.
+"""Build a wheel and an sdist, install each in a new environment, and use it as a new user would.
 
 Every environment is made below `build/release`. Bare installations compute a round; those with extras run the demo; the
 sdist's own tests run from its unpacked folder. `--quick` leaves these tests out.

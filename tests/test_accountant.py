@@ -90,7 +90,7 @@ MEMORIES: dict[str, Callable[[int, Array], Array]] = {
 @together("memory", MEMORIES)
 @together("order", [1.5, 2.0, 4.0])
 def test_two_rounds_cost_twice_one_round_whatever_clients_remember(memory: str, order: float) -> None:
-    """By integration over both releases, in both directions; nobody sees when the client was drawn."""
+    """By integration over both releases, in both directions; when the client was drawn stays hidden."""
     p, noise = 0.3, 1.2
     grid = np.linspace(-11, 15, 600)
     first, second = grid[:, None], grid[None, :]

@@ -1,4 +1,4 @@
-"""The aggregator: what it refuses, and that it says whose update it was."""
+"""The aggregator: what it refuses, and that errors name the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed buffers: a stream of their own, both ways, whose variances never fall below zero."""
+"""Compressed buffers: a separate stream in both directions, whose variances never fall below zero."""
 
 from __future__ import annotations
 

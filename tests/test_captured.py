@@ -1,4 +1,4 @@
-"""The engine `captured`: its steps, draws and memory on the CPU as they are; compiled and captured on a GPU."""
+"""The engine `captured`: steps, random draws and memory, uncompiled on a CPU, compiled and captured on a GPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Encoder(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A frozen layer with a small trained one beside it, as LoRA has it."""
+    """A frozen layer with a small trained one next to it, as in LoRA."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -295,17 +295,19 @@ def test_draws_have_the_right_distribution(p: float) -> None:
 
 
 class Ordering(nn.Linear):
-    """Draws in a way that has no form with a key."""
+    """Draws random numbers with an operation that takes no key."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(1)[:, torch.randperm(48)])
 
 
 def test_other_draws_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"draws by aten.randperm.*, which has no form with a key; use engine=loop"):
+    with pytest.raises(
+        SpecError, match=r"draws random numbers with aten.randperm.*, which takes no key; use engine=loop"
+    ):
         train("captured", problem(Ordering(48, 3), RULES[0]))
     recurrent = nn.Sequential(nn.Flatten(2), nn.LSTM(16, 3, 2, dropout=0.5))
-    reason = "layer '1' is an LSTM with dropout, which has no key; use engine=loop"
+    reason = "layer '1' is an LSTM with dropout, which takes no key; use engine=loop"
     assert reason in engine("captured").supports(problem(recurrent, RULES[0]))
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half())
     task = Problem(mixed, of_pairs, {}, local("sgd"))
@@ -387,7 +389,7 @@ def test_auto_passes_it_over_on_a_cpu_and_says_why() -> None:
     chosen = choose_with_reason("auto", problem("adapted", RULES[0]))
     assert chosen.engine.name == "stacked"
     assert "engine=graphs: the model is on cpu" in chosen.reason
-    assert "engine=captured: the model is on cpu, where nothing is captured" in chosen.reason
+    assert "engine=captured: the model is on cpu, and only steps on a GPU can be captured" in chosen.reason
     assert choose_with_reason("captured", problem("adapted", RULES[0])).reason == "named"
 
 
@@ -408,7 +410,7 @@ def test_auto_takes_what_trains_as_the_loop_does(model: Any, expected: str, monk
 
 
 def test_auto_compiles_for_long_runs() -> None:
-    """From 10,000 steps of a client on; the first one has 9 examples, three steps in an epoch of batches of 4."""
+    """From 10,000 steps per client on; the first one has 9 examples, three steps per epoch with batches of 4."""
     task, captured = problem("adapted", RULES[0]), Captured()
     assert str(captured.tuned(task, rounds=3333, varies=False)) == "captured(compile=false)"
     assert str(captured.tuned(task, rounds=3334, varies=True)) == "captured"

@@ -1,4 +1,4 @@
-"""Checksums of ranges, put together."""
+"""Checksums of ranges, combined into that of the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line, as one types it."""
+"""The command line, as users type it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Mirror(Identity):
 
 
 def test_pieces_of_ones_own_are_loaded_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`test_extension` does so in processes of their own; here the piece is forgotten after every command."""
+    """`test_extension` does so in separate processes; here the piece is forgotten after every command."""
     (folder / "mine.py").write_text(OWN)
     preset = ("run", "mini.toml", "-s", "uplink=mirror", "-s", "rounds=1", "--only", "FedAvg", "--no-report")
     assert "no compressor is named 'mirror'" in refused(*preset)
@@ -332,7 +332,7 @@ def test_the_version() -> None:
     assert re.fullmatch(r"fedcams \d+\.\d+\.\d+\n", say("--version"))
 
 
-# -- a process of its own --------------------------------------------------------------------------------------------
+# -- in a separate process --------------------------------------------------------------------------------------------
 
 
 def test_explaining_itself_takes_no_torch() -> None:
@@ -359,7 +359,7 @@ def test_a_plan_compares_downlinks_and_recommends_one(folder: Path) -> None:
     assert re.search(r"replica\(blockq\) +\S+ MB", output)
     assert "Recommended: replica(blockq(bits=2)), 8." in output
     assert re.search(r"none +.*min", output), "times on networks"
-    assert re.search(r"lighter +\S+ MB +\S+ MB +\S+ MB +\S+x", output), "recipes beside each other"
+    assert re.search(r"lighter +\S+ MB +\S+ MB +\S+ MB +\S+x", output), "recipes side by side"
     assert "Recipe: light, " in output
     assert "--network 5G: no network has this name (did you mean '" in refused("plan", "1000", "--network", "5G")
     only = say("plan", "mlp(hidden=8)", "--downlink", "shared(blockq)", "--cohort", "full")

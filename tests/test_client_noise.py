@@ -1,4 +1,4 @@
-"""Noise at the client: what leaves it, from which key, what that costs against whom, and what is refused."""
+"""Noise at the client: what is sent, which key is used, how much ε it spends, and what is refused."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_client_tells_nothing_but_its_noisy_update() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 def test_a_client_whose_training_failed_sends_noise(bad: float) -> None:
-    """A refusal would tell the server, and the missing noise everybody else."""
+    """A refusal would tell the server, and missing noise would tell everyone else."""
     outgoing = sent(lambda round, client: torch.full((D,), bad if client == 1 else 0.0))
     assert not outgoing.refused
     assert bool(torch.isfinite(decoded(outgoing)).all())
@@ -185,7 +185,7 @@ def test_the_server_and_those_who_see_models_learn_what_records_say() -> None:
         assert record.probes["local_epsilon"] == pytest.approx(gaussian_epsilon(most / 2**2, 1e-4))
         assert record.probes["epsilon"] == pytest.approx(gaussian_epsilon(share / 2**2, 1e-4))
     assert len({*answers.values()}) > 1
-    assert most < 6, "nobody is asked in every round, and nobody is counted as if"
+    assert most < 6, "no client is asked in every round, nor counted as if it were"
 
 
 @pytest.mark.parametrize("fields", [{"uplink": "sign"}, {"transforms": "max_norm(1e6)"}, {"uplink": "blockq(bits=8)"}])
@@ -265,7 +265,7 @@ def test_a_stop_changes_neither_noise_nor_what_was_spent(tmp_path: Path, monkeyp
     assert KEY not in (folder / "rounds.jsonl").read_text()
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     spent = epsilon(1.0, 2.0, max(sum(i in line["cohort"] for line in lines) for i in range(6)), 1e-4)
-    assert f"and what the server sees of a client of ε = {spent:.4g}" in notes(collect([folder]))
+    assert f"and what the server sees of one client spends ε = {spent:.4g}" in notes(collect([folder]))
 
 
 def test_a_sites_key_is_made_once_and_belongs_to_its_owner(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Completion as a shell asks for it, and what it offers."""
+"""Shell completion: how a shell requests it, and what it offers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every registered compressor must keep, whatever its name."""
+"""The contract of every registered compressor, whatever its name."""
 
 from __future__ import annotations
 

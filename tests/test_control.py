@@ -1,4 +1,4 @@
-"""Control: SCAFFOLD in pieces against its oracle, and what a control keeps and refuses."""
+"""Control variates: SCAFFOLD step by step against its oracle, and the contract of every control."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_servers_variate_is_the_mean_of_all() -> None:
 
 
 def test_scaffold_finds_the_optimum_where_plain_descent_does_not() -> None:
-    """With everybody in every round and many rounds: the drift of local steps is gone."""
+    """With all clients in every round and many rounds, the drift of local steps is gone."""
     everybody = [list(range(CLIENTS))] * 400
     xs, _, _ = oracle.scaffold(np.zeros(D), GRAD, everybody, CLIENTS, 10, 0.1)
     plain = oracle.run(np.zeros(D), GRAD, everybody, 10, 0.1, server_step=oracle.fedavg)

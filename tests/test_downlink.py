@@ -1,4 +1,4 @@
-"""Downlinks: whatever happens to messages, clients and the server, nobody trains from a wrong model unnoticed."""
+"""Downlinks: whatever happens to messages, clients or the server, no client trains from a wrong model unnoticed."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_what_stays_still_is_reached(spec: str) -> None:
 
 
 def server_only(one: Downlink, rounds: int, walk: float = 0.1) -> tuple[Any, list[Tensor], list[Tensor]]:
-    """The shared state after each of so many rounds in which nobody took part but client 0, x and w of each."""
+    """The shared state after each of this many rounds with client 0 alone, and x and w of each."""
     state, x, draw = one.init(START), START, torch.Generator().manual_seed(3)
     xs, ws = [], []
     for round in range(1, rounds + 1):

@@ -1,4 +1,4 @@
-"""A client that dies at any moment: accepted updates plus the residual stay the sum of its updates."""
+"""A client that is killed at any moment: accepted updates plus the residual always equal the sum of its updates."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_a_folder_of_another_method_is_refused(tmp_path: Path) -> None:
         opened(tmp_path, control="scaffold")
 
 
-# -- control variates beside the residual ------------------------------------------------------------------------------
+# -- control variates next to the residual ----------------------------------------------------------------------------
 
 SHIFT = torch.full((D,), 0.25)
 

@@ -1,4 +1,4 @@
-"""Engines: every one gives what `loop` gives, whatever the model, the sizes and the local training."""
+"""Engines: each one gives the same updates as `loop`, for all models, client sizes and local rules."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_whole_round_in_float64(fast: str, spec: str, model: str) -> None:
     assert_close(train(fast, task), truth, 1e-9)
 
 
-# -- rates, shifts and rules of one's own ------------------------------------------------------------------------------
+# -- rates, shifts and your own rules ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", EAGER)
@@ -183,7 +183,7 @@ def test_shifted_rounds_with_a_rate(fast: str, spec: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Signs(Local):
-    """A rule of one's own with a slot: steps along the signs of a running sum."""
+    """A custom rule with a slot: steps along the signs of a running sum."""
 
     lr: float = 0.01
     epochs: int | None = 2
@@ -458,7 +458,7 @@ def test_groups_hold_every_active_client_once() -> None:
 
 
 def test_auto_compiles_where_that_pays() -> None:
-    """From 10,000 steps on, for cohorts of one size; clients here have 20 examples, three steps an epoch of 8."""
+    """From 10,000 steps on, for cohorts of one size; each client has 20 examples, 3 steps per epoch in batches of 8."""
     few, many = problem(spec="sgd(batch=8)"), problem(spec="sgd(epochs=10, batch=8)")
     compiled = "stacked(compile=true)" if has_compiler() else "stacked"
     assert str(choose("auto", few, rounds=3000)) == "stacked"

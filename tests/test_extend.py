@@ -1,4 +1,4 @@
-"""A run that gets more rounds is the run that had them from the start, or is refused with the reason."""
+"""A run that gets more rounds equals one that had them from the start, or is refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A newcomer's pieces, one file each: simulated, and run by the command line with kills; nothing else is edited."""
+"""A newcomer's pieces, one file each: simulated, and run by the command line with kills, without other changes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_bytes_are_halved() -> None:
 # -- the command line, with kills --------------------------------------------------------------------------------------
 
 BASE = """
-description = "pieces of one's own"
+description = "your own pieces"
 task = "digits"
 model = "linear"
 clients = 6

@@ -1,4 +1,4 @@
-"""A newcomer's pieces, one file each, over Flower: the model of the simulator, also after restarts."""
+"""A newcomer's pieces, one file each, over Flower: the same model as in the simulator, even after restarts."""
 
 from __future__ import annotations
 

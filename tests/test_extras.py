@@ -1,4 +1,4 @@
-"""What needs a library of an extra says so, and says which extra."""
+"""If an optional library is missing, the error names it and its extra."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_missing_one_is_named_with_its_extra() -> None:
 
 
 def test_without_flower_the_package_says_so(forks: Forks) -> None:
-    """In a process of its own, since modules are loaded once."""
+    """In a separate process, since modules are loaded once."""
     probe = "import sys; sys.modules['flwr'] = None\nimport fedcams.flower"
     result = forks.run(probe)
     assert result.code == 1

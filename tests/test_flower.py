@@ -309,7 +309,7 @@ def test_an_app_that_fails_is_refused_and_its_residual_kept(tmp_path: Path) -> N
 OWN = Layout(("w", "b"), ((2, 3), (3,)))
 
 
-# -- who means ill -----------------------------------------------------------------------------------------------------
+# -- hostile clients ---------------------------------------------------------------------------------------------------
 
 
 def evil_app(folder: Path, change: Callable[[Message], None]) -> ClientApp:

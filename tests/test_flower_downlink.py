@@ -202,7 +202,7 @@ def test_a_client_that_refuses_without_end_is_told_again_once(tmp_path: Path, ro
 
 @pytest.mark.parametrize("downlink", KEEPING)
 def test_who_is_told_again_and_a_round_that_is_skipped(tmp_path: Path, downlink: str) -> None:
-    """The round does not count, and everybody is in step in the next one."""
+    """The round does not count, and all clients are in step in the next one."""
     what, kinds = two_way(downlink, sampler="full"), Kinds(refusing)
     forgetful(tmp_path, what, range(1, 2))
     grid, strategy, arrays = federation(tmp_path, what, kinds, min_replies=what.clients)
@@ -330,7 +330,7 @@ def test_a_client_without_the_mod_gets_the_dense_model_whatever_the_downlink(
     """Its update counts like any other, and is relative to the server's own model, which is what it got."""
     apps = {6: plain_app(2.0)} | ({5: adding_app(tmp_path / "sites", 1.0, "identity")} if others == "with" else {})
     arrays, step = Arrays(), 1.5 if others == "with" else 2.0
-    for rounds in (2, 4):  # the second time by a server that was started anew
+    for rounds in (2, 4):  # the second time by a restarted server
         grid = LocalGrid(apps, {5: {"site-id": 1}, 6: {}}, arrays)
         strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "server", downlink=downlink, min_available=len(apps))
         result = strategy.start(grid, two_by_three(), rounds, timeout=5.0)

@@ -1,4 +1,4 @@
-"""What users of Flower's strategies know: apps of the shape of its examples, their options, and overridden hooks."""
+"""Flower's own options and hooks, in apps like Flower's examples."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_alarm_is_raised_once_and_not_by_ordinary_training() -> None:
     assert not any(calm.hear(t, None, 0.0) for t in range(50, 52))
     said = [alarm.hear(t, loss, 1.0) for t, loss in enumerate([2.3, 2.2, 4.7, 3341.0], 1)]
     assert [bool(line) for line in said] == [False, False, True, False]
-    assert said[2].startswith("round 3: training loss 4.7, 2.3 at first")
+    assert said[2].startswith("round 3: training loss 4.7, up from 2.3")
     assert "mean update of norm 101" in [Alarm(1.0, 1.0).hear(2, 1.0, 101.0)][0]
     assert Alarm(1.0, 1.0).hear(2, float("inf"), 1.0)
 

@@ -1,4 +1,4 @@
-"""Nodes that attack a federation: mute ones, thieves of ids, and texts and metrics made to hurt."""
+"""Nodes that attack a federation: silent ones, stolen ids, and malicious texts and metrics."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_greetings_that_keep_failing_become_rare() -> None:
 
 
 def test_a_node_that_connects_while_rounds_outlast_its_greeting_still_joins(tmp_path: Path) -> None:
-    """Flower drops an answer that nobody fetched in time, so answers to greetings are fetched during rounds too."""
+    """Flower drops an answer that is not fetched in time, so answers to greetings are fetched during rounds too."""
     late = 6
 
     class Slow(LocalGrid):

@@ -1,4 +1,4 @@
-"""Methods over Flower: each ends in the simulator's model, through restarts, and bad clients are refused alike."""
+"""Methods over Flower: each gives the simulator's model, despite restarts, and refuses the same bad clients."""
 
 from __future__ import annotations
 

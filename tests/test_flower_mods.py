@@ -1,4 +1,4 @@
-"""Beside Flower's own mods and strategies: what works with ours, and that all else is refused rather than wrong."""
+"""Flower's own mods and strategies next to ours: what works, and that everything else is refused."""
 
 from __future__ import annotations
 

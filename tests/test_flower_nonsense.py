@@ -1,4 +1,4 @@
-"""Apps that answer nonsense, with the mod or without it: refused, recorded, and nobody is taken down."""
+"""Apps that answer nonsense, with the mod or without it: refused and recorded, and the round continues."""
 
 from __future__ import annotations
 

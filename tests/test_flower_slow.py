@@ -1,4 +1,4 @@
-"""What takes minutes: chaos, the counted wire, Flower's own simulation, a model of 100 million parameters."""
+"""Tests that take minutes: chaos, bytes on sockets, Flower's own simulation, a model of 100 million parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def python(*command: str, timeout: float, **env: str) -> str:
 
 @pytest.mark.parametrize("setting", ["downlink=none", "downlink=replica(blockq(bits=2))", "recipe=lighter"])
 def test_the_same_chaos_twice_gives_the_same_ledger(tmp_path: Path, setting: str) -> None:
-    """The script checks by itself every line, every residual, and that nobody is out of step."""
+    """The script itself checks every line and every residual, and that no client is out of step."""
     for name in ("first", "second"):
         options = ("--seed", "1", "--set", setting, "--out", str(tmp_path / name))
         python(str(TESTS / "chaos" / "chaos.py"), *options, timeout=5400)

@@ -1,4 +1,4 @@
-"""Trackers over Flower: told of every round and of the app's metrics, and never in the way of a federation."""
+"""Trackers over Flower: they receive every round and the app's metrics, and never stop a federation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_run_that_goes_on_keeps_the_metrics_of_its_first_rounds(tmp_path: Path
     follow(tmp_path, "csv")
     rows = table(tmp_path)
     assert [row["round"] for row in rows] == ["1", "2", "3", "4"]
-    assert [row["server/accuracy"] for row in rows] == ["0.1", "0.2", "", "0.4"], "nobody followed round 3"
+    assert [row["server/accuracy"] for row in rows] == ["0.1", "0.2", "", "0.4"], "no tracker followed round 3"
     assert all(float(row["train_loss"]) > 0 for row in rows)
 
 
@@ -81,7 +81,7 @@ def test_tensorboard_shows_the_rounds(tmp_path: Path) -> None:
 
 
 class Own:
-    """A tracker of one's own, which may fail."""
+    """A custom tracker, which may fail."""
 
     def __init__(self, fails: str = "") -> None:
         self.notes: list[Any] = []

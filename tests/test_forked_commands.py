@@ -1,4 +1,4 @@
-"""Commands whose processes are forked behave as others do: streams, arguments, folder, environment, codes and kills."""
+"""Forked commands behave like ordinary ones: streams, arguments, folder, environment, exit codes and kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads written once and kept: what an older fedcams sent, this one reads, and writes the same."""
+"""Golden payloads: this version reads what older versions sent, and writes the same bytes."""
 
 from __future__ import annotations
 

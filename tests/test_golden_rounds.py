@@ -1,4 +1,4 @@
-"""Ten rounds of many small runs come out as they were recorded, number by number."""
+"""Golden rounds: ten rounds of many small runs give exactly the recorded numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine `graphs`: programs, packing and plans on the CPU in plain PyTorch; kernels and graphs on a GPU."""
+"""The engine `graphs`: programs and packing in plain PyTorch on a CPU, kernels and graphs on a GPU."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_batch_norm_takes_in_what_surrounds_it() -> None:
 @pytest.mark.parametrize(
     ("layers", "refused"),
     [
-        ([nn.Flatten(), nn.Linear(12, 4), nn.Dropout(0.5)], "call_module 2 is nothing that it knows"),
+        ([nn.Flatten(), nn.Linear(12, 4), nn.Dropout(0.5)], "call_module 2 is not supported"),
         ([nn.Conv2d(3, 6, 3, groups=3)], "layer '0' is Conv2d"),
         ([nn.Conv2d(3, 6, 3, dilation=2)], "layer '0' is Conv2d"),
         ([nn.BatchNorm2d(3)], "a batch-norm that follows no convolution"),
@@ -201,10 +201,10 @@ class Written(nn.Module):
     ("forward", "refused"),
     [
         (lambda model, x: F.gelu(x, approximate="tanh"), "an approximate GELU"),
-        (lambda model, x: x + model.relu(x), "in place of values that are used again"),
-        (lambda model, x: x + F.relu(x, inplace=True), "in place of values that are used again"),
-        (lambda model, x: x.mean((2, 3), keepdim=True), "nothing that it knows"),
-        (lambda model, x: x.mean((2, 3), True), "nothing that it knows"),
+        (lambda model, x: x + model.relu(x), "an in-place activation of values that are used again"),
+        (lambda model, x: x + F.relu(x, inplace=True), "an in-place activation of values that are used again"),
+        (lambda model, x: x.mean((2, 3), keepdim=True), "is not supported"),
+        (lambda model, x: x.mean((2, 3), True), "is not supported"),
         (lambda model, x: x * model.scale, "a separate tensor"),
         (lambda model, x: model.relu(input=x), "a call with keyword arguments"),
     ],

@@ -1,4 +1,4 @@
-"""Guards: what they learn from norms, that one client cannot capture them, and that attacks do little harm."""
+"""Guards: what they learn from norms, that one client cannot control them, and that attacks do little harm."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_honest_clients_are_not_refused() -> None:
         assert not any(record.refused for record in records), keys
         used = [float(record.probes["guard_use"] or 0) for record in records]
         assert max(used) <= 1, keys
-        assert used[0] >= 1 / 5, "in the first round, somebody has the usual norm or more"
+        assert used[0] >= 1 / 5, "in the first round, some client has the usual norm or more"
 
 
 def test_a_trimmed_mean_stands_four_flipped_clients_of_20() -> None:
@@ -279,7 +279,7 @@ def test_a_trimmed_mean_stands_four_flipped_clients_of_20() -> None:
 
 
 def test_min_replies_counts_what_was_accepted() -> None:
-    """One honest update and three of garbage make no step; nobody's residual changes."""
+    """One honest update and three garbage ones make no step; no residual changes."""
     keys = {"clients": 4, "rounds": 2, "uplink": "sign", "min_replies": 3}
     simulation = simulation_of(**keys)
     state, records = finished(attacked(simulation, ATTACKS["NaN"], [1, 2]))

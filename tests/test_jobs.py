@@ -1,4 +1,4 @@
-"""`fedcams run --jobs 2`: several runs at once, whose folders are those of one run after the other."""
+"""`fedcams run --jobs 2`: several runs at once give the same folders as one run after the other."""
 
 from __future__ import annotations
 

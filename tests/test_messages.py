@@ -1,4 +1,4 @@
-"""Instructions and replies as bytes: one encoding each, old bytes kept, and one error for each way to be wrong."""
+"""Instructions and replies as bytes: one encoding each, old bytes still valid, one error per kind of mistake."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_no_payload_is_copied_into_parts_or_out_of_them(extra: dict[str, bytes])
         "the model is not read, with the same result"
     )
     assert back.crc_checked
-    assert not Instruction.from_parts([b"".join(parts)]).crc_checked, "nobody looked at the model alone"
+    assert not Instruction.from_parts([b"".join(parts)]).crc_checked, "the model was not checked on its own"
     for name, payload in message.streams.items():
         assert sum(part is payload for part in parts) == 1
         assert back.streams[name] is payload

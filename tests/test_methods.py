@@ -1,4 +1,4 @@
-"""Methods: for whatever is registered, the batched simulator is the two halves through bytes, bit for bit."""
+"""Methods: for everything registered, the batched simulator equals both sides exchanging bytes, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every registered model must keep, whatever its name, and the sizes that the paper gives."""
+"""The contract of every registered model, and the sizes that the paper gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`simulate(out=...)`: a model and data of one's own, in a folder that the same call continues."""
+"""`simulate(out=...)`: your own model and data, in a folder that the same call continues."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_rows_of_ones_own_beside_a_folder_are_refused(out: Path) -> None:
 
 def test_clients_that_are_loaded_when_they_take_part_are_compared_by_their_ids(out: Path) -> None:
     class Loaded(Mapping[int, Any]):
-        """As a dataset on disk would be; nobody may count its examples."""
+        """Like a dataset on disk, whose examples must not be counted."""
 
         def __init__(self, ids: list[int]) -> None:
             self.ids = ids
@@ -294,7 +294,9 @@ def test_another_function_is_warned_of(out: Path, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         start(out)
-    with pytest.warns(UserWarning, match=f"continuing with other functions than before: {name} is .* there") as caught:
+    with pytest.warns(
+        UserWarning, match=f"continuing with different functions from before: {name} is .* there"
+    ) as caught:
         start(out, **dict[str, Any]({name: functions[name]}))
     assert caught[0].filename == __file__, "the warning points at the caller's line"
 

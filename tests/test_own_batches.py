@@ -1,4 +1,4 @@
-"""`simulate` with data as people have it: columns, rows, dicts, several inputs, names for clients, several metrics."""
+"""`simulate` with all forms of data: columns, rows, dicts, several inputs, named clients, several metrics."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_classes_may_be_last_as_language_models_have_them() -> None:
     second = run(nn.Sequential(model, Transposed()), clients, clients[0])
     torch.testing.assert_close(flat(last), flat(second))
     assert last.records[-1].test_accuracy == second.records[-1].test_accuracy
-    with pytest.raises(SpecError, match="fit with the classes second or last; give your own loss"):
+    with pytest.raises(SpecError, match="the classes may be on the second or the last axis; give your own loss"):
         run(model, [(part[:, :5], part[:, 1:6]) for part in tokens])
 
 

@@ -1,4 +1,4 @@
-"""Splitting a training set: what every partition keeps, then the mathematics of each."""
+"""Splitting a training set: the contract of every partition, then the mathematics of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans against what simulations really send and keep, and against the paper's tables."""
+"""Plans, compared with what simulations send and store, and with the paper's tables."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class Own(Downlink):
 
 @dataclass(frozen=True)
 class Priced(Own):
-    """What it sends it can say: two bytes a coordinate and contact."""
+    """It can compute what it sends: two bytes per coordinate and contact."""
 
     name = "priced"
 
@@ -260,7 +260,7 @@ def test_a_downlink_of_ones_own_is_planned_by_its_own_cost_and_never_taken_for_a
 
 @together("spec", [spec for cls in registered("downlink").values() for spec in cls.examples])
 def test_every_downlink_says_what_it_costs(spec: str) -> None:
-    """With everybody in every round, twice the clients cost twice the bytes; the bound is a part of the whole."""
+    """With all clients in every round, twice the clients cost twice the bytes; the bound is a part of the whole."""
     layout = Layout.flat(5000)
     one, two = (downlink(spec).cost(layout, expected_contacts(n, n, 20), 20) for n in (4, 8))
     sent = [sum(cost[:3]) for cost in (one, two)]

@@ -1,4 +1,4 @@
-"""Presets: every one that is shipped is whole; files of one's own are read or refused with the fix."""
+"""Presets: each one in the package is complete; your own files are read, or refused with the fix."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_epsilon_has_both_rules_for_the_rate() -> None:
         assert float(experiment.server.lr) == pytest.approx(lr, rel=1e-6)  # type: ignore[attr-defined]
 
 
-# -- files of one's own ----------------------------------------------------------------------------------------------
+# -- your own files ---------------------------------------------------------------------------------------------------
 
 OWN = """
 description = "mine"

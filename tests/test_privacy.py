@@ -1,4 +1,4 @@
-"""Privacy of whole clients: bounded sums, secret noise and cohorts, what is refused, and what a run's files tell."""
+"""Privacy of whole clients: bounded sums, secret noise and cohorts, what is refused, and what files reveal."""
 
 from __future__ import annotations
 
@@ -361,7 +361,7 @@ def test_parts_for_which_the_claim_would_be_wrong_are_refused(named: str) -> Non
 
 @together("spec", [s for cls in registered("sampler").values() for s in cls.examples])
 def test_only_independent_secret_cohorts_are_accepted(spec: str) -> None:
-    """A fixed number of clients drawn from the run's seed, which clients know, hides nobody."""
+    """A fixed number of clients drawn from the run's seed, which clients know, hides no client."""
     known: Sampler = sampler(spec)
     expected = float(known.p) if isinstance(known, Bernoulli) else 1.0 if known.name == "full" else None
     assert known.probability == expected
@@ -476,7 +476,8 @@ def test_the_key_is_in_one_file_and_gone_with_the_last_round(tmp_path: Path, mon
 def test_reports_tell_what_was_spent_and_that_they_are_private(tmp_path: Path) -> None:
     found = run(private(label="hidden"), tmp_path / "run")
     collection = collect([found.path])
-    said = f"Private: hidden: each model of each run is part of ε = {epsilon(0.4, 2.0, 7, 1e-4):.4g} by server(clip=0.5"
+    spent = f"{epsilon(0.4, 2.0, 7, 1e-4):.4g}"
+    said = f"Private: hidden: the models of each run together spend ε = {spent} with server(clip=0.5"
     assert said in notes(collection)
     assert said in markdown(collection, summarize(collection)).replace("\\", "")
     assert "keep this report private" in notes(collection)

@@ -1,4 +1,4 @@
-"""What runs and clients write: nothing outside of their folders, nothing that others may read, nothing edited."""
+"""What runs and clients write: nothing outside their folders, nothing that others can read; edits are detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes: against their oracles, and what every one must keep."""
+"""Probes: against their oracles, and the contract of every probe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal and a file show of runs: which one, how far it is, and how long all of them will take."""
+"""Progress on a terminal and in a file: which run, how far it is, and how long all runs will take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes: each makes a method that runs; what is set beside one wins; runs keep its fields and not its name."""
+"""Recipes: each makes a method that runs; other settings override it; runs store its fields, not its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused: parts that do not fit, before anything runs; and single clients, alike in rows and in bytes."""
+"""What is refused: parts that do not fit, before anything runs; and single clients, as rows or as bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of runs that were written by hand, so that every number in them is known."""
+"""Reports on hand-written runs, in which every number is known."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def write_run(
     probed: dict[str, float] | None = None,
     **keys: Any,
 ) -> Path:
-    """A run of as many rounds as there are accuracies; two clients a round, the bytes given being those of both."""
+    """A run of as many rounds as there are accuracies; two clients per round, and the bytes given are those of both."""
     experiment = Experiment.from_dict({"clients": 4, "sampler": "uniform(n=2)", "rounds": len(accuracy), **keys})
     folder.mkdir(parents=True)
     (folder / "experiment.toml").write_text(experiment.to_toml(), "utf-8")
@@ -292,7 +292,7 @@ def test_what_clients_hold_stands_below_the_servers_accuracy(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def two_way_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report with charts of every kind; the runs it is of lie beside it."""
+    """A report with charts of every kind; its runs are next to it."""
     root = tmp_path_factory.mktemp("two-way")
     return report([two_way(root / "runs")], root / "out", target=0.75, figures=True).parent
 
@@ -564,7 +564,7 @@ def test_markdown_is_two_tables(runs: Path) -> None:
     assert "not reached" in table[3]
     assert "Target: 75.00 % (as given)." in "\n".join(lines)
     assert "## Time to 75.00 % on a network (last models)" in text
-    # Ten rounds of 0.5 s; 2000 bytes of a client down and up take next to nothing beside latency.
+    # Ten rounds of 0.5 s; 2000 bytes of a client down and up take almost no time compared with latency.
     assert "| dense | 4.59 s (latency 99%) |" in text
     assert "so fewer bytes hardly shorten a round, on Fibre (all methods); 4G (all methods)" in text
 

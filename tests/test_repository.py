@@ -1,4 +1,4 @@
-"""What holds for the repository as a whole: one-way dependencies, a light import, clean files, one version."""
+"""The repository as a whole: one-way dependencies, a light import, clean files, one version."""
 
 from __future__ import annotations
 
@@ -175,10 +175,10 @@ def test_untidy_docstrings_are_found() -> None:
 
 # Brackets keep these patterns from matching their own source; each begins with a letter, which is found fast.
 FORBIDDEN = {
-    "a path of somebody's machine": re.compile(
+    "a path on someone's machine": re.compile(
         r"/(?<![\w.~$}>)*-]/)(?:home|root|tmp|work|opt|mnt|Users|private/var)/[\w.]"
     ),
-    "a path of somebody's Windows": re.compile(r":\\(?<=\b[A-Z]:\\)(?:Users|Temp)\b"),
+    "a path on someone's Windows": re.compile(r":\\(?<=\b[A-Z]:\\)(?:Users|Temp)\b"),
     "a file address": re.compile(r"file(?<=\bfile):/{2}"),
     "a package index": re.compile(r"-index[-]url\b|find[-]links\b"),
     "a conflict marker": re.compile(r"^(?:<{7}|>{7})(?: |$)", re.MULTILINE),

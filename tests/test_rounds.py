@@ -1,4 +1,4 @@
-"""The two halves of a round: through real bytes they are the paper's algorithm, and nothing bad gets in."""
+"""The two sides of a round: over real bytes they run the paper's algorithm, and invalid messages are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named rows: one meaning for memory, GPU and disk, compared with the simplest model of it."""
+"""Named rows: memory, GPU and disk behave alike, compared with the simplest model of a store."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ class MemoryWalk(RuleBasedStateMachine):
 
 
 class DiskWalk(MemoryWalk):
-    """The same, where the store may be reopened at any time, and no file stays that nobody needs."""
+    """The same, where the store may be reopened at any time, and no unneeded file stays."""
 
     def open(self, spares: int) -> RowStore:
         """A new store in a new folder, that may keep spare files and write over them."""

@@ -158,7 +158,7 @@ def test_a_digest_is_known_without_reading_the_values_again(folder: Path) -> Non
     store.commit([1, 2], rows(1, 2), round=1)
     versions = store.versions()
     data = bytearray((folder / "1-1.rows").read_bytes())
-    data[-1] ^= 1  # values that somebody reads would be refused
+    data[-1] ^= 1  # reading the values would be refused
     (folder / "1-1.rows").write_bytes(data)
     again = RowStore.on_disk(LAYOUTS, folder)
     assert again.versions() == versions == [[1, 1, store.digest_of(1)], [2, 1, store.digest_of(2)]]
@@ -391,7 +391,7 @@ def test_opening_removes_what_a_kill_left_and_nothing_else(folder: Path) -> None
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """A file of somebody else, which stays what it is."""
+    """A file of someone else, which must not change."""
     path = tmp_path / "outside"
     path.write_bytes(b"precious" * 100)
     yield path

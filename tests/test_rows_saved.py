@@ -1,4 +1,4 @@
-"""Rows of a checkpoint: saved beside the last ones, read only when they changed, and never those of another run."""
+"""Rows of a checkpoint: saved next to the last ones, read only if they changed, and never from another run."""
 
 from __future__ import annotations
 

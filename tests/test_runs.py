@@ -1,4 +1,4 @@
-"""Runs in folders: what they leave, what they refuse, and that a resumed one is the one that was never stopped."""
+"""Runs in folders: what they write, what they refuse, and that a resumed run equals one that never stopped."""
 
 from __future__ import annotations
 
@@ -439,7 +439,7 @@ def test_a_read_only_folder_is_refused(folder: Path) -> None:
         run(small(), folder)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="no /sys, where nobody may make folders")
+@pytest.mark.skipif(sys.platform != "linux", reason="no /sys, where no folder can be made")
 def test_a_file_system_that_takes_nothing_is_refused() -> None:
     with pytest.raises(RunError, match=r"cannot make /sys/run: .*; free space, or name a folder"):
         run(small(), Path("/sys/run"))
@@ -453,7 +453,7 @@ def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", [lambda path: path.unlink(), lambda path: os.truncate(path, path.stat().st_size - 2)])
 def test_a_finished_run_that_lost_records_is_not_taken_for_whole(folder: Path, lost: Callable[[Path], None]) -> None:
-    """The checkpoint of the last round says that all was recorded; nobody can make those lines again."""
+    """The checkpoint of the last round says that all was recorded; those lines cannot be made again."""
     run(small(), folder)
     lost(folder / "rounds.jsonl")
     with pytest.raises(

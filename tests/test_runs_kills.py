@@ -1,4 +1,4 @@
-"""Runs that die: at every step of a checkpoint, by kill -9, on a full disk; and checkpoints that were damaged."""
+"""Runs that are killed at every step of a checkpoint, by kill -9 or a full disk; and damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_death_at_every_step_and_again_while_resuming(
 
 # -- kill -9 -----------------------------------------------------------------------------------------------------------
 
-# Runs each once undisturbed, then once more for each name it reads, every time in a process of its own.
+# Runs each once undisturbed, then once more for each name it reads, each time in a separate process.
 RUNNERS = """
 import sys, torch
 from pathlib import Path

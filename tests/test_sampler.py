@@ -1,4 +1,4 @@
-"""Who takes part in a round: what every sampler keeps, then the probabilities of each."""
+"""Samplers: the contract of every sampler, then the probabilities of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: their numbers against closed formulas, their bounds, and the twin of FedAMS that they make of FedAvgM."""
+"""Schedules: their numbers against closed formulas, their bounds, and FedAvgM as the twin of FedAMS."""
 
 from __future__ import annotations
 

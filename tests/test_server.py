@@ -43,7 +43,7 @@ def specs() -> Iterator[str]:
 
 SPECS = sorted(set(specs()))
 OURS = [spec for spec in SPECS if type(server(spec)).__module__.startswith("fedcams.")]
-"""Those that the oracle must know; of one's own, which `pytest -p MODULE` brings, it does not."""
+"""Those that the oracle must know; it does not know those that `pytest -p MODULE` brings."""
 
 
 def updates(d: int, steps: int, seed: int = 0) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""The checksum of our own files: by definition, from any ranges, and what it notices."""
+"""The checksum of our own files: its definition, that ranges combine, and which changes it detects."""
 
 from __future__ import annotations
 

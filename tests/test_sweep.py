@@ -1,4 +1,4 @@
-"""Sweeps: grids fill what runs leave open, and the leaderboard ranks what came of it."""
+"""Sweeps: grids fill the placeholders of runs, and the leaderboard ranks the results."""
 
 from __future__ import annotations
 

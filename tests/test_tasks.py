@@ -1,4 +1,4 @@
-"""What every registered task must keep, whatever its name, and what each of them claims."""
+"""The contract of every registered task, and what each of them claims."""
 
 from __future__ import annotations
 

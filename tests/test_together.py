@@ -1,4 +1,4 @@
-"""Cases that share a test: all are run, and those that fail are named."""
+"""Cases that share a test: all run, and those that fail are named."""
 
 from __future__ import annotations
 

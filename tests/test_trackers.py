@@ -1,4 +1,4 @@
-"""Trackers: started, told and finished, also when a run breaks off."""
+"""Trackers: they start, receive every round and finish, even if a run fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transforms: what every one must keep, and each against its oracle."""
+"""Transforms: the contract of every transform, and each against its oracle."""
 
 from __future__ import annotations
 

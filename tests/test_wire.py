@@ -1,4 +1,4 @@
-"""The wire format: one error for each way to be wrong, bounded before anything is allocated."""
+"""The wire format: one error per kind of mistake, and sizes checked before anything is allocated."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Aggregator:
         """
         try:
             payload = payload if isinstance(payload, Payload) else unpack(payload, self.layout)
-            # the id is the sender's bytes and may be anybody's: what was read with another d must not reach a kernel
+            # the sender chooses the layout id, so check d too: a code of another length must not reach a kernel
             if (payload.layout_id, payload.layout.d) != (self.layout.id, self.layout.d):
                 raise LayoutMismatch(
                     f"a payload read with layout {payload.layout_id.hex()} and d={payload.layout.d}, "

@@ -1,8 +1,9 @@
 """Changes of buffers, in units in which a few bits are enough: what travels if a method compresses them.
 
-Normalisation divides by the root of a variance, so what matters is the error of a variance relative to itself, and that
-of a mean relative to the root of its variance. Channels of one layer differ by orders of magnitude: an error that is
-small for most of them would make a small variance zero, and its outputs hundreds of times too large.
+Normalisation divides by the root of a variance. So what matters is the error of a variance relative to the variance,
+and the error of a mean relative to the root of its variance. Channels of one layer differ by orders of magnitude: an
+error that is small for most of them would turn a small variance into zero and make its outputs hundreds of times too
+large.
 
     variance   the change of log2(v + EPS), as the bits of a float have it: exponent and fraction as one integer,
                which is linear between powers of two
@@ -38,7 +39,7 @@ WIDEST = 512.0
 
 
 def change_between(before: Tensor, after: Tensor, layout: Layout) -> Tensor:
-    """Return the change from `before [..., b]` to `after [..., b]`, in units of `before`; `add_change` makes it."""
+    """Return the change from `before [..., b]` to `after [..., b]`, in units of `before`; `add_change` applies it."""
     change = after - before
     for variance, mean in _statistics(layout):
         old = before[..., variance]

@@ -16,7 +16,7 @@ REPAIR = "free space or make the folder writable; what was stored before is inta
 
 
 OWNER_ONLY = 0o600
-"""Who may read and write files of clients' state and of checkpoints, whatever the process's umask."""
+"""The permissions of clients' state and checkpoints, whatever the process's umask."""
 PIECE = 2**23
 """Bytes per piece of a long file; pieces are synced while the next ones are written."""
 
@@ -24,9 +24,9 @@ PIECE = 2**23
 def write_whole(path: Path, *parts: bytes | memoryview, over: Path | None = None, mode: int = OWNER_ONLY) -> None:
     """Write `parts` to a file under a temporary name, sync it and rename it to `path`.
 
-    `over` is a file that is no longer needed; the new one is written over it. Freeing tens of megabytes and allocating
-    others takes a file system longer than writing them. `mode` says who may read and write a new file, as far as the
-    umask allows. Links are never followed: their targets stay unchanged. Raises OSError if the system refuses.
+    `over` is a file that is no longer needed, which the new one overwrites: for tens of megabytes, a file system takes
+    longer to free and allocate space than to write. `mode` gives the permissions of a new file, subject to the umask.
+    Links are never followed: their targets stay unchanged. Raises OSError if the system refuses.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:

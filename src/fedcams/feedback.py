@@ -30,7 +30,7 @@ def encode_with_feedback_(
         h: the rows `[C, d]`: updates plus residuals.
         keys: seeds the codec: one integer, or one per row.
         keep: whether to return the residual.
-        measure: whether to return the relative errors, which reads h twice more.
+        measure: whether to return the relative errors, which reads h two more times.
 
     Returns:
         The code, the residual h - C(h) `[C, d]`, computed from exactly what the receiver decodes, or None, and the

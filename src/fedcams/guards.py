@@ -19,9 +19,9 @@ Norms = Mapping[int, Mapping[str, float]]
 Past = Mapping[str, Mapping[int, float]]
 """Stream -> round -> the usual norm of that round: the state of a guard."""
 ROUNDS = 10
-"""How many past rounds count: those with the largest norms. Half of them must go wrong before the bound does."""
+"""How many past rounds count: those with the largest norms. The bound is wrong only if half of them are."""
 ENOUGH = 3
-"""From this many clients on, a single one cannot set what is usual for the cohort."""
+"""With at least this many clients, a single one cannot set what is usual for the cohort."""
 
 
 class Guard(Spec, ABC):
@@ -75,13 +75,13 @@ class NoGuard(Guard):
 class Adaptive(Guard):
     """Refuses rows longer than `factor` times the usual norm of their stream: update, buffers or control variates.
 
-    A cohort's usual norm is the one that a quarter of its clients exceed. The usual norm of a round is the median over
-    the 10 rounds in which this was largest, or that of the current cohort if it is larger and the cohort has 3 clients
-    or more; the first round has only its own. The guard takes the largest rounds rather than the last, because late in
-    training most clients have little left to learn, and the others are not attackers. Norms above the bound count as
-    the bound, so that it follows if the norms of most clients grow. The bound is 4 times as wide for buffers and
-    control variates, which change most for new clients, for cohorts of one or two clients, and for codecs that draw
-    coordinates at random. A refused client keeps its residual.
+    A cohort's usual norm is its upper quartile: a quarter of its clients exceed it. The usual norm of a round is the
+    median over the 10 rounds in which this was largest. If the current cohort has 3 clients or more and its own usual
+    norm is larger, that one counts; the first round has only its own. The guard uses the largest rounds rather than the
+    last ones: late in training most clients have little left to learn, and those that still learn are not attackers.
+    Norms above the bound count as the bound, so that it grows if the norms of most clients grow. The bound is 4 times
+    as wide for buffers and control variates, which change most for new clients, for cohorts of one or two clients, and
+    for codecs that draw coordinates at random. A refused client keeps its residual.
     """
 
     factor: Number = number(5, low=1, doc="how many times the usual norm a row may have")
@@ -119,7 +119,7 @@ def _by_stream(norms: Norms) -> dict[str, list[float]]:
 def _upper(norms: Iterable[float]) -> float:
     """Return the norm that a quarter of these exceeds, and at least one if there are several; 0 if there are none.
 
-    Zeros say nothing, and what is not finite is no norm.
+    Zeros and values that are not finite do not count.
     """
     sound = sorted(norm for norm in norms if norm > 0 and math.isfinite(norm))
     above = math.ceil(len(sound) / 4) if len(sound) > 1 else 0

@@ -91,7 +91,7 @@ def permutations(
 
 @contextlib.contextmanager
 def torch_generator(devices: Sequence[device] = ()) -> Iterator[None]:
-    """Have torch's global generator, and those of these GPUs, to yourself; afterwards they are as they were before.
+    """Use torch's global generator, and those of these GPUs, exclusively; their state is restored afterwards.
 
     Random layers and initial weights draw from it. Threads take turns.
 

@@ -40,8 +40,9 @@ from fedcams.transforms import Transform
 SAFE_SERVER = "fedams(lr=0.03, beta1=0, eps=1e-3)"
 """The server of `simulate` and of the Flower strategy unless another is given.
 
-Where v̂ is at its floor, as for small updates, a step is 0.03/√0.001, about one, times the mean update: that of FedAvg.
-Elsewhere it is shorter. The paper's `fedams` has `lr=1` and momentum: steps 32 times as long, too long for some models.
+While v̂ is at its floor, as it is for small updates, a step is 0.03/√0.001, about one, times the mean update, as in
+FedAvg. Otherwise it is shorter. The paper's `fedams` has `lr=1` and momentum: steps 32 times as long, too long for some
+models.
 """
 RESIDUAL, BUFFERS, CONTROL = "residual", "buffers", "control"
 """The rows that a client may keep: what the compression of its updates and buffers lost, and its control variate."""
@@ -80,7 +81,7 @@ class Method(Spec):
         "uniform", choices=("uniform", "examples", "sampler"), doc="how clients are weighted in the mean of the cohort"
     )
     privacy: Privacy = nested("privacy", "none", doc="noise that hides each client from those who see the models")
-    average: Average = nested("average", "none", doc="an average of the server's models, evaluated in addition")
+    average: Average = nested("average", "none", doc="an average of the server's models, which is evaluated too")
 
     kind = "method"
     name = "method"
@@ -121,7 +122,7 @@ class Method(Spec):
 
     @functools.cached_property
     def _at_round(self) -> Callable[[int, int], Self]:
-        """`at`, which remembers the current round: every client and every message of it asks."""
+        """Return `at` for a round, cached: every client and every message of the round calls it."""
         return functools.lru_cache(maxsize=1)(self.at)
 
     @functools.cached_property
@@ -165,7 +166,7 @@ class Method(Spec):
     def delivered(self, layout: Layout, buffer_layout: Layout | None) -> dict[str, Layout]:
         """Return the layouts of what travels to clients by the downlink's rule, by name, for this model.
 
-        It is the model, and its buffers if they are compressed; others go dense beside it.
+        It is the model, and its buffers if they are compressed; other buffers travel dense next to it.
         """
         carried = self.downlink.carries_buffers and self.buffers != IDENTITY
         return {MODEL: layout} | ({BUFFERS: buffer_layout} if carried and buffer_layout is not None else {})

@@ -1,7 +1,7 @@
 """Recipes: names for a complete set of compression settings, with the average that goes with them.
 
-`recipe="light"` stands for its fields of a method wherever you give settings: in presets and experiments, after `-s`,
-in `simulate` and in the Flower strategy. A method, and the file of a run, store the fields and not the name.
+`recipe="light"` sets several fields of a method wherever you give settings: in presets and experiments, after `-s`, in
+`simulate` and in the Flower strategy. A method, and the files of a run, store the fields, not the name.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Measured:
     fewer_bytes: float
     """How many times fewer bytes, up and down together, first contacts and buffers included."""
     accuracy: float
-    """Of the averaged model at the end, in percent; mean over seeds."""
+    """Accuracy of the averaged model at the end, in percent; mean over seeds."""
     dense_accuracy: float
-    """The same of dense FedAMS."""
+    """The same for dense FedAMS."""
     seeds: int
     server: str = ""
     """The server optimizer, if it is not that of dense FedAMS: a recipe does not set it."""
@@ -45,7 +45,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How everything travels, under one name: fields of a method, what they are for, and what was measured.
+    """A named set of compression settings: fields of a method, what they are for, and what was measured.
 
     Examples:
         >>> from fedcams.recipes import recipe
@@ -75,7 +75,7 @@ RESNET18 = "CIFAR-10, ResNet-18"
 DENSE = 92.59
 """The accuracy of dense FedAMS, averaged, on CIFAR-10 with ResNet-18: three seeds, the better of two servers."""
 SLOWER = "fedams(lr=hold(part=0.8, then=cosine(start=0.4, end=0)), beta1=0.5, bias_correction=true)"
-"""The server of the runs: compressed updates arrive late, and a faster server leaves the clients behind."""
+"""The server of the runs: compressed updates arrive late, so a faster server would leave clients behind."""
 
 
 def _both_ways(up: str, down: str) -> Mapping[str, str]:

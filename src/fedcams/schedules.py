@@ -173,7 +173,7 @@ class Hold(Schedule):
             )
 
     def value(self, round: int, rounds: int) -> float:
-        """Return the number in this round: the first of what follows, or that of its own round."""
+        """Return the number in this round: first the start of what follows, then its value."""
         held = self._held(rounds)
         return self._then.value(max(1, round - held), rounds - held)
 

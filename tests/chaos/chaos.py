@@ -1,4 +1,4 @@
-"""Thirty rounds in which everything dies at some time, by a plan drawn from a seed; prints the ledger.
+"""Thirty rounds in which every process is killed at some point, planned from a seed; prints the ledger.
 
     python tests/chaos/chaos.py --seed 1 --set 'downlink=replica(blockq(bits=2))'
 

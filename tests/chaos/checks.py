@@ -1,4 +1,4 @@
-"""What must be true of a run in which everything died at some time."""
+"""Checks that must hold for a run in which every process was killed at some point."""
 
 from __future__ import annotations
 

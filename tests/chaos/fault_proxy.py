@@ -1,4 +1,4 @@
-"""A proxy between a SuperNode and the SuperLink that reads HTTP and loses, delays or repeats the replies it is told."""
+"""An HTTP proxy between a SuperNode and the SuperLink that loses, delays or repeats chosen replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmarks: what is compared does the same work, and the tables say what was measured."""
+"""Benchmarks: contenders do the same work, and the tables show what was measured."""
 
 from __future__ import annotations
 

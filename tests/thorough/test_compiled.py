@@ -1,6 +1,6 @@
-"""Steps as compiled code: those of `loop`, whatever the rate, the rule and the cohort, and resumed bit for bit.
+"""Compiled steps: equal to those of `loop` for all rates, rules and cohorts, and resumed bit for bit.
 
-In a file of their own, so that one process of several loads torch's compiler.
+They are in their own file, so that only one test process loads torch's compiler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The documentation: its examples run, its bytes are real, its tables are those of the code."""
+"""The documentation: its examples run, its bytes are real, and its tables come from the code."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_guide_shows_the_example_file() -> None:
 
 
 def test_the_example_compressor_keeps_every_contract(forks: Forks) -> None:
-    """The command of the guide, in a process of its own so that the example stays out of this one's registry."""
+    """The command of the guide, in a separate process so that the example stays out of this one's registry."""
     script = "import pytest, sys; sys.path.insert(0, 'examples'); sys.exit(pytest.main(sys.argv[1:]))"
     command = ["-q", "-p", "blockmax", "tests/test_contracts.py", "-k", "blockmax"]
     done = forks.run(script, *command, cwd=ROOT)
@@ -177,7 +177,7 @@ def _megabytes(size: float) -> str:
 
 
 def test_what_two_way_compression_promises_is_what_was_recorded() -> None:
-    """Five times fewer bytes than compressed updates alone, at most 0.7 points lost; 30 times with everybody."""
+    """Five times fewer bytes than compressed updates alone, at most 0.7 points lost; 30 times with all clients."""
     some, everybody = recorded("digits"), recorded("digits-full")
     sign, two_way = some["FedCAMS sign"], some["FedCAMS sign, replica 2 bits"]
     assert float(sign["bytes_total"]) >= 5 * float(two_way["bytes_total"])

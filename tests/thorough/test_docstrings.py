@@ -1,4 +1,4 @@
-"""The docstrings of what users call: arguments, what comes back, what is refused, and an example that runs.
+"""The docstrings of what users call: arguments, return values, errors, and an example that runs.
 
 Examples are required of everything in `fedcams.__all__`, and of every function and every base class of pieces that a
 public package exports. Other classes are mostly what these functions return; the examples that they have run too.

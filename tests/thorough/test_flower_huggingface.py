@@ -1,4 +1,4 @@
-"""An app of the shape of Flower's quickstart-huggingface, on text that is made up, changed in two lines."""
+"""An app like Flower's quickstart-huggingface, on synthetic text, with two lines changed."""
 
 # ruff: noqa: E402  (whether the libraries are there decides whether the rest is imported)
 

@@ -1,4 +1,4 @@
-"""What a process loads, compiles and prints that starts from nothing."""
+"""What a fresh process loads, compiles and prints."""
 
 from __future__ import annotations
 

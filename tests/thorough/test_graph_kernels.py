@@ -1,4 +1,4 @@
-"""Runs `tests/graph_kernels.py` in a process of its own, since Triton's interpreter is chosen before its import."""
+"""Runs `tests/graph_kernels.py` in a separate process, since Triton's interpreter is chosen before its import."""
 
 from __future__ import annotations
 

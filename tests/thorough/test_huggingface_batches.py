@@ -1,4 +1,4 @@
-"""Datasets and models of Hugging Face, given to `simulate` as they are."""
+"""Hugging Face datasets and models, passed to `simulate` unchanged."""
 
 from __future__ import annotations
 

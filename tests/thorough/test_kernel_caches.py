@@ -1,4 +1,4 @@
-"""Compiled kernels are kept on disk, and where they cannot be, one is told so."""
+"""Compiled kernels are cached on disk; if that is impossible, a warning says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leaderboard: its page and pictures are those of its entries, and its entries those of their runs."""
+"""The leaderboard: its page and pictures match its entries, and its entries match their runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a large population and a large model cost, measured as the system counts it, in processes of their own."""
+"""The memory that a large population and a large model take, as the system counts it, in separate processes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_ten_thousand_clients_fit_in_two_gigabytes(measured: dict[str, tuple[int
 
 
 def test_memory_is_a_few_times_the_model_however_many_reply(forks: Forks) -> None:
-    """In a process of its own; the server's limit holds the model and the three vectors of fedams."""
+    """In a separate process; the server's limit holds the model and the three vectors of fedams."""
     at_once = "import ctypes; ctypes.CDLL(None).mallopt(-3, 65536)"  # freed arrays go back to the system at once
     told = forks.run(f"{at_once}; import flower_memory; flower_memory.main()", "both", "5000000")
     found = {line["side"]: line for line in map(json.loads, re.findall(r"^\{.*\}$", told.output, re.M))}

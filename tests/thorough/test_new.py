@@ -1,4 +1,4 @@
-"""`fedcams new`: the project that it writes runs as it stands, and what it refuses stays untouched."""
+"""`fedcams new`: the project that it writes runs as it is, and a refused folder stays unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebook in examples: its cells run from top to bottom, and what it shows is what they give."""
+"""The notebook in examples: its cells run from top to bottom and give the outputs that it shows."""
 
 from __future__ import annotations
 

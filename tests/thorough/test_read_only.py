@@ -1,4 +1,4 @@
-"""An installation that nobody may write to, and no home: as in a container, in a namespace with read-only mounts."""
+"""A read-only installation without a home folder, as in a container: a namespace with read-only mounts."""
 
 from __future__ import annotations
 

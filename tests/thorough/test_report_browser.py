@@ -1,4 +1,4 @@
-"""The page in a real browser: it draws, it answers, and it asks nobody for anything."""
+"""The page in a real browser: it draws, responds to clicks, and makes no network request."""
 
 from __future__ import annotations
 

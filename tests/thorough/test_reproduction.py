@@ -1,4 +1,4 @@
-"""The page on the paper's experiments: that of results/, and right for any runs there may be."""
+"""The page on the paper's experiments: it matches results/, and would be right for any runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_reports_in_the_repository_are_small() -> None:
 
 
 def add(root: Path, preset: str, label: str, top: float = 0.9, **more: Any) -> Path:
-    """A run of a preset with its full number of rounds, whose accuracy rises to `top`; 10 clients a round."""
+    """A run of a preset with its full number of rounds, whose accuracy rises to `top`; 10 clients per round."""
     experiment = next(e for e in load_preset(preset).experiments if e.label == label)
     keys = {**experiment.to_dict(), **{key: more.pop(key) for key in ("seed",) if key in more}}
     size = {"identity": 4000, "sign": 125}.get(str(experiment.uplink), 80)
@@ -198,7 +198,7 @@ def test_two_way_compression_is_compared(tmp_path: Path) -> None:
     add(root, "compression-resnet18", "FedCAMS sign", top=1.0)
     add(root, "compression-resnet18", "FedAMS", top=1.0)
     text = made(tmp_path, drawn=True)
-    # 4125 bytes a round against 725, and 8000; 90.10 against 89.65.
+    # 4125 bytes per round against 725, and 8000; 90.10 against 89.65.
     assert re.search(r"\| `replica\(blockq\(bits=2\)\)` \| 89.65 \| 0.45 \|  \|.*\| 5.7x \| 11.0x \|\n", text)
     assert "| FedCAMS sign, replica 2 bits | 89.65 |  | 5.7x |" in section(text, "Main results")
     assert "reproduction/two-way-resnet18.html" in text
@@ -221,7 +221,7 @@ def test_accuracy_against_bytes_is_a_mean_over_seeds(tmp_path: Path) -> None:
         ]
         (run / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     text = section(made(tmp_path), "Accuracy against all bytes")
-    # 0.901 of the top, 0.8 on average; 4000 + 4000 bytes a round against 80 + 600.
+    # 0.901 of the top, 0.8 on average; 4000 + 4000 bytes per round against 80 + 600.
     assert "| FedAMS | 72.08 | 91.00 | 0.00 GB | 0.00 GB | 0.00 GB | 1.0x | 1.0x | 1, 2 |" in text
     assert "| FedCAMS lighter | 54.06 | 90.00 | 0.00 GB | 0.00 GB | 0.00 GB | 50.0x | 11.8x | 1 |" in text
 

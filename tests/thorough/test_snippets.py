@@ -1,4 +1,4 @@
-"""What the README and the documentation show is run: Python, files and commands, in the order of the page."""
+"""The README and the documentation run: Python, files and commands, in the order of each page."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def follow(page: str, folder: Path, more: tuple[str, ...] = ()) -> None:
 
 
 SHOWN = ("text", "ini")
-"""Blocks that nobody runs: output, formulas, and commands of other programs."""
+"""Blocks that are not run: output, formulas, and commands of other programs."""
 LONG = [["fedcams", "theory", "rates", "--quick"]]
 """Commands that `make test-slow` runs."""
 FIRST = [

@@ -1,4 +1,4 @@
-"""docs/theory.md: its numbers and pictures are those of what was measured, and support what the page says."""
+"""docs/theory.md: its numbers and pictures come from the measurements, which support what the page says."""
 
 from __future__ import annotations
 

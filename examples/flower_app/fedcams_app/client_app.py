@@ -17,7 +17,7 @@ STATE = os.environ.get("FEDCAMS_STATE", "fedcams-state")
 
 
 def initial(context: Context) -> ArrayRecord:
-    """What the server starts from: with `warm=true` in the downlink, it need not send this site all of it."""
+    """Return the model that the server starts from: with `warm=true` in the downlink, it is not sent to this site."""
     return ArrayRecord(built(context.run_config).simulation.problem.model.state_dict())
 
 

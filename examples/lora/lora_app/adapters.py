@@ -38,7 +38,7 @@ def small(width: int, layers: int) -> LlamaConfig:
 
 
 def site_text(site: int) -> str:
-    """Return the text of a site, which speaks of its own subject."""
+    """Return the text of a site; each site has its own subject."""
     subject = SUBJECTS[site % len(SUBJECTS)]
     return " ".join(f"{subject} {verb} {other}." for other in SUBJECTS for verb in VERBS)
 

@@ -22,7 +22,7 @@ def rank_of(context: Context) -> int:
 
 
 def initial(context: Context) -> ArrayRecord:
-    """Return what the server starts from: with `warm=true` in the downlink, it need not send this site all of it."""
+    """Return the adapters that the server starts from; with `warm=true` in the downlink, it does not send them."""
     return ArrayRecord(adapters_of(make_model(rank_of(context), str(context.run_config["base"]))))
 
 

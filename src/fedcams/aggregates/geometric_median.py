@@ -42,7 +42,7 @@ class GeometricMedian(Aggregate):
         for _ in range(self.steps if len(rows) > 1 else 0):
             distances = [max(float(row_norms((row - z)[None])), least) for row in rows]
             if min(distances) == 0:
-                return z  # it lies on an update, and all that matters is zero
+                return z  # z and some update are both zero
             z = _mean(rows, [weight / distance for weight, distance in zip(weights, distances, strict=True)])
         return z
 

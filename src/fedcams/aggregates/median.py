@@ -1,4 +1,4 @@
-"""The coordinate-wise median: less than half of the clients cannot move it beyond the others."""
+"""The coordinate-wise median: fewer than half of the clients cannot move it beyond the values of the others."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Signs of kept coordinates, closer to their entropy: within a cell they mostly agree.
 
-A *cell* is what the dimensions of a tensor after the second span: the 3x3 weights between two channels of a
+A *cell* spans the dimensions of a tensor after the second, such as the 3x3 weights between two channels of a
 convolution. In matrices and vectors a cell is one coordinate. Where several coordinates of a cell are kept, the first
-sign *leads* and the others *follow*. A leading sign is one bit. Of those that follow, only the places are listed, among
-all that follow, where a sign differs from the one before it; they are coded as gaps (`fedcams.bits.rice`).
+sign *leads* and the others *follow*. A leading sign takes one bit. For the signs that follow, only the places where a
+sign differs from the one before it are listed, counted among all that follow and coded as gaps (`fedcams.bits.rice`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def signs_decode(data: Bytes, positions: Positions, cells: Cells) -> tuple[Bytes
 
 
 def _count_size(followers: int) -> int:
-    """The bytes of the number of changes, which is `followers` at most."""
+    """Return how many bytes hold the number of changes, which is at most `followers`."""
     return packed_size(followers.bit_length())
 
 
@@ -106,7 +106,7 @@ def _find_followers(positions: Positions, cells: Cells) -> tuple[Bytes, int]:
 def _follow_(
     positions: Positions, bounds: Positions, offsets: Positions, sizes: Positions, first: int, out: Bytes
 ) -> int:
-    """Those from `first` on among the positions; return how many follow. Quotients are exact below 2^50."""
+    """Do the same for the positions from `first` on; return how many follow. Quotients are exact below 2^50."""
     count = 0
     for tensor in range(sizes.size):
         a, b = max(first, bounds[tensor]), min(first + out.size, bounds[tensor + 1])
@@ -141,7 +141,7 @@ def _split(signs: Bytes, positions: Positions, cells: Cells) -> tuple[Bytes, Pos
 def _split_range(
     signs: Bytes, positions: Positions, bounds: Positions, offsets: Positions, sizes: Positions, first: int, last: int
 ) -> tuple[Bytes, Positions, int]:
-    """Those from `first` to `last`, without branches, since what follows cannot be foreseen."""
+    """Split the signs from `first` to `last`, without branches, which would be unpredictable."""
     follows = np.zeros(last - first, np.uint8)
     followers = _follow_(positions, bounds, offsets, sizes, first, follows)
     leading, changes = np.empty(follows.size - followers + 1, np.uint8), np.empty(followers + 1, np.int64)
@@ -157,7 +157,7 @@ def _split_range(
 
 
 def _join(leading: Bytes, changes: Positions, follows: Bytes, followers: int) -> Bytes:
-    """Return all signs, packed: what `_split` took apart."""
+    """Return all signs, packed: the inverse of `_split`."""
     out, changed = np.empty(follows.size, np.uint8), np.zeros(followers + 1, np.uint8)
     changed[changes] = 1
     _join_(np.append(_unpacked(leading, follows.size - followers), np.uint8(0)), changed, follows, out)
@@ -166,7 +166,7 @@ def _join(leading: Bytes, changes: Positions, follows: Bytes, followers: int) ->
 
 @kernel
 def _join_(leading: Bytes, changed: Bytes, follows: Bytes, out: Bytes) -> None:
-    """Without branches: -1 and 0 as masks choose between the changed sign and the next that leads."""
+    """Join without branches: the masks -1 and 0 choose between the changed sign and the next leading one."""
     sign, leader, follower = 0, 0, 0
     for i in range(follows.size):
         follow = int(follows[i])

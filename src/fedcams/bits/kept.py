@@ -1,10 +1,10 @@
 """What is kept of a vector as signs and means: the mean magnitude of each tensor's part, and adding it back.
 
 Positions `[C, k]` ascend, so what is kept of a segment of the vector, such as a tensor, lies together: a *group*. Its
-mean is the same, bit for bit, in whatever order it is added up, because integers are added: with the largest
-magnitude of the group between 2^e and 2^(e+1), each magnitude counts in whole units of 2^(e-23-up), and what is below a
-unit is cut off. There are less than 2^(39-up) of them, each below 2^(24+up) units, so the sum stays below 2^63. For a
-million kept coordinates a unit is 2^-42 of the group's largest magnitude, far below what rounding to float32 changes.
+mean does not depend on the order of summation, bit for bit, because integers are added. With the largest magnitude of
+the group between 2^e and 2^(e+1), each magnitude counts in whole units of 2^(e-23-up); the rest is cut off. There are
+fewer than 2^(39-up) magnitudes, each below 2^(24+up) units, so the sum stays below 2^63. For a million kept coordinates
+a unit is 2^-42 of the group's largest magnitude, far below what rounding to float32 changes.
 
 Each function has a kernel for one row on the CPU and a batched torch version for any other device.
 """
@@ -150,7 +150,7 @@ def group_of_each(bounds: Tensor, k: int) -> Tensor:
 def sums_between(units: Tensor, bounds: Tensor) -> Tensor:
     """Return the sums of integers over each group, `[C, k]` -> `[C, S]`, as differences of a running sum that may wrap.
 
-    It runs through all rows, since a GPU adds up few long rows slowly.
+    The sum runs through all rows, because a GPU is slow at summing a few long rows.
     """
     running = torch.nn.functional.pad(units.flatten().cumsum(0), (1, 0))
     first = torch.arange(len(units), device=units.device)[:, None] * units.shape[-1]
@@ -178,15 +178,15 @@ def _add_row_(out: Vector, positions: Positions, bits: NDArray[np.uint8], cuts: 
 def _add_(
     out: Vector, positions: Positions, bits: NDArray[np.uint8], cuts: Positions, sizes: Vector, first: int, last: int
 ) -> None:
-    """Those from `first` to `last` among the positions.
+    """Add the coordinates from `first` to `last`.
 
-    Unsigned indices save Numba the case of negative ones, which takes a fifth of the time.
+    With unsigned indices, Numba skips its check for negative ones, which takes a fifth of the time.
     """
     for group in range(sizes.size):
         size = sizes[group]
         for i in range(max(first, cuts[group]), min(last, cuts[group + 1])):
             bit = np.int32((bits[np.uint64(i >> 3)] >> (i & 7)) & 1)
-            out[np.uint64(positions[i])] += size * np.float32(2 * bit - 1)  # no branch: a processor could not guess it
+            out[np.uint64(positions[i])] += size * np.float32(2 * bit - 1)  # no branch, which would be unpredictable
 
 
 def add_rows_of_signs_at_(out: Tensor, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> None:

@@ -114,7 +114,7 @@ def _step(words: NDArray[np.int32], bits: int, draw: bool) -> np.uint32:
     sizes = pair.view(np.float32)
     half = 1 << (bits - 1)
     size = np.float32(sizes[0] / np.float32(half))
-    if draw:  # nothing may be clipped, on either side
+    if draw:  # no value may be clipped, on either side
         size = max(size, np.float32(sizes[1] / np.float32(half - 1)))
     if pair[0] >= np.uint32(0x7F800000):  # infinity or NaN: shows in the step
         return np.uint32(0x7F800000)
@@ -195,7 +195,7 @@ def _chances(seeds: Tensor, d: int, block: int, device: torch.device) -> Tensor:
 
 def add_levels_(out: Tensor, levels: Tensor, steps: Tensor, bits: int, block: int, weight: float) -> None:
     """Add `weight·q·steps` to `out [C, d]` in place; `steps` is bfloat16 `[C, ceil(d/block)]`, `levels` is packed."""
-    limit = largest_step(bits)  # our encoder sends no larger step, but others might
+    limit = largest_step(bits)  # our encoder never sends a larger step, but another one might
     if out.device.type != "cpu":
         sizes = (steps.float().clamp(-limit, limit) * weight).repeat_interleave(block, -1)
         out += (unpack_levels(levels, bits, out.shape[-1]).float() - (most(bits) - 1)) * sizes[..., : out.shape[-1]]

@@ -90,7 +90,7 @@ def _pack_(values: Values, bits: int, out: Bytes) -> None:
 
 @kernel
 def _unpack_(data: Bytes, bits: int, values: Values) -> bool:
-    """Return whether the padding is not zero."""
+    """Unpack the integers; return whether the padding is not zero."""
     held, width, at = np.uint64(0), 0, 0
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for i in range(values.size):
@@ -107,7 +107,9 @@ def _unpack_(data: Bytes, bits: int, values: Values) -> bool:
 def pack_small_(levels: Bytes, bits: int, out: Bytes) -> None:
     """Pack levels of 2, 3, 4 or 8 bits, eight into `bits` bytes; where none crosses a byte, loops vectorise."""
     if bits == 8:
-        for i in range(out.size):  # not a slice: for that Numba compiles, for seconds, the message of sizes that differ
+        for i in range(
+            out.size
+        ):  # not a slice, for which Numba would spend seconds compiling the error message for different sizes
             out[i] = levels[i]
     elif bits == 4:
         for i in range(out.size):

@@ -1,8 +1,8 @@
 """Threads for our kernels: compiled on first use, cached on disk, safe from several threads and after a fork.
 
-Numba's own parallel layers are not used: one aborts when two threads enter it, the other when a process forks.
-Instead, kernels release the interpreter lock, and a small pool runs them over ranges of the vector. (Torch's own
-operations are not safe in a forked child unless `torch.set_num_threads(1)`; that is a limit of torch, not of fedcams.)
+Numba's own parallel layers are not used: one aborts when two threads enter it, the other when a process forks. Instead,
+kernels release the interpreter lock, and a small pool runs them over ranges of the vector. (Torch's own operations are
+safe in a forked child only with `torch.set_num_threads(1)`; this limit is torch's, not fedcams's.)
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ BLOCK = 1 << 16
 """Ranges start at multiples of this; partial sums are per block, so results do not depend on the thread count."""
 
 NO_CACHE = (
-    "no folder for compiled kernels can be written, so every process compiles them again, which takes seconds; "
-    "set NUMBA_CACHE_DIR to a folder that can"
+    "there is no writable folder for compiled kernels, so every process compiles them again, which takes seconds; "
+    "set NUMBA_CACHE_DIR to a writable folder"
 )
 RANGES = 4  # per thread
 EXTRA_THREADS = 2  # beyond one per core, for work that mostly waits
@@ -43,7 +43,7 @@ def kernel(function: F) -> F:
     settings: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "nsz"}}
     try:
         compiled = numba.njit(cache=True, **settings)(function)
-    except RuntimeError:  # Numba can write neither beside this file nor to the home folder
+    except RuntimeError:  # Numba can write neither next to this file nor to the home folder
         warnings.warn(NO_CACHE, stacklevel=1)
         compiled = numba.njit(**settings)(function)
     return cast(F, compiled)
@@ -68,7 +68,7 @@ def map_ranges(size: int, work: Callable[[int, int], T], threads: int | None = N
 
     It uses as many threads as torch, unless `threads` is given.
 
-    There are more ranges than threads, and each thread takes the next range when it is free: torch's threads spin for
+    There are more ranges than threads, and each thread takes the next range when it is free. Torch's threads spin for
     milliseconds after each operation, and a range that waits for a core must not hold up the others.
     """
     threads = threads or torch.get_num_threads()

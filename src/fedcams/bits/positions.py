@@ -116,7 +116,9 @@ def _add_(
     out: NDArray[np.float32], positions: NDArray[np.int64], values: NDArray[np.float32], weight: np.float32
 ) -> None:
     for i in range(positions.size):
-        out[np.uint64(positions[i])] += weight * values[i]  # unsigned: Numba need not ask if it is negative
+        out[np.uint64(positions[i])] += (
+            weight * values[i]
+        )  # unsigned, so that Numba does not check for negative indices
 
 
 # -- changes -------------------------------------------------------------------------------------------------------
@@ -161,7 +163,7 @@ def _count(times: Times, then: np.int32) -> int:
 
 @kernel
 def _list_(times: Times, then: np.int32, base: int, out: Positions) -> None:
-    """Work in chunks, so that a superfluous write never hits the range of another thread."""
+    """Work in chunks, so that an extra write never lands in the range of another thread."""
     places = np.empty(CHUNK + 1, np.int64)
     at = 0
     for start in range(0, times.size, CHUNK):

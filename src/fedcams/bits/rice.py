@@ -110,7 +110,7 @@ def _encode_(positions: Positions, d: int, out: Words) -> int:
 def _push_(held: np.uint64, width: int, at: int, code: int, bits: int, out: Words) -> tuple[np.uint64, int, int]:
     """Append a code of at most 32 bits; at most 31 are held before and after.
 
-    A word is written whether it is full or not: a processor cannot guess which, and would wait for it.
+    A word is written whether it is full or not: a branch would be unpredictable, and so slower.
     """
     held |= np.uint64(code) << np.uint64(width)
     width += bits
@@ -182,7 +182,7 @@ def _decode_(words: Words, available: int, d: int, out: Positions) -> int:
 def _read_long(
     words: Words, held: np.uint64, width: int, at: int, quotient: int, r: int
 ) -> tuple[int, np.uint64, int, int]:
-    """Read a gap of more than 32 bits, escaped or not; it is -1 if it is escaped without need."""
+    """Read a gap of more than 32 bits, escaped or not; it is -1 if the escape was unnecessary."""
     escaped = quotient == ESCAPE
     taken = ESCAPE if escaped else quotient + 1
     held, width = held >> np.uint64(taken), width - taken

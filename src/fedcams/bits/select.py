@@ -31,7 +31,7 @@ SHIFT = 16  # 31 - 15 bits
 BINS = 1 << 15
 CHUNK = 4096  # words whose hits fit in the first-level cache
 SAMPLED_CHUNKS = 32
-SPREADS = 4  # standard deviations of a sampled rank that are allowed for
+SPREADS = 4  # tolerance of a sampled rank, in standard deviations
 
 
 class Part(NamedTuple):
@@ -88,7 +88,7 @@ def _bracket(histogram: NDArray[np.int64], size: int, k: int) -> tuple[int, int]
 
 
 def _survey(words: Words, lower: int, upper: int) -> tuple[list[Part], int, int]:
-    """What lies in each range; how many reach `upper` in all, and how many `lower`."""
+    """Return what lies in each range, and how many magnitudes in all reach `upper` and `lower`."""
     limits = np.uint32(lower), np.uint32(upper)
     parts = map_ranges(words.size, lambda a, b: Part(a, b, *_look(words[a:b], *limits)))
     above = sum(part.above for part in parts)
@@ -136,9 +136,9 @@ def _boundary(counts: NDArray[np.int64], k: int) -> tuple[int, int]:
 
 @kernel
 def _look(words: Words, lower: np.uint32, upper: np.uint32) -> tuple[int, Words]:
-    """How many magnitudes reach `upper`, and those that reach `lower` and not `upper`.
+    """Return how many magnitudes reach `upper`, and those that reach `lower` but not `upper`.
 
-    Of the buffer only pages that are written to become memory. A chunk is read again while it is in the cache.
+    Only the pages of the buffer that are written take memory. A chunk is read again while it is in the cache.
     """
     between = np.empty(words.size + 1, np.uint32)
     hits = np.zeros(CHUNK // 64, np.uint64)
@@ -158,7 +158,7 @@ def _look(words: Words, lower: np.uint32, upper: np.uint32) -> tuple[int, Words]
 
 @kernel
 def _count_from(words: Words, least: np.uint32) -> int:
-    """How many magnitudes reach `least`; in 32 bits, as the words are, which compiles to vector instructions."""
+    """Count the magnitudes that reach `least`; in 32 bits, as the words are, which compiles to vector instructions."""
     count = np.uint32(0)
     for i in range(words.size):
         count += np.uint32((words[i] & MAGNITUDE) >= least)
@@ -167,7 +167,7 @@ def _count_from(words: Words, least: np.uint32) -> int:
 
 @kernel
 def _write_(words: Words, last: np.uint32, ties: int, base: int, places: Positions, found: Words) -> None:
-    """Position and word of all above `last`, and of the first `ties` that equal it."""
+    """Write position and word of all above `last`, and of the first `ties` that equal it."""
     hits = np.zeros(CHUNK // 64, np.uint64)
     count = 0
     for start in range(0, words.size, CHUNK):

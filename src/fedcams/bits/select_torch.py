@@ -15,13 +15,13 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAGNITUDE = 0x7FFFFFFF  # a float's bits without the sign order as its absolute value does
+MAGNITUDE = 0x7FFFFFFF  # without the sign, a float's bits sort like its absolute value
 SHORT = 1 << 17
 """Rows up to this length are sorted as a whole."""
 SAMPLE = 1 << 16
 STRIDE = 0x9E3779B1
 """A prime near the golden section of 2^32: its multiples modulo any length spread evenly, and follow no shape."""
-SPREADS = 4  # standard deviations of a sampled rank that are allowed for
+SPREADS = 4  # tolerance of a sampled rank, in standard deviations
 MOST = 8
 """Up to 1/8 of a row between the two magnitudes is worth listing; beyond it, ties abound."""
 
@@ -61,7 +61,7 @@ def _by_sampling(magnitudes: Tensor, k: int) -> Tensor:
 
 
 def _around(magnitudes: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Two magnitudes, by a sample a little below and above the k-th largest of each row: `[C, n]` -> twice `[C, 1]`."""
+    """Return two magnitudes around the k-th largest of each row, judged by a sample: `[C, n]` -> twice `[C, 1]`."""
     n = magnitudes.shape[-1]
     places = torch.arange(SAMPLE, device=magnitudes.device) * STRIDE % n
     ordered = magnitudes[:, places].sort(dim=-1, descending=True).values

@@ -12,7 +12,7 @@ class Deferred(ModuleType):
     """A module that is named but not loaded; the first use of anything in it loads it, in place."""
 
     def __getattr__(self, name: str) -> Any:
-        """Load the module and return its attribute; Python asks here only for what the module does not have yet."""
+        """Load the module and return its attribute; Python calls this only for what the module does not have yet."""
         object.__setattr__(self, "__class__", ModuleType)  # from here on it is an ordinary module
         spec = self.__spec__
         assert spec is not None
@@ -29,5 +29,5 @@ def defer(name: str) -> None:
         return
     module = module_from_spec(spec)
     module.__class__ = Deferred
-    del module.__path__  # which `import name.part` asks for, and so loads the whole first, as it must
+    del module.__path__  # `import name.part` looks it up, which loads the whole module first, as it must
     sys.modules[name] = module

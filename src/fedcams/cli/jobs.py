@@ -62,7 +62,7 @@ class Worker:
     """A process that carries out runs, one after the other."""
 
     def __init__(self, settings: Settings, threads: int) -> None:
-        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}  # a number that the user has set is theirs
+        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}  # a number that the user has set takes precedence
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fedcams.cli.worker"],
             stdin=subprocess.PIPE,
@@ -92,7 +92,7 @@ class Worker:
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # reading will tell how it ended
+        with contextlib.suppress(BrokenPipeError):  # reading shows how it ended
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
@@ -114,7 +114,7 @@ class Worker:
         self._process.send_signal(by)  # does nothing if it has ended
 
     def close(self) -> None:
-        """End the process when it has nothing to do, and wait for it."""
+        """End the process once it is idle, and wait for it."""
         with contextlib.suppress(BrokenPipeError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -143,7 +143,7 @@ class Workers:
             worker.close()
 
     def carry_out(self, experiment: Experiment, folder: Path) -> Run:
-        """Run an experiment by an idle worker; return the finished run, or say why it failed and raise that."""
+        """Run an experiment in an idle worker; return the finished run, or report and raise the error that ended it."""
         worker = self._take()
         try:
             return worker.carry_out(experiment, folder, self.screen)
@@ -213,7 +213,7 @@ def _outcome(experiment: Experiment, future: Future[Run]) -> Outcome:
 def carry_out_in_turn(tasks: Mapping[Path, Experiment], settings: Settings, screen: Screen) -> Iterator[Outcome]:
     """Run experiments in their folders in this process, and yield the outcome of each.
 
-    A run that diverges does not stop the others; any other error is raised, because it mostly concerns all of them.
+    A run that diverges does not stop the others; any other error is raised, because it usually affects all of them.
     """
     trackers = [tracker(spec) for spec in settings.track]
     session = Session(

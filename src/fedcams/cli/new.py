@@ -18,13 +18,13 @@ from fedcams.errors import FedcamsError, SpecError
 
 TEMPLATE = Path(__file__).parents[1] / "template"
 PACKAGE, PROJECT = "my_project", "my-project"
-"""The names that stand in the template for those of the new project."""
+"""Placeholders in the template for the names of the new project."""
 SUFFIX = ".txt"
-"""Ends the names of files in the template that tools would take for parts of fedcams, such as modules."""
+"""The suffix of template files that tools would otherwise treat as part of fedcams, such as modules."""
 NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
-LONGEST = 32  # Flower takes no longer names
+LONGEST = 32  # the longest name that Flower accepts
 START = """\
-{name} is ready. Type:
+{name} is ready. Run:
 
   cd {name}
   python -m {package}.simulate
@@ -39,7 +39,7 @@ def new(
 ) -> None:
     """Write a small project that runs as it is: a model, data, an experiment and a Flower app, for you to change.
 
-    The folder NAME is made here. A folder that is not empty is left alone.
+    Creates the folder NAME in the current folder. Never writes into a folder that already holds files.
     """
     write_project(name, Path.cwd())
     console = Console(highlight=False, soft_wrap=True)
@@ -75,24 +75,24 @@ def package_of(name: str) -> str:
     package = name.replace("-", "_")
     if not NAME.fullmatch(name) or len(name) > LONGEST:
         raise SpecError(
-            f"NAME={name!r}: give a letter and then letters, digits and single hyphens, all lower case and at most "
-            f"{LONGEST} characters, such as my-project; to write elsewhere, go to that folder first"
+            f"NAME={name!r}: use lower-case letters, digits and single hyphens, a letter first, at most {LONGEST} "
+            "characters in all, such as my-project; to write elsewhere, go to that folder first"
         )
     if keyword.iskeyword(package) or is_module(package):
         raise SpecError(
-            f"NAME={name!r}: {package} already means something in Python, and a package of that name would hide it; "
-            f"give another name, such as my-{name}"
+            f"NAME={name!r}: {package} is a Python keyword, or an installed module that the project would hide; "
+            f"choose another name, such as my-{name}"
         )
     return package
 
 
 def is_module(package: str) -> bool:
-    """Return whether `import package` finds a module; a mere folder of that name is none."""
+    """Return whether `import package` finds a module; a plain folder of that name does not count."""
     found = find_spec(package)
     return found is not None and found.origin is not None
 
 
 def refuse_used(folder: Path) -> None:
-    """Refuse a path where something is, other than an empty folder."""
+    """Refuse a path that exists, unless it is an empty folder."""
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise FedcamsError(f"{folder.name} exists and is not an empty folder; give another name, or remove it")

@@ -36,7 +36,7 @@ from fedcams.sampler import Sampler, sampler
 SHAPE, CLASSES = (3, 32, 32), 10
 GIB = 2.0**30
 UNITS = {"k": 10**3, "m": 10**6, "b": 10**9}
-"""What follows a number of parameters, as in `25M`."""
+"""Suffixes of a number of parameters, as in `25M`."""
 MOST = 10**15
 """The most parameters that a plan takes."""
 EXPLAINED = (
@@ -102,7 +102,7 @@ def tables(plans: Sequence[Plan], counts: Sequence[Plan], rounds: int) -> list[T
 
 
 def _numbers(*heading: str) -> Table:
-    """A table whose numbers stand on the right and never wrap; the first column wraps instead."""
+    """Return a table whose numbers are right-aligned and never wrap; the first column wraps instead."""
     table = Table(*heading, box=SIMPLE_HEAD)
     table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
@@ -134,7 +134,7 @@ def _times(plans: Sequence[Plan], rounds: int) -> Table:
 
 
 def _rough(seconds: float) -> str:
-    """A duration with two digits, which is all that a plan knows."""
+    """Return a duration with two digits, as precise as a plan can be."""
     for size, unit in ((3600, "h"), (60, "min"), (1, "s")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {unit}"

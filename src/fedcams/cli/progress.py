@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 EVERY = 10
 """Rounds between two lines of output when there is no terminal."""
 BAR, SHORTEST_BAR = 12, 6
-"""Columns of a bar; a longer text beside it leaves fewer."""
+"""Columns of a bar; a longer text next to it leaves fewer."""
 
 
 class Screen(Protocol):
-    """Where a session tells how its runs go."""
+    """Where a session reports on its runs."""
 
     def say(self, text: str) -> None:
         """Print one line."""
@@ -42,7 +42,7 @@ class Screen(Protocol):
 class Progress:
     """A console that follows runs, one after the other or several at once from different threads.
 
-    `left` has the number of rounds that are left in each of all the runs to come, by folder; `jobs` run at once.
+    `left` maps the folder of each planned run to the number of its remaining rounds; `jobs` run at once.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Row:
         yield line
 
     def _tails(self, rounds: str) -> Iterator[str]:
-        """Yield what may stand behind the bar, the longest text first."""
+        """Yield what may follow the bar, the longest text first."""
         found, sent = (losses(self.record), sizes(self.record)) if self.record is not None else ([], [])
         left = [self.left] if self.left else []
         for parts in ([*found, *sent, *left], [*found, *left], [*found[-1:], *left], left):
@@ -186,7 +186,7 @@ def duration(seconds: float) -> str:
 
 
 class Forecast:
-    """Estimates how long runs will take from the rounds seen so far; those that have not begun go at the mean pace."""
+    """Estimates how long runs will take from the rounds seen so far; those not yet begun count at the mean pace."""
 
     def __init__(self, left: Mapping[Path, int], jobs: int) -> None:
         self._left, self._jobs, self._planned = dict(left), jobs, list(left)
@@ -212,7 +212,7 @@ class Forecast:
         return f"{self._planned.index(path) + 1}/{len(self._planned)}" if len(self._planned) > 1 else ""
 
     def pace(self, path: Path) -> float:
-        """Return the seconds that a round of this run takes, or of all runs if none of its own was seen."""
+        """Return the seconds per round of this run, or of all runs if it has not run a round yet."""
         if seen := self._seen.get(path, 0):
             return self._seconds[path] / seen
         return sum(self._seconds.values()) / max(1, sum(self._seen.values()))

@@ -92,8 +92,9 @@ def run(
 ) -> None:
     """Run all experiments of a preset, each in its own folder.
 
-    Finished runs are skipped and interrupted ones continue, so you can repeat the same command after a stop. Asking for
-    more rounds than before (-s rounds=600) extends the runs, unless a schedule depends on their length.
+    Finished runs are skipped and interrupted ones continue, so you can repeat the same command after a stop.
+
+    More rounds than before (-s rounds=600) extend the runs, unless a schedule depends on their length.
     """
     from fedcams.cli.jobs import Settings
     from fedcams.cli.session import refuse_other
@@ -152,8 +153,9 @@ def sweep(
 
     server = "fedams(lr={lr})" and grid = { lr = [0.1, 1] }
 
-    A key set with -s replaces its values in a grid. Finished runs are skipped, so you can repeat the same command after
-    a stop.
+    A key set with -s replaces its values in a grid.
+
+    Finished runs are skipped, so you can repeat the same command after a stop.
     """
     from fedcams.cli.jobs import Settings
     from fedcams.experiment import sweep as sweeps

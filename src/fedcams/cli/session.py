@@ -30,7 +30,7 @@ class Session:
     checkpoint_every: int = 25
     screen: Screen = field(default_factory=Progress)
     keep_rows: bool = False
-    """Whether finished runs may be extended later, even if clients keep something."""
+    """Whether finished runs may be extended later, even if clients keep state."""
 
     def carry_out(self, experiment: Experiment, folder: Path) -> Run:
         """Run an experiment in its folder, or continue or extend it there; return the finished run."""
@@ -78,11 +78,11 @@ class Session:
 def check_device(device: str) -> None:
     """Refuse a device that torch does not have here."""
     if device == "cpu":
-        return  # it is always there, so torch need not be loaded before the experiment is known to be sound
+        return  # always available, so check it without loading torch, which takes seconds
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:  # a CPU-only torch asserts that there is CUDA
-        reason = str(error).partition("\n")[0].partition(". ")[0]  # the rest is about torch, not about the mistake
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # the rest is about torch, not about this mistake
         raise SpecError(f"--device {device}: {reason}; cpu always works") from None
 
 

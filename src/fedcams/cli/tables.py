@@ -58,7 +58,7 @@ def _keys() -> Iterator[tuple[str, str, str]]:
     """Yield the keys of an experiment file, which `-s` can change."""
     for key, (param, default) in params(Experiment).items():
         yield key, default if isinstance(default, str) else show(default), param.doc
-    yield KEY, "none", f"sets several of them under one name: {', '.join(RECIPES)}; see `fedcams list recipes`"
+    yield KEY, "none", f"sets several keys at once: {', '.join(RECIPES)}; see `fedcams list recipes`"
 
 
 def _recipe(recipe: Recipe) -> tuple[str, str, str]:

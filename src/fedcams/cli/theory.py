@@ -39,14 +39,17 @@ def check(
             metavar="PRESET|RUN|TOML", autocompletion=preset_names, help="A preset, the folder of a run, or a file."
         ),
     ],
-    only: Annotated[list[str] | None, typer.Option(metavar="LABEL", help="Check only this label; repeatable.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL", help="Check only this label; repeat for several.")
+    ] = None,
     data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Check experiments or a run against the theorems: constants, both bounds with every term, and conditions.
 
-    Constants are exact for the tasks quadratic and logistic, and measured at the start for others. Settings that the
-    theorems do not cover are checked as far as possible; the assumptions that fail are listed.
+    Constants are exact for the tasks quadratic and logistic, and measured at the start for others.
+
+    Settings that the theorems do not cover are checked as far as possible; the assumptions that fail are listed.
     """
     from fedcams.theory.check import check as checked
 
@@ -192,8 +195,8 @@ def _steps(chosen: dict[str, Steps]) -> Table:
 
 @theory.command()
 def rates(
-    quick: Annotated[bool, typer.Option("--quick", help="A small grid, about 15 seconds.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of every point.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a small grid only.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per point.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print every point as JSON.")] = False,
 ) -> None:
     """Measure how mean ‖∇f‖² falls with rounds T, local steps K and clients m; theory predicts the power -1/2."""

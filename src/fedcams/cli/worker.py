@@ -56,7 +56,7 @@ def main() -> None:
     """Carry out runs until the input ends; SIGTERM stops a run as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reporter = Reporter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
-    os.dup2(2, 1)  # what data and models print must not come between our lines
+    os.dup2(2, 1)  # what data and models print must not mix with our lines
     settings = json.loads(sys.stdin.readline())
     if settings["modules"]:
         load(settings["modules"])
@@ -74,7 +74,7 @@ def _carry_out(session: Session, reporter: Reporter, experiment: dict[str, Any],
     except FedcamsError as error:
         reporter.send(error=str(error), diverged=isinstance(error, UpdateError))
     except BrokenPipeError:
-        raise  # nobody is listening any more
+        raise  # the parent process is gone
     except Exception as error:
         traceback.print_exc()
         reporter.send(error=f"{type(error).__name__}: {error}", diverged=False)

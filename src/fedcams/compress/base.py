@@ -176,7 +176,7 @@ class Compressor(Spec, ABC):
             if shape[-1:] != (field.columns,) or (rows is not None and shape[:-1] != (rows,)):
                 wanted = f"[{'...' if rows is None else rows}, {field.columns}]"
                 raise LayoutError(
-                    f"{self}: {name} has shape {list(shape)}; for d={layout.d} it has {wanted}, "
+                    f"{self}: {name} has shape {list(shape)}; expected {wanted} for d={layout.d}: "
                     "decode with the layout that it was encoded with"
                 )
             if field.kind == "index" and code[name].device.type == "cpu":  # a GPU refuses wrong positions itself
@@ -207,7 +207,7 @@ class Compressor(Spec, ABC):
         self.accumulate_codes_(out, rows, layout, weights)
 
     def accumulate_codes_(self, out: Tensor, codes: Sequence[Code], layout: Layout, weights: Sequence[float]) -> None:
-        """Add codes, tensors `[1, columns]`, to `out [1, d]` in order, in place; override it where one pass will do."""
+        """Add codes, tensors `[1, columns]`, to `out [1, d]` in order, in place; override it if one pass is enough."""
         for code, weight in zip(codes, weights, strict=True):
             self.accumulate_(out, code, layout, weight)
 
@@ -223,8 +223,8 @@ class Compressor(Spec, ABC):
     def check_code(self, code: Code, layout: Layout) -> None:
         """Refuse one row of a code, tensors `[columns]` as read from bytes, that no `compress` returns.
 
-        Each field is sound by itself already; override this if some of their values contradict each other, and raise a
-        WireError that names the field.
+        Each field is already valid on its own. Override this if values of several fields can contradict each other, and
+        raise a WireError that names the field.
         """
 
     @property

@@ -1,4 +1,4 @@
-"""Magnitudes that are shared by what is kept: what a reader of payloads checks."""
+"""Checks of the magnitudes that kept coordinates share, for readers of payloads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def check_magnitudes(magnitudes: Tensor, counts: Tensor) -> None:
     """Refuse magnitudes `[n]` that no encoder writes; `counts [n]` says how many coordinates share each of them.
 
-    They must be as many as the counts, and not below zero; -0.0, and anything but +0.0 that nothing shares, would be a
-    second way to encode the same vector.
+    There must be one per count, none below zero. -0.0, and anything but +0.0 where the count is zero, is refused too:
+    it would be a second way to encode the same vector.
     """
     if magnitudes.shape != counts.shape:
         raise LayoutMismatch(f"field 'magnitude' has {magnitudes.numel()} numbers; the layout needs {counts.numel()}")

@@ -88,7 +88,7 @@ class TopK(Compressor):
 
     @property
     def _bits(self) -> int:
-        """Of a value that travels as a sign and a class; 0 if values are reals."""
+        """Return the bits of a value that travels as a sign and a class; 0 if values are reals."""
         return {"b4": 4, "b2": 2}.get(self.values, 0)
 
     def squared_error_bound(self, layout: Layout) -> float:

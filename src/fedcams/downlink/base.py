@@ -35,9 +35,9 @@ class Part(NamedTuple):
     codec: Compressor
 
     def move_(self, rows: Tensor, keys: int | Sequence[int]) -> Code:
-        """Move `rows [..., d]` towards the values by what the codec leaves of the difference; return its code.
+        """Move `rows [..., d]` towards the values by the difference as the codec sends it; return its code.
 
-        That of buffers is in units of their own, see `fedcams.buffers`.
+        The difference of buffers is in their own units, see `fedcams.buffers`.
         """
         if self.name == BUFFERS:
             change = change_between(rows, self.values, self.layout)
@@ -72,7 +72,7 @@ class Broadcast(NamedTuple):
 
 Kind = Literal["delta", "catchup", "dense"]
 Streams = Mapping[str, bytes]
-"""Name -> the bytes of what it stands for, as instructions carry them."""
+"""Name of a stream -> its bytes, as instructions carry them."""
 
 
 class Sent(NamedTuple):
@@ -197,7 +197,7 @@ class Downlink(Spec, ABC):
     def for_buffers(self, codec: Compressor) -> Self:
         """Return the downlink by whose rule buffers travel if `codec` is the method's for them.
 
-        Only asked of a downlink that carries buffers.
+        Called only for a downlink that carries buffers.
         """
         return self
 
@@ -230,7 +230,7 @@ class Downlink(Spec, ABC):
 def follow(store: HeldStore, client: int, messages: Mapping[str, Message]) -> tuple[dict[str, Tensor], Held]:
     """Return what the messages of one instruction make for a client that keeps its model, and its name.
 
-    The messages are staged: what was held stays until the server builds on the new model, and so has learned that it
+    The messages are staged: what was held stays until the server builds on the new model, which shows that it knows it
     arrived. A lost reply leaves both sides where they were. Raises OutOfStep if they build on another model.
     """
     named = base_of(messages)

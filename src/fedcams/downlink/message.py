@@ -8,7 +8,7 @@ model, and those of the result. Its one blob is a sequence of payloads, each pre
     add     any number of payloads, to be decoded and added in this order; none if nothing has changed
     set     one `topk` payload: new values for the coordinates at its positions
 
-Compressed buffers travel as a second message beside the model's. Both name the same base and the same result: what a
+Compressed buffers travel as a second message next to the model's. Both name the same base and the same result: what a
 client holds is the model and its buffers together.
 """
 
@@ -114,7 +114,7 @@ class Message:
     def apply(self, base: Tensor | None, layout: Layout, name: str = MODEL) -> Tensor:
         """Return the vector `[d]` that this message makes from `base [d]`, in new memory.
 
-        `name` says what it is: changes of buffers are in units of their own, see `fedcams.buffers`.
+        `name` says what it is: changes of buffers are in their own units, see `fedcams.buffers`.
         """
         if self.kind == DENSE:
             return decode(self.payloads[0], layout)

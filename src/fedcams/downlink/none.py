@@ -53,5 +53,7 @@ class NoDownlink(Downlink):
         crc_checked: bool = False,
     ) -> tuple[dict[str, Tensor], None]:
         payload = unpack(streams[MODEL], layouts[MODEL], crc_checked=crc_checked)
-        read = payload.code["values"] if payload.compressor == IDENTITY else payload.decode()  # as read: one copy less
+        read = (
+            payload.code["values"] if payload.compressor == IDENTITY else payload.decode()
+        )  # used as read, which saves a copy
         return {MODEL: read}, None

@@ -55,7 +55,7 @@ class Track(NamedTuple):
     touched: Tensor | None
     """int32 `[d]`, the version in which each coordinate last changed; None if every delta changes all of them."""
     log: Mapping[int, Tensor]
-    """Version -> the payload, as bytes, that led to it; in total no larger than the vector, which beats more."""
+    """Version -> the payload, as bytes, that led to it; at most as many bytes as the vector itself."""
     since: int
     """The log has all deltas after this version."""
 

@@ -72,16 +72,16 @@ class Engine(Spec, ABC):
         """Return why this engine cannot train the problem, and what to do; an empty string if it can."""
 
     def declines(self, problem: Problem) -> str:
-        """Return why `auto` should pass over this engine although it can train the problem; mostly an empty string."""
+        """Return why `auto` should pass over this engine although it can train the problem; usually an empty string."""
         return ""
 
     def on_trial(self) -> Engine:
-        """Return the form of this engine that `auto` tries: one that starts at once and rounds little."""
+        """Return the form of this engine that `auto` tries: one that starts quickly and has small rounding errors."""
         return self
 
     @contextlib.contextmanager
     def drawing(self, problem: Problem, client: int, round: int, seed: int) -> Iterator[None]:
-        """Let random layers inside draw what they draw in this engine in a client's first step, if they draw by keys.
+        """Make random layers inside draw what this engine draws in a client's first step, if it draws from keys.
 
         `auto` runs `loop` like this to compare the two.
         """

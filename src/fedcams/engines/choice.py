@@ -65,9 +65,9 @@ def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool =
 def choose_with_reason(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool = False) -> Choice:
     """Return the engine that a spec names or, with `auto`, the fastest one that can train the problem, and why.
 
-    `auto` asks engines by priority whether they support the problem, and runs a trial with those that cannot know;
-    `loop` trains everything. The choice depends only on the machine and the arguments, so a resumed run continues with
-    the same engine.
+    `auto` asks engines by priority whether they support the problem, and runs a trial with those that cannot tell in
+    advance; `loop` can train every model. The choice depends only on the machine and the arguments, so a resumed run
+    continues with the same engine.
 
     Arguments:
         spec: `auto`, an engine, or its spec string.
@@ -102,11 +102,11 @@ def choose_with_reason(spec: str | Engine, problem: Problem, rounds: int = 1, va
         if not reason:
             return Choice(candidate.tuned(problem, rounds, varies), "; ".join(passed_over) or "the fastest one")
         passed_over.append(reason)
-    raise AssertionError("the loop trains everything")
+    raise AssertionError("the loop can train every model")
 
 
 def _failed_trial(candidate: Engine, problem: Problem) -> str:
-    """Return why a trial shows that an engine is not to be used; an empty string if it is, or if it needs no trial."""
+    """Return why a trial rules an engine out; an empty string if it does not, or if no trial is needed."""
     if not candidate.needs_trial or agrees(candidate, problem):
         return ""
     return f"engine={candidate}: a trial step fails or differs from that of the loop"
@@ -121,7 +121,9 @@ def agrees(candidate: Engine, problem: Problem) -> bool:
     small = _small(problem)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", "There is a performance drop")  # what vmap cannot batch is no faster
+            warnings.filterwarnings(
+                "error", "There is a performance drop"
+            )  # operations that vmap cannot batch are no faster
             ours = _train(candidate.on_trial(), small, list(small.clients))
         return all(_alike(ours, row, _truth(candidate, small, client)) for row, client in enumerate(small.clients))
     except Exception:  # a model may raise anything; if `loop` raises it too, the run will show the error
@@ -147,7 +149,7 @@ def _small(problem: Problem) -> Problem:
 
 
 def _truth(candidate: Engine, problem: Problem, client: int) -> CohortUpdate:
-    """Return what `loop` makes of a client if its random layers draw as those of the candidate."""
+    """Return what `loop` computes for a client if its random layers draw like the candidate's."""
     with candidate.drawing(problem, client, *TURN):
         return _train(engine("loop"), problem, [client])
 
@@ -159,7 +161,7 @@ def _train(by: Engine, problem: Problem, cohort: list[int]) -> CohortUpdate:
 
 
 def _alike(ours: CohortUpdate, row: int, truth: CohortUpdate) -> bool:
-    """Return whether a row of an update is that of a client alone."""
+    """Return whether a row of an update equals that of a client trained alone."""
     if ours.buffers is not None and truth.buffers is not None and not _close(ours.buffers[row], truth.buffers[0]):
         return False
     return _close(ours.delta[row], truth.delta[0])

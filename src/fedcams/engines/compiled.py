@@ -51,7 +51,7 @@ def compiled_step(problem: Problem, rows: Rows, x: Tensor, y: Tensor, weight: Te
     The model must not have buffers. Compiles once for each set of input shapes; the rate is an input.
     """
     known = problem.compiled
-    batch = (part.contiguous() for part in (x, y, weight))  # whatever the number of steps they were laid out with
+    batch = (part.contiguous() for part in (x, y, weight))  # independent of how many steps they were laid out for
     shift = () if rows.shift is None else (rows.shift,)
     inputs = [rows.parameters, rows.rate, *batch, *shift, *rows.slots.values()]
     forms = (bool(shift), *((tensor.shape, tensor.stride()) for tensor in inputs))
@@ -63,7 +63,7 @@ def compiled_step(problem: Problem, rows: Rows, x: Tensor, y: Tensor, weight: Te
 
 
 def _compile(step: Step, inputs: list[Tensor]) -> Step:
-    """Record the step, then compile it: it is then one flat list of operations, with little to check at each call."""
+    """Record the step as one flat list of operations, with little to check at each call, and compile it."""
     from torch.fx.experimental.proxy_tensor import make_fx  # takes long, so only processes that compile import it
 
     recorded = make_fx(step)(*inputs)

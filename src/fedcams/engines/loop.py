@@ -69,7 +69,7 @@ def _train_one(
 def _seed(seed: int, device: torch.device) -> None:
     """Seed the generators that a model on this device draws from.
 
-    `torch.manual_seed` would seed those of all devices, and load torch's compiler first, which takes seconds.
+    `torch.manual_seed` would seed those of all devices, and first load torch's compiler, which takes seconds.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -31,7 +31,7 @@ Step = Callable[..., "tuple[Tensor, ...]"]
 
 @contextlib.contextmanager
 def naming(clients: Iterable[int]) -> Iterator[None]:
-    """Name the clients in the error of a layer that refuses their batch, as batch-norm does with a single value."""
+    """Name the clients in the error of a layer that refuses their batch, as batch-norm refuses a single value."""
     try:
         yield
     except ValueError as error:
@@ -152,8 +152,11 @@ class Problem:
 
     @functools.cached_property
     def _places(self) -> list[tuple[nn.Module, str]]:
-        """The modules and names of the tensors of both layouts. Finding them by name would take longer than a small
-        copy, and the tensors themselves may have been replaced, after a copy of the problem or an assignment."""
+        """The modules and names of the tensors of both layouts.
+
+        Finding them by name would take longer than a small copy. The tensors themselves are not kept, because a copy of
+        the problem or an assignment may replace them.
+        """
         layouts = [self.layout, *([self.buffer_layout] if self.buffer_layout else [])]
         paths = [name.rpartition(".") for layout in layouts for name in layout.names]
         return [(self.model.get_submodule(module), name) for module, _, name in paths]

@@ -223,7 +223,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return each client's loss `[G]` and gradient `[G, d]`; buffers change in place.
 
-    Clients are independent, so the gradient of the sum of their losses consists of their own gradients.
+    Clients are independent, so the gradient of the sum of their losses contains the gradient of each one.
     """
     model = problem.model
 

@@ -1,4 +1,4 @@
-"""The server's state on disk: how far a run is, and what happened to every update.
+"""The server's state on disk: the progress of a run, and what happened to every update.
 
 <checkpoint>/run.json      what defines the run, the name under which clients keep its rows, and a digest of all this
 <checkpoint>/state.json, <round>.safetensors, spare.safetensors, replicas/   see `fedcams.runs.checkpoint`

@@ -74,7 +74,7 @@ class Evaluation:
 
 @contextlib.contextmanager
 def tolerant(what: str, round: int) -> Iterator[None]:
-    """Log an error instead of ending the run: clients choose their metrics, and Flower cannot average any mixture."""
+    """Log an error instead of ending the run: clients choose their metrics, and Flower cannot average every mixture."""
     try:
         yield
     except Exception as error:

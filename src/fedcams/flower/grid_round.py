@@ -109,7 +109,7 @@ class GridRound:
         end, down = time.monotonic() + self.deadline, self._size(instructions, asked)
         sent = self._send_plain(grid, state, asked) | self._send(grid, instructions, asked, self.deadline)
         instructions.clear()
-        plain = frozenset(self.roster.plain)  # one of them may turn out to have the mod meanwhile
+        plain = frozenset(self.roster.plain)  # one of them may turn out to have the mod in the meantime
         while sent and (left := end - time.monotonic()) > 0:
             for name in list(sent):
                 for message in grid.pull_messages([name]):
@@ -124,7 +124,7 @@ class GridRound:
                 time.sleep(PAUSE)
         inbox.absent |= dict.fromkeys(sent.values(), NO_ANSWER)
         self.roster.answered(asked.keys() - inbox.absent.keys())
-        self.roster.forget(asked.keys() & inbox.absent.keys())  # not those who have connected since
+        self.roster.forget(asked.keys() & inbox.absent.keys())  # but not nodes that have connected since
         return state, down
 
     def _size(self, instructions: Mapping[int, Instruction], asked: Collection[int]) -> int:

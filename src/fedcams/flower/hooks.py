@@ -1,4 +1,4 @@
-"""What users of Flower's strategies know: their options for training, and the hooks that subclasses override."""
+"""Flower's own options for training and the hooks of its strategies, as FedCAMS supports them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def refuse_hooks(cls: type, base: type) -> None:
 
 
 def config_of(messages: Iterable[Message], cls: type) -> ConfigRecord:
-    """Return the config in what `configure_train` of a class returned; refuses messages of its own."""
+    """Return the config from what `configure_train` of a class returned; refuses custom messages."""
     if not isinstance(messages, RoundConfig):
         raise SpecError(
             f"{cls.__name__}.configure_train builds its own messages, but models travel compressed; change config, "
@@ -65,13 +65,13 @@ def sampler_of(options: dict[str, Any], sampler: Sampler | str) -> Sampler:
 
 
 def nodes_of(options: dict[str, Any], min_available: int) -> int:
-    """Return how many nodes must be connected: the largest number that one of the options asks for."""
+    """Return how many nodes must be connected: the largest number that any of the options requires."""
     asked = (options[key] for key in ("min_available_nodes", "min_train_nodes") if key in options)
     return max(min_available, *map(int, asked), 0)
 
 
 def weighting_of(options: dict[str, Any], fields: dict[str, Any]) -> dict[str, str]:
-    """Return the method's weighting if `weighted_by_key` asks for one; refuses a key that updates do not carry."""
+    """Return the method's weighting if `weighted_by_key` sets one; refuses a key that updates do not carry."""
     key = options.get("weighted_by_key")
     if key is None or "weighting" in fields:
         return {}

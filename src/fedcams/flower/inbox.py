@@ -80,7 +80,7 @@ class Inbox:
             return
         try:
             parts = self._dense(client, message.content) if plain else self._ours(client, message.content)
-        except Exception as error:  # whatever one node sends, the round continues without it
+        except Exception as error:  # whatever a node sends, the round continues without it
             self.refused[client] = readable(f"{type(error).__name__}: {error}")
             return
         finally:
@@ -197,8 +197,8 @@ def weigh(metrics: Mapping[int, RecordDict], accepted: Iterable[int]) -> list[Re
 def that_average(metrics: Mapping[int, RecordDict]) -> list[int]:
     """Return the keys of the metrics that have a mean.
 
-    Those without a number of examples, or with a value that is not finite, are left out; so are those that do not have
-    the same names and lengths as most, because one client must not leave the others without a mean.
+    Metrics without a number of examples, or with a value that is not finite, are left out. So are those whose names and
+    lengths differ from most others', because one client must not prevent the mean of the others.
     """
     values = {key: app_metrics(record) for key, record in metrics.items() if len(record.metric_records) == 1}
     shapes = {key: _shape(found) for key, found in values.items() if _is_sound(found)}

@@ -145,10 +145,10 @@ class Uplink:
         return dataclasses.replace(method, uplink=self.compressor)
 
     def _start_warm(self, client: DurableClient, context: Context, names: ArrayNames, site: int) -> str:
-        """Have a site that holds nothing yet hold the initial model, if its downlink starts warm.
+        """Give the initial model to a site that holds nothing yet, if its downlink starts warm.
 
-        Return why it cannot; empty if all is well. A site that does not hold what the server thinks says so and gets
-        the dense model in the same round, so a model whose bits differ costs bytes and nothing else.
+        Returns why it cannot, or an empty string. A site that does not hold what the server assumes says so and gets
+        the dense model in the same round, so a model whose bits differ costs only bytes.
         """
         held = client.client.held
         if held is None or not client.client.method.downlink.starts_warm or held.held(site) or held.staged(site):
@@ -178,8 +178,8 @@ def uplink(
         config_key: where the app expects its configuration.
         initial: takes the context and returns the arrays that the server starts from. With `warm=true` in the downlink,
             the first message then carries only what has changed since. If its bits differ, the dense model follows.
-        privacy: what this site insists on, such as `client(clip=1, noise=2)`: it refuses methods with another privacy
-            and all messages that are not ours, so that no server can turn its noise off.
+        privacy: the privacy that this site requires, such as `client(clip=1, noise=2)`. It then refuses methods with
+            another privacy and all messages that are not ours, so that no server can turn its noise off.
 
     Returns:
         A mod for `ClientApp(mods=[...])`.
@@ -290,7 +290,7 @@ def _vectors(made: object, names: ArrayNames) -> tuple[Tensor, Tensor | None]:
 
 
 def _note(answer: Answer, lacking: str) -> ConfigRecord:
-    missed = lacking if isinstance(answer.reply, Refusal) else ""  # a reply shows that the dense model came
+    missed = lacking if isinstance(answer.reply, Refusal) else ""  # a reply shows that the dense model arrived
     notes = "; ".join(filter(None, ["repeated" if answer.again else "", answer.note, missed]))
     return about(note=notes) if notes else about()  # Flower's message_size_mod fails on empty texts
 

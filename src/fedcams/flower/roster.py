@@ -2,12 +2,12 @@
 
 A node is greeted when it connects. Its mod answers with its site number, which is the client id of the simulator. A
 node whose app fails on the greeting, as an app without the mod does, takes part with the dense model under its node id.
-Such nodes, and those that say that they cannot take part, are greeted again after a while, because what failed may work
-again by then.
+Such nodes, and those that report that they cannot take part, are greeted again after a while, in case the problem has
+been fixed.
 
 A node that does not answer an instruction is forgotten and greeted again: at once the first time, and after 1, 3, 7, …
-rounds if it stays mute, so that it cannot make most rounds last until their deadline. As long as a node answers, no
-other node can take its site, and no node can take the id of another as its site.
+rounds if it stays silent. So it cannot make every round wait for its deadline. As long as a node answers, no other node
+can take its site, and no node can take the id of another as its site.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MOD_REFUSED = 6
 PAUSE = 0.5
 """Seconds between two polls of the SuperLink."""
 LONGEST_PAUSE = 31
-"""The most rounds for which a mute node is left out before it is greeted again."""
+"""The most rounds for which a silent node is left out before it is greeted again."""
 RETRIES = 6
-"""After how many failed greetings in a row the time to the next one stops to double."""
+"""After how many failed greetings in a row the wait for the next one stops doubling."""
 logger = logging.getLogger("flwr.fedcams")
 
 
@@ -64,7 +64,7 @@ class Roster:
     silent: dict[int, int] = field(default_factory=dict)
     """Node id -> how many instructions in a row it did not answer."""
     paused: dict[int, int] = field(default_factory=dict)
-    """Mute node -> the rounds until it is greeted again."""
+    """Silent node -> the rounds until it is greeted again."""
 
     def node_of(self, client: int) -> int | None:
         """Return the node of a client; None if it is not connected."""
@@ -171,11 +171,13 @@ class Roster:
 
     def _bind(self, node: int, site: object) -> None:
         if isinstance(site, bool) or not isinstance(site, int) or not 0 <= site < 2**63:
-            self._break(node, f"it says it is site {readable(site)}")
+            self._break(node, f"it claims to be site {readable(site)}; allowed: an integer from 0 to 2**63 - 1")
         elif site in self.plain - {node}:
-            self._break(node, f"it says it is site {site}, which is the id of another node")
+            self._break(node, f"it claims to be site {site}, which is the id of another node")
         elif self.sites.get(site, node) != node:
-            logger.warning("node %s claims to be site %s, but node %s already is", node, site, self.sites[site])
+            logger.warning(
+                "node %s claims to be site %s, but node %s already has that site", node, site, self.sites[site]
+            )
             self.rivals[node] = site
         else:
             self._keep(lambda other: other != node)  # it may have been without the mod, or another site
@@ -184,7 +186,7 @@ class Roster:
     def _take_plain(self, node: int) -> None:
         """Let a node without the mod take part under its own id, which no site may have."""
         if (thief := self.sites.pop(node, None)) not in (None, node):
-            self._break(thief, f"it says it is site {node}, which is the id of another node")
+            self._break(thief, f"it claims to be site {node}, which is the id of another node")
         self.broken.pop(node, None)
         self.plain.add(node)
         self._ask_later(node)

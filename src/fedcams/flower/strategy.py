@@ -55,7 +55,7 @@ class FedCAMS(FedAvg):
     Arguments:
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=0.1, eps=1e-3)"` (by default `fedcams.method.SAFE_SERVER`, whose steps are about as long
-            as FedAvg's), `uplink="topk(ratio=1/64)"` (for clients whose mod names no compressor of its own),
+            as FedAvg's), `uplink="topk(ratio=1/64)"` (for clients whose mod names no compressor),
             `downlink="replica(blockq(bits=2))"`, `min_replies=5`, `average="ema(0.97)"`, …;
             `recipe="light"` stands for several of them.
         checkpoint: the folder of this run; a run in it is continued.
@@ -146,7 +146,7 @@ class FedCAMS(FedAvg):
         The messages themselves, with their compressed models, are made later. Refuses to be called by another loop than
         that of `start`.
         """
-        if not overrides(type(self), FedCAMS, "configure_train"):  # our loop does not ask then
+        if not overrides(type(self), FedCAMS, "configure_train"):  # our loop does not call it then
             raise self._outside_our_loop("configure_train")
         return RoundConfig(config)
 

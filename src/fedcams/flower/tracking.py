@@ -66,8 +66,8 @@ def _metrics(result: Result, round: int) -> dict[str, float]:
 def tracking(strategy: FedCAMS, done: int, rounds: int) -> Iterator[Log]:
     """Let the strategy's trackers follow its run from after round `done`; yields what tells them of a round.
 
-    A tracker that cannot start is an error, before any round is run. One that fails later is named in the log: clients
-    choose the names of their metrics, and a federation should not stop because a service is out of reach.
+    A tracker that cannot start is an error, before any round is run. One that fails later is only named in the log:
+    clients choose the names of their metrics, and a federation should not stop because a service cannot be reached.
     """
     trackers = strategy.trackers if done < rounds else []
 

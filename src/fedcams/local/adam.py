@@ -1,4 +1,4 @@
-"""Local training by Adam, and by AdamW, whose weight decay is apart from the gradient."""
+"""Local training by Adam, and by AdamW, whose weight decay is separate from the gradient."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Rate: TypeAlias = "float | Tensor"
 
 
 class Local(Spec, ABC):
-    """The base class of all local rules: what a client does with the gradients of its own batches.
+    """The base class of all local rules: what a client does with the gradients of its batches.
 
     A rule is a frozen dataclass with the fields `lr`, its own, then `epochs`, `steps`, `batch` and `drop_last`
     (`epochs_field` and its neighbours declare those). Row i of every tensor belongs to the i-th client.

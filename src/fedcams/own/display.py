@@ -51,7 +51,7 @@ def plot_records(records: Sequence[RoundRecord], names: Sequence[str]) -> Figure
         points = [(record.round, value) for record in records if (value := record.get(name)) is not None]
         panel.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else "")
         panel.set(xlabel="round", ylabel=name.replace("_", " "))
-    if "inline" in pyplot.get_backend():  # a notebook shows what a cell returns, and once more what is still open
+    if "inline" in pyplot.get_backend():  # a notebook shows what a cell returns, and shows open figures a second time
         pyplot.close(figure)
     drawn: Figure = figure
     return drawn

@@ -155,7 +155,7 @@ class RunFolder:
         if found := differences(self._identity, known["identity"]):
             raise RunError(f"{self.path}: another run: {found}; call it as before, or give another folder")
         if changed := differences(self._names(), known["names"]):
-            warnings.warn(f"{self.path}: continuing with other functions than before: {changed}", stacklevel=6)
+            warnings.warn(f"{self.path}: continuing with different functions from before: {changed}", stacklevel=6)
 
     def _experiment(self) -> Experiment:
         method, simulation = self.simulation.server.method, self.simulation

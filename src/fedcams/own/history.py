@@ -31,8 +31,8 @@ Callback = Callable[[RoundRecord], bool | None]
 class History:
     """The rounds of a run that `fedcams.simulate` started, and the resulting model.
 
-    Nothing runs until you ask: iterate over the history to get each round's `RoundRecord` as soon as it is simulated,
-    or call `run()` to simulate all rounds that are left. Everything else, such as `records`, `model` and `to_frame()`,
+    Nothing runs until you iterate over the history, which yields each round's `RoundRecord` as soon as it is simulated,
+    or call `run()`, which simulates all remaining rounds. Everything else, such as `records`, `model` and `to_frame()`,
     is about the rounds so far.
 
     With `out=`, every round is written to the folder. If you stop early, `close()` saves the last round; otherwise
@@ -132,7 +132,7 @@ class History:
         return True
 
     def _ask_callbacks(self, record: RoundRecord) -> bool:
-        """Call all callbacks and return whether one stops the run; if one fails, the round is saved all the same."""
+        """Call all callbacks and return whether one stops the run; if one fails, the round is still saved."""
         try:
             answers = [callback(record) for callback in self.callbacks]
         except BaseException:
@@ -204,7 +204,7 @@ class History:
     def plot(self, *names: str) -> Figure:
         """Draw numbers of the records over the rounds so far, and return the figure; needs matplotlib.
 
-        Each name, such as `test_loss`, `q` or `wire_up`, gets a panel of its own; by default, the training loss and the
+        Each name, such as `test_loss`, `q` or `wire_up`, gets its own panel; by default, the training loss and the
         test score. Refuses a name that no record has.
         """
         return plot_records(self.records, names)

@@ -1,4 +1,4 @@
-"""What a user's model, data and functions are to an engine; refuses at the call what would fail in a round."""
+"""Turn a user's model, data and functions into a problem for an engine; refuse early what would fail in a round."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _classes(outputs: Any, targets: Any) -> int:
     fits_both = outputs.dim() > 2 and outputs.shape[:-1] == targets.shape and outputs.shape[2:] == targets.shape[1:]
     if fits_both:
         shapes = f"{list(outputs.shape)} and targets {list(targets.shape)}"
-        raise SpecError(f"outputs {shapes} fit with the classes second or last; give your own loss that says which")
+        raise SpecError(f"outputs {shapes}: the classes may be on the second or the last axis; give your own loss")
     return outputs.shape[class_axis(outputs, targets)]
 
 

@@ -82,8 +82,8 @@ def simulate(
         metric: a function of the same arguments that returns a score for each example, or a dict of several by name,
             the first of which is recorded as `test_accuracy`, and each as `test_NAME`. By default the accuracy for a
             cross entropy, otherwise none. For metrics that are not means, see `fedcams.over_test_set`.
-        collate: a function that makes a batch of a list of examples, such as a padding one; it is called with all
-            examples of a client, which may then differ in shape from those of others.
+        collate: a function that turns a list of examples into a batch, for example by padding; it is called with all
+            examples of a client, so examples of different clients may differ in shape.
         device: where to train; by default where the model is.
         engine: how local training is computed; `auto` picks the fastest engine that supports the problem.
         prepare: turns raw inputs into the model's inputs.
@@ -167,14 +167,14 @@ def _whole(name: str, value: Any, low: int | None = None) -> int:
 
 
 def _check_functions(functions: Mapping[str, Any]) -> None:
-    """Refuse now what would fail when it is first called."""
+    """Refuse early what would fail when it is first called."""
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise SpecError(f"{name}={function!r}; give a function")
 
 
 def _check_objects(augment: Any, rows: Any, callbacks: Any) -> None:
-    """Refuse now what would fail when it is first used."""
+    """Refuse early what would fail when it is first used."""
     if augment is not None and not (hasattr(augment, "draw") and hasattr(augment, "apply")):
         raise SpecError(f"augment={augment!r}; give something with the methods draw and apply")
     if rows is not None and not isinstance(rows, RowStore):

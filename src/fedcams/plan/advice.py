@@ -17,7 +17,7 @@ from fedcams.sampler import Contacts
 WORTH = 1.5
 """How many times shorter a round must become for the next lighter recipe, which loses more, to be recommended."""
 CATCH_UPS = 3
-"""How many times in a run a client must be able to catch up with the server, for what compression leaves to arrive."""
+"""How many times per run a client must catch up with the server, so that what compression loses still arrives."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def _option(setting: Setting, recipe: Recipe, contacts: Contacts) -> Option:
 def arriving(ratio: float) -> float:
     """Return the part of ‖x‖² that `ternary(ratio)` carries if coordinates are Gaussian.
 
-    It is `4 φ(t)²/ratio` with `P(|z| > t) = ratio`. A client whose model moves by this part of the way at every contact
-    needs about one over it contacts to follow the server's.
+    It is `4 φ(t)²/ratio` with `P(|z| > t) = ratio`. A client whose model covers this part of the way at every contact
+    needs about one over that many contacts to follow the server's.
     """
     normal = NormalDist()
     return 4 * normal.pdf(normal.inv_cdf(1 - ratio / 2)) ** 2 / ratio
@@ -112,7 +112,9 @@ def advise(options: Sequence[Option], contacts: Contacts, memory: float, profile
     for option in possible[1:]:
         if option.plan.seconds(profile) * WORTH <= chosen.plan.seconds(profile):
             chosen = option
-        elif option.recipe is not None and option.recipe.two_way:  # one way may gain too little where both gain enough
+        elif (
+            option.recipe is not None and option.recipe.two_way
+        ):  # compressing one way may gain too little where both ways gain enough
             break
     lighter = options[options.index(chosen) + 1 :]
     return Advice(chosen, f"{_gain(chosen, options[0], profile)}; {_stop(chosen, lighter, each, memory, profile)}.")

@@ -2,7 +2,7 @@
 
 In each round every client takes part with probability p, the sum of rows of norm 1 gets Gaussian noise of standard
 deviation z, and neighbours differ in one client, which is there or not. The Rényi divergences of the rounds add up
-(Mironov 2017), also if a client's row depends on when it took part before, as it does with error feedback:
+(Mironov 2017), even if a client's row depends on when it took part before, as it does with error feedback:
 docs/privacy.md has the proof. Nothing here depends on data.
 """
 
@@ -21,7 +21,7 @@ ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 64), 128, 256, 512, 1
 WIDTH, PER_WIDTH = 14, 16
 """How many standard deviations the integral reaches beyond its peaks, and its steps per width of its features."""
 LEAST_NOISE, MOST_NOISE = 0.1, 1e6
-"""What is accepted as noise, in units of the clipping bound; less would be noise in name only."""
+"""What is accepted as noise, in units of the clipping bound; less would protect nothing."""
 CLOSE = 1e-3
 """How close `noise_for` comes to the least noise that suffices; it errs on the side of more."""
 
@@ -57,7 +57,7 @@ def epsilon(p: float, noise: float, rounds: float, delta: float, orders: tuple[f
     return max(0.0, float(found.min()))
 
 
-@functools.lru_cache(maxsize=64)  # a run asks for the same ones after every round
+@functools.lru_cache(maxsize=64)  # a run needs the same ones after every round
 def _divergences(p: float, noise: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
     return np.array([divergence(order, p, noise) for order in orders])
 

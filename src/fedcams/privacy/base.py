@@ -30,7 +30,7 @@ Spent = Mapping[str, Mapping[int, float]]
 
 
 class PrivateParts(Parts, Protocol):
-    """A method, as far as what it reveals about clients depends on it."""
+    """The parts of a method that decide what it reveals about clients."""
 
     @property
     def aggregate(self) -> Aggregate:
@@ -100,7 +100,7 @@ class Privacy(Spec, ABC):
             raise SpecError(f"{self.kind}={self} and {reason}")
 
     def reasons(self, method: PrivateParts) -> Iterator[str]:
-        """Yield what in a method does not go together with the claim, why, and the fix."""
+        """Yield what in a method would invalidate the claim, why, and the fix."""
         yield from ()
 
     def participation(self, sampler: Sampler | None, clients: int, rounds: int | None) -> Participation:
@@ -117,7 +117,7 @@ class Privacy(Spec, ABC):
         """Clip the updates Δ `[C, d]` and add noise in place, each row from its own key; only if `at_client`."""
 
     def clip_(self, rows: Tensor) -> None:
-        """Shorten what clients compress, h = Δ + e `[C, d]`, in place, each row for itself."""
+        """Shorten what clients compress, h = Δ + e `[C, d]`, in place, each row separately."""
 
     # -- at the server -----------------------------------------------------------------------------------------------
 

@@ -36,9 +36,9 @@ class ClientNoise(GaussianNoise):
     feedback and compression come after that and see only the noisy update. The client sends no loss and no counts, and
     only noise if its training fails. Give `noise`, or the `epsilon` that a client may lose to the server, at this
     `delta`, if it takes part in every round. Neighbouring runs differ in one client's data: in one of them, the client
-    always sends only noise. Records have `local_epsilon`, against anyone who sees the messages, such as the server, and
-    `epsilon`, against those who see only the models. The latter is smaller if updates travel by `identity`, because
-    then the noise of the whole cohort adds up.
+    always sends only noise. Records have `local_epsilon`, for anyone who sees the messages, such as the server, and
+    `epsilon`, for those who see only the models. The latter is smaller if updates travel by `identity`, because then
+    the noise of the whole cohort adds up.
     """
 
     epsilon: Number | None = number(
@@ -63,8 +63,8 @@ class ClientNoise(GaussianNoise):
     def participation(self, sampler: Sampler | None, clients: int, rounds: int | None) -> Participation:
         if sampler is not None and sampler.needs_weights:
             raise SpecError(
-                f"privacy={self} and sampler={sampler}: who is asked depends on how much data clients have, which has "
-                "no noise; use uniform, bernoulli or full"
+                f"privacy={self} and sampler={sampler}: cohorts would reveal how much data clients have; "
+                "use uniform, bernoulli or full"
             )
         check_delta(self, float(self.delta), clients)
         return Participation(1.0, clients, rounds)
@@ -73,7 +73,7 @@ class ClientNoise(GaussianNoise):
 
     def perturb_(self, rows: Tensor, keys: Sequence[str], round: int, who: Participation) -> None:
         bound, scale = float(self.clip), self.multiplier(who) * float(self.clip)
-        rows[~torch.isfinite(row_norms(rows)).to(rows.device)] = 0  # a failure is a secret too
+        rows[~torch.isfinite(row_norms(rows)).to(rows.device)] = 0  # a failure must stay secret too
         clip_rows_(rows, bound)
         for row, key in zip(rows, keys, strict=True):
             values = row.cpu().numpy()

@@ -32,7 +32,7 @@ class GaussianNoise(Privacy):
         return self.epsilon is not None
 
     def reasons(self, method: PrivateParts) -> Iterator[str]:
-        """Yield what does not go together with the claim, why, and the fix."""
+        """Yield what would invalidate the claim, why, and the fix."""
         yield from unsound_parts(method)
 
     def multiplier(self, who: Participation) -> float:

@@ -1,7 +1,7 @@
 """Secret randomness: noise and cohorts from a key that does not travel, unlike the run's seed.
 
-Bits come from SHAKE-256, keyed by its first bytes: without the key nobody tells them from random ones. They are a
-function of the key and of what they are for, so that a run that continues after a stop repeats them.
+Bits come from SHAKE-256, keyed by its first bytes; without the key, they cannot be distinguished from random ones. They
+depend only on the key and their purpose, so a run that continues after a stop repeats them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Privacy by noise at the server: clients trust the server, but nobody else who sees its models."""
+"""Privacy by noise at the server: clients trust the server, but no one else who sees its models."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ServerNoise(GaussianNoise):
 
     Clients clip y = Δ + e to the norm `clip` before they compress it. The server clips every decoded row again, divides
     the sum by the expected size p·m of a cohort, however many replied, and adds noise of standard deviation
-    noise·clip/(p·m) to each coordinate. Every round makes a step, even without an update. Give `noise`, or the
-    `epsilon` that the whole run may spend at this `delta`. Neighbouring runs differ in one client with its data and
-    its memory. Needs `bernoulli(p)` or `full` cohorts, which are drawn from a secret key.
+    noise·clip/(p·m) to each coordinate. Every round takes a step, even without an update. Give `noise`, or the
+    `epsilon` that the whole run may spend at this `delta`. Neighbouring runs differ in one client with its data and its
+    memory. Needs `bernoulli(p)` or `full` cohorts, which are drawn from a secret key.
     """
 
     reference = "McMahan et al.: Learning Differentially Private Recurrent Language Models, ICLR 2018"
@@ -47,14 +47,14 @@ class ServerNoise(GaussianNoise):
     # -- what is refused -------------------------------------------------------------------------------------------
 
     def reasons(self, method: PrivateParts) -> Iterator[str]:
-        """Yield what does not go together with the claim, why, and the fix."""
+        """Yield what would invalidate the claim, why, and the fix."""
         yield from super().reasons(method)
         if method.min_replies != 1:
-            yield f"min_replies={method.min_replies}: whether there is a step would reveal who came; leave it out"
+            yield f"min_replies={method.min_replies}: a skipped step would reveal how many took part; leave it out"
         if not method.uplink.never_lengthens:
-            yield f"uplink={method.uplink}: C(x) may be longer than x and lose more by clip; use topk, ternary or sign"
+            yield f"uplink={method.uplink}: C(x) may be longer than x, and clip would cut it; use topk, ternary or sign"
         if not method.downlink.hides_cohorts:
-            yield f"downlink={method.downlink}: what clients receive depends on when others came; use none or replica"
+            yield f"downlink={method.downlink}: what a client receives depends on other clients; use none or replica"
 
     def participation(self, sampler: Sampler | None, clients: int, rounds: int | None) -> Participation:
         if sampler is None or sampler.probability is None:

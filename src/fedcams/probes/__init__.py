@@ -7,6 +7,6 @@ from fedcams.registry import import_folder
 import_folder(__name__, __path__)
 
 DEFAULT = "q + floor + norms + guard"
-"""What every run measures unless it says otherwise; all of it together takes a few passes over what is there anyway."""
+"""What every run measures by default; together they take a few passes over data that is in memory anyway."""
 
 __all__ = ["DEFAULT", "Leftovers", "Probe", "inner_products", "mean_before"]

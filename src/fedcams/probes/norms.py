@@ -1,4 +1,4 @@
-"""Norms of updates and residuals, and what they say about the gradient, from numbers that a round has anyway."""
+"""Norms of updates and residuals, and an estimate of the gradient, from numbers that a round has anyway."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ COLUMNS = 2**15
 class Norms(Probe):
     """Records `update_norm`, `mean_update_norm`, `residual_norm` and, for plain SGD, `gradient_sq`.
 
-    They are the root mean square of the norms of the cohort's updates Δ as trained, the norm of their mean, the root
-    mean square of what clients keep, and an estimate of ‖∇f‖²: with `g_i = -Δ_i/(rate·steps)` and their variance s²,
-    `‖mean g‖² - (1 - n/m) s²/n` for n of m clients. The estimate is unbiased for one small local step; where clients
-    travel far it is too low. It is noisy and may be negative: average it over rounds.
+    `update_norm` is the root mean square of the norms of the cohort's updates Δ as trained, `mean_update_norm` the norm
+    of their mean, and `residual_norm` the root mean square of what clients keep. `gradient_sq` estimates ‖∇f‖²: with
+    `g_i = -Δ_i/(rate·steps)` and their variance s², it is `‖mean g‖² - (1 - n/m) s²/n` for n of m clients. The estimate
+    is unbiased for one small local step, and too low if clients move far. It is noisy and may be negative: average it
+    over rounds.
     """
 
     needs = frozenset({"gram"})

@@ -76,5 +76,5 @@ def _calls(value: Value) -> tuple[Call, ...]:
 
 
 def _may_schedule(cls: type[Spec], value: Value) -> bool:
-    """Return whether `value` must be meant as a schedule, although no schedule has its name."""
+    """Return whether `value` is probably meant as a schedule, although no schedule has its name."""
     return cls.schedulable and isinstance(value, Call)

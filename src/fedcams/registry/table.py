@@ -79,7 +79,7 @@ def params(cls: type[Spec]) -> Mapping[str, tuple[Param, Any]]:
     return _params(cast(Any, cls))
 
 
-@functools.cache  # every spec that is made asks for it
+@functools.cache  # called for every spec that is made
 def _params(cls: Any) -> Mapping[str, tuple[Param, Any]]:
     fields = dataclasses.fields(cls)
     return MappingProxyType({field.name: (field.metadata["param"], field.default) for field in fields})

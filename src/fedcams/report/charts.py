@@ -1,6 +1,6 @@
 """The charts of a report, each described once: `plotly` draws them for the page, `figures` for papers.
 
-A chart says what is drawn against what and how every method looks; it does not know the library that draws it.
+A chart says what is drawn against what and how every method looks, independent of the library that draws it.
 """
 
 from __future__ import annotations

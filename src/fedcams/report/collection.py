@@ -101,10 +101,10 @@ class Method:
         """The note on what each run has spent, and that this report is not covered; None without privacy."""
         if (spent := self.epsilon) is None:
             return None
-        claim = f"each model of each run is part of ε = {spent:.4g} by {self.experiment.privacy}"
+        claim = f"the models of each run together spend ε = {spent:.4g} with {self.experiment.privacy}"
         local = [record.get("local_epsilon") for run in self.runs for record in run.records[-1:]]
         if None not in local:
-            claim += f", and what the server sees of a client of ε = {max(local):.4g}"
+            claim += f", and what the server sees of one client spends ε = {max(local):.4g}"
         return f"{self.label}: {claim}; losses, norms, counts and cohorts are not covered: keep this report private"
 
     @property

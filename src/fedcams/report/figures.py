@@ -28,7 +28,7 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8,
     "figure.dpi": 200,  # text is placed and drawn at the same width
     "savefig.dpi": 200,
-    "figure.autolayout": False,  # it would change the layout that we set
+    "figure.autolayout": False,  # it would change our layout
     "figure.constrained_layout.use": False,
     "svg.hashsalt": "fedcams",  # otherwise ids in SVG are random
 }
@@ -86,7 +86,7 @@ def figure(chart: Chart, axis: Axis) -> Any:
 def _dress(side: Any, axis: Axis, close: bool) -> None:
     """Set scale, ticks, limits and title of one axis; with `close`, a logarithmic one has ticks at 1, 2 and 5."""
     ticker, name = library("matplotlib.ticker"), side.axis_name
-    if axis.log and side.get_data_interval()[1] > 0:  # a target that nobody reached leaves nothing to scale
+    if axis.log and side.get_data_interval()[1] > 0:  # if no method reached the target, there is nothing to scale
         side.axes.set(**{f"{name}scale": "log"})
         if close:
             side.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))

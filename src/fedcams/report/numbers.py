@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NONE = "–"
-"""Stands for a number that there is not."""
+"""Shown in place of a missing number."""
 
 
 def human_bytes(count: float | None) -> str:

@@ -34,7 +34,7 @@ def facts(collection: Collection, summary: Summary) -> str:
     if "Uplink" in shown and not all(e.feedback for e in described):
         shown["Uplink"] += NO_FEEDBACK
     shown["Seeds"] = whole["Seeds"] = _distinct(sorted(e.seed for e in described))
-    shown["Partition"] = whole["Partition"]  # in full, because it matters most how uneven the data is
+    shown["Partition"] = whole["Partition"]  # in full, because how uneven the data is matters most
     sizes = _distinct(f"{fmean(len(record.cohort) for record in run.records):.4g}" for run in collection.runs)
     shown["Cohort"] += f", {sizes} clients"
     return "".join(
@@ -75,7 +75,7 @@ def notes(collection: Collection) -> str:
 
 
 SHOWN = 3
-"""So many notes of one kind are seen at once, or the charts would begin below the first screen."""
+"""How many notes of one kind are shown unfolded; more would push the charts below the first screen."""
 
 
 def _listed(notes: list[str]) -> str:

@@ -138,7 +138,7 @@ def summarize(collection: Collection, target: float | None = None) -> Summary:
     if not finals:
         target = None  # even if one was given, because there is nothing to compare
     elif target is None:
-        target = float(f"{max(finals) - (1 - TARGET_PART) * abs(max(finals)):.4g}")  # a number that is easy to quote
+        target = float(f"{max(finals) - (1 - TARGET_PART) * abs(max(finals)):.4g}")  # easy to quote
     scores = np.concatenate([_evaluations(run)[1] for run in collection.runs])
     percent = bool(((scores >= 0) & (scores <= 1)).all())
     if target is not None and percent and target > 1:

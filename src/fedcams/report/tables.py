@@ -69,7 +69,7 @@ ENDINGS = {"": "mean", "_low": "low", "_high": "high"}
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Write a table whose rows are escaped where they hold text: to ask every number would double the time."""
+    """Write a table, escaping only text: checking every number would double the time."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(map(csv_cell, header))

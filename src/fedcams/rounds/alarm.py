@@ -11,7 +11,7 @@ LOSS_GROWTH, UPDATE_GROWTH = 2, 100
 
 @dataclass
 class Alarm:
-    """Hears every round, and speaks up once: when the training loss or the norm of the mean update has exploded."""
+    """Watches every round, and warns once: when the training loss or the norm of the mean update has exploded."""
 
     first_loss: float | None = None
     first_norm: float | None = None
@@ -37,7 +37,7 @@ class Alarm:
             what, first = f"mean update of norm {norm:.4g}", self.first_norm
         else:
             return ""
-        return f"round {round}: {what}, {first:.4g} at first; the steps are too long: lower the server's lr"
+        return f"round {round}: {what}, up from {first:.4g}; the steps are too long: lower the server's lr"
 
 
 def _exploded(value: float, first: float | None, growth: float) -> bool:

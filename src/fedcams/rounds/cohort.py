@@ -88,7 +88,7 @@ def arrival_of(reply: Reply, streams: Mapping[str, Stream], facts: Facts) -> Arr
 
 
 def _unpacked(reply: Reply, stream: Stream) -> Payload:
-    """Return a client's payload; whatever reading it raises is that client's fault, and refused as such."""
+    """Return a client's payload; any error in reading it is that client's fault, and the client is refused."""
     try:
         return unpack(reply.streams[stream.name], stream.layout)
     except FedcamsError:

@@ -83,7 +83,7 @@ class DurableClient:
         """Resolve the pending reply, train, and return the new reply once it is on disk.
 
         `instruction` is the message in parts, as `Instruction.to_parts` returns them. Raises a WireError for a damaged
-        instruction, a ResidualError for damaged state or a server that went back to an older checkpoint, and an
+        instruction, and a ResidualError for damaged state or a server that went back to an older checkpoint. Raises an
         UpdateError if the client adds noise and has answered as often as the run has rounds.
         """
         asked = Instruction.from_parts(instruction)
@@ -95,7 +95,9 @@ class DurableClient:
             self.secret.spend(self.client.rounds)
         sent = None if waiting is None else waiting[1]
         note = self._compare(sent, asked)
-        settled = in_background(lambda: self._settle(sent, asked))  # the disk is slow, and the app can train meanwhile
+        settled = in_background(
+            lambda: self._settle(sent, asked)
+        )  # the disk is slow, and the app can train in the meantime
         try:
             reply, outgoing = answer(self._settled_first(settled), asked, _after(settled, train))
         finally:

@@ -259,9 +259,9 @@ class Intake:
     def means(self) -> Means | None:
         """Return the means of the accepted arrivals; None if there are none, or fewer than the method's `min_replies`.
 
-        Updates that are finite one by one may overflow in a sum, or when an optimizer squares them. It is then
-        unknown which of them is at fault, so all of them are refused. With noise at the server, there is a mean in
-        every round, of noise alone if nothing arrived.
+        Updates that are finite one by one may overflow in a sum, or when an optimizer squares them. Then it is unknown
+        which one is at fault, so all of them are refused. With noise at the server, there is a mean in every round, of
+        noise alone if nothing arrived.
         """
         try:
             if self._clipped is None and len(self._accepted) < self.method.min_replies:

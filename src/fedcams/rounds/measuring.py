@@ -1,4 +1,4 @@
-"""What a server measures of arrivals before it adds them: the norms of their rows, and what their buffers mean."""
+"""What a server checks in arrivals before it adds them: the norms of their rows, and that buffers make sense."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ WIDER = 4.0
 def scatter(name: str, codec: Compressor, clients: int) -> float:
     """Return how many times further than elsewhere the norms of this stream may lie from what is usual.
 
-    A codec that draws a few coordinates at random may meet the large ones in one row and the small ones in others;
-    small cohorts cannot say what is usual; and buffers and control variates change most for those who come for the
-    first time, or after long.
+    A codec that draws a few coordinates at random may hit the large ones in one row and the small ones in others. Small
+    cohorts cannot show what is usual. Buffers and control variates change most for clients that are new or were away
+    for long.
     """
     reasons = codec.in_expectation, clients < ENOUGH, name != UPDATE
     return WIDER ** sum(reasons)
@@ -99,7 +99,7 @@ def _weightless(method: Method, arrival: Arrival, place: int) -> str:
 
 
 def _meaningless(arrival: Arrival, layout: Layout) -> dict[int, str]:
-    """Return the clients whose buffers cannot be what they are called: a variance below zero."""
+    """Return the clients whose buffers make no sense: a variance below zero."""
     codec, code = arrival.codes[BUFFERS]
     wrong = below_zero(codec.decode(code, layout), layout)
     says = "the variance {!r} is below zero; send the buffers of the trained model"

@@ -45,7 +45,7 @@ def draw_cohort(
     """Return those of `clients` that take part in the round after this state, in ascending order.
 
     With noise at the server they are drawn from the secret key, because every client is told the run's seed. Noise at
-    the client does not need that: nothing is claimed for not being asked. `weights` are for samplers that need them.
+    the client does not need that: its claim does not rely on who is asked. `weights` are for samplers that need them.
     """
     if server.method.privacy.active and not server.method.privacy.at_client:
         return chosen(state.secret, state.round + 1, sorted(clients), server.participation.p)
@@ -70,7 +70,7 @@ def epsilon_after(server: Server, state: ServerState) -> dict[str, float]:
 
 
 def simulated_keys(secret: str) -> NoiseKeys:
-    """Return the keys of all simulated clients; sites of a federation have keys of their own, see `SiteSecret`."""
+    """Return the keys of all simulated clients; sites of a federation have their own keys, see `SiteSecret`."""
     return functools.partial(client_key, secret)
 
 
@@ -85,7 +85,7 @@ def add_noise_(
 def without_facts_(sending: Sending, failed: Collection[int]) -> Sending:
     """Return what clients send without losses and counts; overwrites the rows of those whose training failed with 0.
 
-    They have no noise, so the server must not see them; a failure would show that there was no noise to send either.
+    These have no noise, so the server must not see them; and a missing update would reveal that training failed.
     """
     places = [place for place, client in enumerate(sending.facts.ids) if client in failed]
     sending.h[places] = 0

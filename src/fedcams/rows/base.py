@@ -179,7 +179,7 @@ class RowStore(ABC):
             twice = next(client for client in clients if clients.count(client) > 1)
             raise ResidualError(f"ids: client {twice} appears twice in one commit; give each client once")
         for client in clients:
-            # rows that are not newer than the snapshot could not be told apart from those in the snapshot
+            # rows that are not newer than the snapshot could not be distinguished from those in the snapshot
             newest = max(self._rounds.get(client, -1), self._snapshot)
             if round <= newest:
                 raise ResidualError(

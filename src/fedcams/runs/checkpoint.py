@@ -87,7 +87,7 @@ class Checkpoint:
     def save(self, state: ServerState, lines: str = "", last: bool = False) -> None:
         """Make this state the checkpoint; `lines` is a digest of the lines that its rounds left.
 
-        A run does not continue from its `last` state, so that one has no rows and no secret key, and says so.
+        A run does not continue from its `last` state, so that checkpoint has no rows and no secret key, and says so.
         """
         kept = {} if last else self.rows
         left_out = [*self.rows, *(["secret"] if state.secret else [])] if last else []

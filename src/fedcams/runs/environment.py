@@ -38,7 +38,7 @@ def environment(device: str | torch.device, engine: Engine | None = None, why_en
 
 def peak_memory() -> int:
     """Return the peak memory of this process in bytes."""
-    import resource  # not on Windows, where importing this module must work all the same
+    import resource  # missing on Windows, where importing this module must still work
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, others KiB

@@ -77,7 +77,7 @@ def run(
     built = build(experiment, data, device)  # first, so that an experiment that cannot be built leaves no folder behind
     make_folder(folder)
     with locked(folder):
-        refuse_taken(folder)  # again, in case another process was faster
+        refuse_taken(folder)  # check again, in case another process was faster
         write_about(folder, experiment, device, built.simulation, built.histogram.tolist())
         return _finish(folder, experiment, built, device, checkpoint_every, watch, keep_rows)
 

@@ -46,13 +46,13 @@ def check_extension(folder: Path, rounds: int) -> None:
 
     Arguments:
         folder: the run's folder.
-        rounds: the number of rounds it is to have.
+        rounds: the new number of rounds.
 
     Returns:
         Nothing, if `extend` would succeed.
 
     Raises:
-        RunError: if it is to have fewer rounds, if its schedules follow its length, or if its state is gone.
+        RunError: if that is fewer rounds, if its schedules depend on its length, or if its state is gone.
 
     Examples:
         >>> from pathlib import Path

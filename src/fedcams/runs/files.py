@@ -67,7 +67,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise RunError(f"{folder}: another process is using this run; let it finish, or end it first") from None
         except OSError:
-            pass  # some network file systems cannot lock folders; running without a lock beats not running
+            pass  # some network file systems cannot lock folders; run without a lock there
         _refuse_links(folder)
         yield
     finally:

@@ -37,11 +37,11 @@ REASON = 200
 """The most characters of a client's reason that a note shows."""
 NOTE = """{privacy}
 
-Covered, and fit to be released: the models and their averages, and what is computed from them and from public data.
+Covered by ε, and safe to release: the models, their averages, and what is computed from them and from public data.
 
 Not covered, and private: training losses, counts, norms, compression errors, cohorts, refusals and message lengths,
 which are in rounds.jsonl, timings.jsonl, partition.json and in reports. The checkpoint holds the secret key of the
-noise and what clients keep: who has the key can take the noise away.
+noise and what clients keep. Anyone who has the key can remove the noise.
 """
 
 
@@ -237,7 +237,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _parse(lines: list[bytes]) -> list[Any]:
-    """Return what the lines say. All at once takes two thirds of the time; one by one tells where a fault is."""
+    """Return the parsed lines: all at once, which takes two thirds of the time, or one by one to locate an error."""
     with contextlib.suppress(ValueError):
         if len(found := json.loads(b"[%b]" % b",".join(lines))) == len(lines):
             return list(found)

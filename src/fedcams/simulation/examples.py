@@ -149,7 +149,9 @@ def _stack(rows: Sequence[Any], name: str) -> Tree:
         return {key: _stack([row[key] for row in rows], f"{name}, key {key!r}") for key in first}
     if isinstance(first, tuple):
         if strange := [i for i, row in enumerate(rows) if not isinstance(row, tuple) or len(row) != len(first)]:
-            raise SpecError(f"{name}: example {strange[0]} differs in length from example 0; make all examples alike")
+            raise SpecError(
+                f"{name}: example {strange[0]} differs in length from example 0; give all examples the same length"
+            )
         return tuple(_stack(parts, name) for parts in zip(*rows, strict=True))
     if isinstance(first, str | bytes):
         raise SpecError(f"{name} holds text; turn it into numbers, remove it, or give collate=")

@@ -97,7 +97,7 @@ class Simulation:
     def start(self) -> ServerState:
         """Return the state before the first round, from the model's current parameters and buffers."""
         state = server_side.start(self.server, *self.problem.read())
-        # each site of a federation has a key of its own; simulated clients derive theirs from one
+        # each site of a federation has its own key; simulated clients derive theirs from one
         return state._replace(secret=new_key()) if self.server.method.privacy.at_client else state
 
     def advance(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:

@@ -50,7 +50,7 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _file() -> Path | None:
-    """Return the file that `sklearn.datasets` reads, if it is where it always was: to import that takes two seconds."""
+    """Return the file that `sklearn.datasets` reads, if it is in its usual place; importing that takes two seconds."""
     package = importlib.util.find_spec("sklearn")
     folders = (package and package.submodule_search_locations) or []
     files = (Path(folder) / "datasets" / "data" / "digits.csv.gz" for folder in folders)

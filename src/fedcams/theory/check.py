@@ -36,7 +36,7 @@ class Checked:
     """The assumptions that do not hold, and what is taken instead."""
     regime: str
     twin: str
-    """The server's FedAvgM twin, which it is while v̂ is on its floor; empty if it has none."""
+    """The FedAvgM that the server equals while v̂ is on its floor; empty if there is none."""
     seen: dict[str, float]
     """What a recorded run measured: the mean of `gradient_sq`, the largest `q_max`, `gamma` and `off_floor`."""
     may_leave: float | None

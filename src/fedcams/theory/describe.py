@@ -21,7 +21,7 @@ SHRINKING = frozenset({"identity", "sign", "topk", "ternary"})
 def setting_of(experiment: Experiment, sizes: Sequence[int], layout: Layout, gamma: float = 0.0) -> Setting:
     """Return the setting of an experiment whose clients have these numbers of examples.
 
-    Where an assumption fails, it takes what comes nearest: the smallest number of steps, the expected cohort, the rates
+    Where an assumption fails, it uses the closest case: the smallest number of steps, the expected cohort, the rates
     of the first round. `failures` says so.
     """
     first = experiment.in_round(1, experiment.rounds)

@@ -1,7 +1,8 @@
 """A bound whose every step is proved (docs/theory.md): the paper's, with the weights taken from the round before.
 
-Taking D_t = V̂_{t-1}^{-1/2} - V̂_t^{-1/2} ≥ 0 off first makes the weights of the descent term known before the round.
-Keeping the expected update in the product with ∇f(y_t) - ∇f(x_t) leaves momentum and residuals at a higher order.
+Subtracting D_t = V̂_{t-1}^{-1/2} - V̂_t^{-1/2} ≥ 0 first makes the weights of the descent term known before the round.
+Keeping the expected update in the product with ∇f(y_t) - ∇f(x_t) makes the terms with momentum and residuals of higher
+order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rate experiment: averages of ‖∇f‖² against rounds, local steps and clients, through the package's own rounds.
 
-A quadratic with many coordinates stands for many small problems at once: without compression every coordinate runs by
-itself, so one run with 400 of them averages out the noise that 20 runs with 20 would have.
+A quadratic with many coordinates is many small problems at once: without compression, coordinates are independent, so
+one run with 400 of them averages out as much noise as 20 runs with 20.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPS = 1e-3
 
 @dataclass(frozen=True)
 class Trial:
-    """One run on a quadratic: who takes part, how long, and the two rates by rule."""
+    """One run on a quadratic: clients, length, and the rule for the two rates."""
 
     T: int = 128
     K: int = 2
@@ -43,7 +43,7 @@ class Trial:
     condition: float = 4.0
     eps: float = EPS
     rate: float | None = None
-    """η/√ε, if it is not to follow the rule."""
+    """η/√ε, if it should not follow the rule."""
     seed: int = 1
 
     @property

@@ -69,7 +69,7 @@ class Frame:
         None.
         """
         if (start := packed_start(self._start, parts)) is None:
-            return *self.unpack(b"".join(parts)), None  # which says what is wrong with it, if anything is
+            return *self.unpack(b"".join(parts)), None  # raises an error if anything is wrong with it
         return start.head, list(parts[1:-1]), check_parts(parts)
 
     def _start(self, data: bytes) -> Start:

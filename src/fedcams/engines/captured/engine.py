@@ -36,9 +36,10 @@ class Captured(Engine):
     clients train side by side, each on a stream with memory for its trainable parameters; frozen ones are stored once.
     `bf16` computes under autocast with float32 master weights; `float32` computes as torch does, where convolutions may
     use TF32. Batches that cannot be padded (batch-norm, a loss that is already a mean) have a graph for every size, and
-    only full ones are compiled. Random layers draw by the key of client and step, so runs repeat, but differ from
-    `loop`. `auto` chooses it on a GPU for models without `graphs` kernels, compiles from 10,000 steps a client on, and
-    takes `float32` if the model or its loss fails in `bf16`. On a CPU, steps are neither compiled nor captured.
+    only full ones are compiled. Random layers draw from a key of client and step, so runs repeat, but differ from
+    `loop`. `auto` chooses it on a GPU for models without `graphs` kernels, compiles if each client takes 10,000 steps
+    or more, and takes `float32` if the model or its loss fails in `bf16`. On a CPU, steps are neither compiled nor
+    captured.
     """
 
     precision: str = text("bf16", choices=("bf16", "float32"), doc="type of activations and matrix products")
@@ -52,21 +53,21 @@ class Captured(Engine):
     needs_trial = True
 
     def supports(self, problem: Problem) -> str:
-        """Refuse trainable parameters of several types, and recurrent layers with dropout of their own."""
+        """Refuse trainable parameters of several types, and recurrent layers with built-in dropout."""
         types = {str(p.dtype) for p in problem.model.parameters() if p.requires_grad}
         if len(types) > 1:
             return f"engine=captured: trainable parameters are {' and '.join(sorted(types))}; use engine=loop"
         for name, module in problem.model.named_modules():
             if isinstance(module, torch.nn.RNNBase) and module.dropout > 0:
                 kind = type(module).__name__
-                return f"engine=captured: layer {name!r} is an {kind} with dropout, which has no key; use engine=loop"
+                return f"engine=captured: layer {name!r} is an {kind} with dropout, which takes no key; use engine=loop"
         return ""
 
     def declines(self, problem: Problem) -> str:
         """Return why `auto` skips this engine on other devices: it would be a slower `loop`."""
         if problem.device.type == "cuda":
             return ""
-        return f"engine=captured: the model is on {problem.device}, where nothing is captured"
+        return f"engine=captured: the model is on {problem.device}, and only steps on a GPU can be captured"
 
     def on_trial(self) -> Captured:
         return Captured(precision="float32", streams=1, compile=False)

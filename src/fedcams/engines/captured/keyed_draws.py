@@ -1,6 +1,6 @@
-"""Random layers as functions of a key: what dropout draws depends on the client and the step, and on nothing else.
+"""Random layers as functions of a key: what dropout draws depends only on the client and the step.
 
-Generators keep a state on the host or the device, which streams and replayed graphs would share.
+A generator would not do: its state on the host or the device would be shared by streams and replayed graphs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedcams.errors import SpecError
 
 
 class FusedDropout(SpecError):
-    """A fused kernel of attention draws from a generator; attention computed step by step draws by the key."""
+    """A fused attention kernel draws from a generator; attention computed step by step draws from the key."""
 
 
 _WORD = 0xFFFFFFFF
@@ -32,11 +32,11 @@ def key_words(key: int) -> list[int]:
 
 @contextlib.contextmanager
 def keyed_draws(words: Tensor) -> Iterator[Callable[[], None]]:
-    """Let random operations inside draw by `words [3]`, int64: two of a key, and the number of the step.
+    """Make random operations inside draw from `words [3]`, int64: two of a key, and the number of the step.
 
-    Yields a function that closes the drawing: an operation that draws later is refused, because a second pass over a
-    layer would draw other numbers. Operations that have no keyed form are refused as well, and fused attention with
-    dropout by `FusedDropout`.
+    Yields a function that ends the drawing: an operation that draws later is refused, because a second pass over a
+    layer would draw different numbers. Operations without a keyed form are refused too, and fused attention with
+    dropout raises `FusedDropout`.
     """
     draws = _KeyedDraws(words)
     with draws:
@@ -44,7 +44,7 @@ def keyed_draws(words: Tensor) -> Iterator[Callable[[], None]]:
 
 
 class _KeyedDraws(TorchDispatchMode):
-    """Puts numbers made from a key in place of a generator's."""
+    """Replaces a generator's numbers with those made from a key."""
 
     def __init__(self, words: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -60,11 +60,11 @@ class _KeyedDraws(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags or _never_draws(func, args, named):
             return func(*args, **named)
         if self.closed:
-            raise SpecError(f"the model draws by {func} in its backward pass; use engine=loop")
+            raise SpecError(f"the model draws random numbers in its backward pass ({func}); use engine=loop")
         if "scaled_dot_product" in func.name():
-            raise FusedDropout(f"attention drops out in {func}; use engine=loop")
+            raise FusedDropout(f"attention applies dropout in the fused {func}; use engine=loop")
         if func not in _KEYED:
-            raise SpecError(f"the model draws by {func}, which has no form with a key; use engine=loop")
+            raise SpecError(f"the model draws random numbers with {func}, which takes no key; use engine=loop")
         named.pop("generator", None)
         return _KEYED[func](self.uniform, *args, **named)
 
@@ -78,7 +78,7 @@ class _KeyedDraws(TorchDispatchMode):
 
 
 def _never_draws(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    """Return whether an operation is called with a dropout of zero, as attention and recurrent layers mostly are."""
+    """Return whether an operation is called with a dropout of zero, as in most attention and recurrent layers."""
     places = [i for i, each in enumerate(func._schema.arguments) if each.name in ("dropout_p", "dropout")]
     values = [named.get(func._schema.arguments[i].name, args[i] if i < len(args) else 0.0) for i in places]
     return bool(values) and not any(values)

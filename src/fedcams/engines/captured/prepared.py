@@ -43,7 +43,7 @@ class Prepared:
         return seats[:count]
 
     def habits_of(self, problem: Problem) -> Habits:
-        """Return what the model can take and needs; a trial with two examples shows it."""
+        """Return what the model supports and needs, found by a trial with two examples."""
         key = str(problem.device)
         if key not in self.habits:
             self.habits[key] = Habits.of(problem)
@@ -51,12 +51,12 @@ class Prepared:
 
 
 class Habits(NamedTuple):
-    """What must be known about a model before it trains."""
+    """What the engine must know about a model before training."""
 
     channels_last: bool
     """Whether it has convolutions of images and takes images with channels last in memory."""
     plain_attention: bool
-    """Whether its attention drops out, and so has to be computed step by step."""
+    """Whether its attention applies dropout, and so must be computed step by step."""
 
     @classmethod
     def of(cls, problem: Problem) -> Habits:

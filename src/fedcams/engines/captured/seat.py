@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_GRAPHS = 32
-"""How many sizes of batch a seat keeps graphs for; the oldest makes room."""
+"""How many batch sizes a seat keeps graphs for; beyond that, it drops the oldest."""
 
 
 class Recorded(NamedTuple):
@@ -66,7 +66,9 @@ class Recipe:
             try:
                 frozen = frozen_parameters(problem)
                 self.compiled[shape] = compile_step(problem, self.how, memory, frozen, batch)
-            except Exception as error:  # a compiler may raise anything; the model itself raises again in a plain step
+            except (
+                Exception
+            ) as error:  # a compiler may raise anything; if the model itself fails, it fails again in a plain step
                 first = str(error).strip().partition("\n")[0]
                 why = f"{type(error).__name__}: {first}"
                 warnings.warn(f"engine=captured: steps are captured without compiling them ({why})", stacklevel=2)
@@ -93,12 +95,12 @@ class Seat:
     # -- the stream ----------------------------------------------------------------------------------------------------
 
     def fork(self) -> None:
-        """Let the seat's work begin after all that was queued so far."""
+        """Make the seat's work wait for everything queued so far."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def join(self) -> None:
-        """Let what is queued from now on begin after the seat's work."""
+        """Make everything queued from now on wait for the seat's work."""
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
@@ -114,7 +116,7 @@ class Seat:
     ) -> None:
         """Seat a client that starts from `start [d]` and `buffers [b]`, with a shift `[d]` and the key of its draws."""
         memory, at_home = self.memory, problem.at_home
-        words = torch.tensor(key_words(key)).to(self.device)  # on the current stream, as all that is uploaded
+        words = torch.tensor(key_words(key)).to(self.device)  # on the current stream, like all uploads
         self.fork()
         with self.working():
             memory.row.copy_(start)
@@ -187,13 +189,13 @@ class Seat:
     def _captured(self, problem: Problem, take_step: Callable[[Problem], None]) -> Callable[[Problem], None]:
         """Return the replay of the step as a CUDA graph; two steps before it load kernels and workspaces.
 
-        Graphs of a seat share one pool of memory, because they run one after the other and leave nothing there. Refuses
-        a step that waits for the device.
+        Graphs of a seat share one memory pool, because they run one after the other and leave nothing in it. Refuses a
+        step that waits for the device.
         """
         take_step(problem)
         with _without_waiting():
             take_step(problem)
-        torch.cuda.synchronize(self.device)  # other seats may be at work, and a capture must see none of it
+        torch.cuda.synchronize(self.device)  # other seats may be working, and a capture must not record their work
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             take_step(problem)
@@ -204,7 +206,7 @@ class Seat:
 def _without_waiting() -> Iterator[None]:
     """Refuse what waits for the device inside, such as a branch on data: no graph can hold it.
 
-    Finding out by a capture that fails would leave torch's generator and its memory as if the capture went on.
+    A capture that fails would leave torch's generator and its memory as if it were still capturing.
     """
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
@@ -220,7 +222,7 @@ def _without_waiting() -> Iterator[None]:
 
 
 def _use_on(stream: torch.cuda.Stream | None, tensor: Tensor) -> Tensor:
-    """Keep a tensor's memory until a stream has done what is queued there now."""
+    """Keep a tensor's memory until a stream has finished what is queued there now."""
     if stream is not None:
         tensor.record_stream(stream)
     return tensor

@@ -55,7 +55,7 @@ class Memory(NamedTuple):
     loss: Tensor
     """`[]`, the sum over the examples seen."""
     words: Tensor
-    """`[3]`, int64: what random layers draw by, see `keyed_draws`; the last one counts steps."""
+    """`[3]`, int64: the key that random layers draw from, see `keyed_draws`; the last one counts steps."""
 
     @classmethod
     def of(cls, problem: Problem, shifted: bool) -> Memory:
@@ -82,7 +82,7 @@ class Batch(NamedTuple):
 
 
 def take_step_(problem: Problem, how: Computing, memory: Memory, frozen: dict[str, Tensor], batch: Batch) -> None:
-    """Take one step of the local rule in place, in the precision of the engine; random layers draw by the key."""
+    """Take one step of the local rule in place, in the precision of the engine; random layers draw from the key."""
     leaf = memory.row[0].detach().requires_grad_()
     with torch.enable_grad(), keyed_draws(memory.words) as close:
         losses = _losses(problem, how, problem.layout.split(leaf), frozen, memory.buffers, batch)
@@ -113,7 +113,7 @@ def _losses(
 def _filters_with_channels_last(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the filters of a model's convolutions, laid out as their images are.
 
-    Otherwise each convolution turns its filters in the forward pass and once more in the backward pass.
+    Otherwise each convolution reorders its filters in the forward pass and again in the backward pass.
     """
     layers = [name for name, module in model.named_modules() if type(module) is torch.nn.Conv2d]  # others may use views
     names = [f"{name}.weight".removeprefix(".") for name in layers]
@@ -121,7 +121,7 @@ def _filters_with_channels_last(model: nn.Module, weights: dict[str, Tensor]) ->
 
 
 def draws_in_attention(problem: Problem, batch: Batch) -> bool:
-    """Return whether attention in the model drops out in a fused kernel, which has no form with a key."""
+    """Return whether attention in the model applies dropout in a fused kernel, which takes no key."""
     parameters = problem.layout.split(problem.read()[0].to(problem.dtype))
     buffers = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
     words = torch.tensor(key_words(0), device=problem.device)
@@ -135,7 +135,7 @@ def draws_in_attention(problem: Problem, batch: Batch) -> bool:
 
 @contextlib.contextmanager
 def _loose_weights(model: nn.Module) -> Iterator[None]:
-    """Keep recurrent layers from moving weights into memory of their own on a GPU, away from the client's row."""
+    """Keep recurrent layers on a GPU from moving weights out of the client's row into their own memory."""
     layers = [module for module in model.modules() if isinstance(module, torch.nn.RNNBase)]
     with contextlib.ExitStack() as stack:
         if layers:
@@ -167,8 +167,8 @@ def compile_step(problem: Problem, how: Computing, memory: Memory, frozen: dict[
     """Return the step compiled for the shapes of this memory and batch; call it by `run_compiled`.
 
     Recording takes a step, so it changes the memory. Forward pass, backward pass and local rule become one flat list of
-    operations, which is compiled as a whole; nothing of the model is called afterwards. Raises whatever the compiler
-    raises, and RuntimeError for a model that looks at its data.
+    operations, which is compiled as a whole; the model itself is not called again. Raises whatever the compiler raises,
+    and RuntimeError for a model that branches on its data.
     """
     import torch._inductor as inductor  # takes seconds, so only processes that compile import it
 

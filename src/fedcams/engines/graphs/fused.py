@@ -55,7 +55,7 @@ class FusedOperations:
     def backward(self, loss: Tensor) -> None:
         """Fill the gradients of the block."""
         torch.autograd.grad(loss, self.token, allow_unused=True)
-        assert not self.left, "a gradient was left that nobody gathered"
+        assert not self.left, "a gradient was left that no convolution gathered"
 
     def descend_(self) -> bool:
         """Take the step of those parameters that have not taken it yet; returns False without `descends`."""

@@ -57,7 +57,7 @@ class _Translation:
         for node in self.traced.graph.nodes:
             if node.op == "placeholder":
                 if self.done.entry:
-                    raise SpecError("engine=graphs takes models of one input; use engine=stacked")
+                    raise SpecError("engine=graphs takes models with one input; use engine=stacked")
                 self.done.entry = node.name
             elif node.op == "output":
                 self.done.result = _node(node.args[0]).name
@@ -110,7 +110,7 @@ class _Translation:
         if settings.get("approximate", "none") != "none":
             self._refuse(node, "an approximate GELU")
         if (settings.get("inplace") or len(node.args) > 1) and _only_user(_node(node.args[0])) is None:
-            self._refuse(node, "an activation in place of values that are used again")
+            self._refuse(node, "an in-place activation of values that are used again")
 
     def _activation(self, node: fx.Node, act: str) -> None:
         source = _node(node.args[0])
@@ -177,7 +177,7 @@ class _Translation:
         usual = len(node.args) <= 2 and not set(node.kwargs) - {"dim"}
         if node.target in ("mean", torch.mean) and usual and isinstance(dims, tuple | list) and set(dims) in SPATIAL:
             return average
-        self._refuse(node, "nothing that it knows")
+        self._refuse(node, "not supported")
 
     def _refuse(self, node: fx.Node, what: str) -> NoReturn:
         raise SpecError(f"engine=graphs: {node.op} {node.target!s} is {what}; use engine=stacked")
@@ -202,7 +202,7 @@ def conv_of(name: str, module: nn.Conv2d | nn.Linear) -> Conv:
 
 def _node(argument: Any) -> fx.Node:
     if not isinstance(argument, fx.Node):
-        raise SpecError(f"engine=graphs: the model computes with {argument!r}; use engine=stacked")
+        raise SpecError(f"engine=graphs: the model computes with the constant {argument!r}; use engine=stacked")
     return argument
 
 

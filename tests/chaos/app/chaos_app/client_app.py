@@ -1,4 +1,4 @@
-"""The example's app: before and after each step a controller is told, and may end this process right there.
+"""The example's app, which reports each step to a controller before and after; the controller may kill it there.
 
 Without a controller nothing ends it. With CHAOS_HOSTILE the node attacks; with CHAOS_SHY it fails its first greeting.
 """

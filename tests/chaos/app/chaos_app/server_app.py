@@ -1,4 +1,4 @@
-"""The example's server, which says who it is so that it can be killed; its deadlines come when they are told to."""
+"""The example's server, which reports its process id so that it can be killed; a controller triggers its deadlines."""
 
 from __future__ import annotations
 
