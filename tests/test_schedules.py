@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 from fractions import Fraction
 
 import pytest
 import torch
 
-from fedcams import Layout, compressor, server
+from fedcams import Layout, Method, compressor, server
 from fedcams.compress import Compressor
 from fedcams.downlink import Downlink
 from fedcams.errors import SpecError, UnknownCodec
@@ -141,6 +142,14 @@ def test_pieces_take_schedules() -> None:
     link = resolve("downlink", "replica(topk(ratio=linear(1/32, 1/8)))")
     assert str(link.at(3, 3)) == "replica(topk(ratio=3/32))"
     assert [place for place, _ in link.schedules()] == ["codec.ratio"]
+
+
+def test_a_method_in_the_middle_of_a_run_can_be_sent_to_another_process() -> None:
+    method = Method(server="fedams(lr=cosine(1, 0))")
+    now = method.in_round(3, 10)
+    other = pickle.loads(pickle.dumps(method))  # noqa: S301  (our own bytes)
+    assert other == method
+    assert other.in_round(3, 10) == now
 
 
 def test_what_needs_a_number_says_so() -> None:
