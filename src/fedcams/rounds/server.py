@@ -6,7 +6,7 @@ A simulation delivers models and takes arrivals as rows instead; everything else
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -20,7 +20,7 @@ from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
 from fedcams.privacy import Participation, Spent
 from fedcams.privacy.secret import new_key
-from fedcams.rounds.intake import Intake, Means
+from fedcams.rounds.intake import Intake
 from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply
 from fedcams.rounds.private import check_privacy
 from fedcams.rows import RowStore
@@ -76,9 +76,11 @@ class Server:
         """Who may take part, for a method with privacy; refuses what makes its claim wrong."""
         return self.method.privacy.participation(self.sampler, self.population, self.rounds)
 
-    def weight(self, examples: int) -> float:
-        """Return the weight of a client with this many examples in the mean, unless the sampler sets the weights."""
-        return float(examples) if self.method.weighting == "examples" else 1.0
+    def weights(self, ids: Sequence[int], examples: Sequence[int], round: int) -> tuple[float, ...]:
+        """Return the weights of clients with this many examples in the mean of a round, not normalised."""
+        if self.method.weighting == "sampler" and self.sampler is not None:
+            return tuple(self.sampler.mean_weights(ids, round, self.sampling_weights))
+        return tuple(float(count) if self.method.weighting == "examples" else 1.0 for count in examples)
 
 
 def replica_layouts(method: Method, layout: Layout, buffer_layout: Layout | None) -> dict[str, Layout]:
@@ -219,15 +221,12 @@ def _exceed(norms: Norms, bounds: Mapping[str, float]) -> bool:
     return any(not norm <= bounds.get(name, inf) for known in norms.values() for name, norm in known.items())
 
 
-def conclude(
-    server: Server, state: ServerState, intake: Intake, means: Means | None = None
-) -> tuple[ServerState, Concluded]:
+def conclude(server: Server, state: ServerState, intake: Intake) -> tuple[ServerState, Concluded]:
     """Return the state after the round, and the round's outcome; an empty intake leaves the model unchanged.
 
-    Overwrites the tensors of the old state. `means` are those of the intake, if they were computed already.
+    Overwrites the tensors of the old state.
     """
-    round, method = state.round + 1, intake.method
-    means = means or intake.means()
+    round, method, means = state.round + 1, intake.method, intake.means
     accepted = {**state.accepted, **{client: Accepted(round, name) for client, name in intake.digests.items()}}
     told = method.downlink.acknowledge(state.downlink, broadcast(server, state), intake.acks)
     seen = method.guard.observe(state.guard, round, intake.norms)
