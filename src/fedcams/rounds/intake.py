@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -111,7 +111,7 @@ class Intake:
                 raise UpdateError(
                     f"client {answer.client} trained from {answer.held or 'nothing kept'}, but was sent {sent}"
                 )
-            facts = self._facts((answer.client,), (answer.examples,), (answer.steps,), (1.0,))
+            facts = self._facts({answer.client: _Client(answer.examples, answer.steps, 1.0, answer.loss)})
             self.take(arrival_of(answer, self.streams, facts))
             if answer.client in self._accepted:
                 self.digests[answer.client] = answer.digest
@@ -239,15 +239,14 @@ class Intake:
 
     def facts(self) -> Facts:
         """Return the facts of the accepted clients, in ascending id."""
-        ids = tuple(sorted(self._accepted))
-        known = [self._accepted[client] for client in ids]
-        examples, steps, weights, _ = zip(*known, strict=True) if known else ((), (), (), ())
-        return self._facts(ids, examples, steps, weights)
+        return self._facts(self._accepted)
 
-    def _facts(self, *known: tuple[Any, ...]) -> Facts:
-        """Return the facts of clients with these ids, examples, steps and weights."""
+    def _facts(self, clients: Mapping[int, _Client]) -> Facts:
+        ids = tuple(sorted(clients))
+        known = [clients[client] for client in ids]
+        examples, steps, weights, _ = zip(*known, strict=True) if known else ((), (), (), ())
         rate, population = float(self.method.local.lr), self.server.population
-        return Facts(self.round, self.server.seed, *known, rate, population)
+        return Facts(self.round, self.server.seed, ids, examples, steps, weights, rate, population)
 
     def mean_loss(self) -> float | None:
         """Return the mean of the accepted clients' losses; None if no client was accepted, or if they tell none."""
