@@ -90,7 +90,7 @@ def sums(server: Server, cohorts: Sequence[Sequence[int]], updates: Updates) -> 
         means = intake.means
         assert means is not None
         total = means.update.double() * (P * M)
-        state, concluded = server_side.conclude(server, state, intake)
+        state, concluded = server_side.conclude_(server, state, intake)
         if outgoing is not None:
             client_side.commit(client, outgoing, concluded.accepted)
         yield total, client

@@ -74,7 +74,7 @@ def federate(uplink: str, optimizer: str, cohorts: list[list[int]] = COHORTS) ->
 def conclude(
     server: Server, state: ServerState, cohort: list[int], replies: list[Reply], in_order: bool = False
 ) -> tuple[ServerState, Concluded]:
-    return server_side.conclude(server, state, server_side.take_answers(server, state, cohort, replies, in_order))
+    return server_side.conclude_(server, state, server_side.take_answers(server, state, cohort, replies, in_order))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_too_few_replies_are_counted_once() -> None:
     server, state, instructions = opened(min_replies=3)
     intake = server_side.take_answers(server, state, [0, 1, 2], [answer(instructions[i]) for i in (0, 1)])
     assert intake.means is None
-    _, concluded = server_side.conclude(server, state, intake)
+    _, concluded = server_side.conclude_(server, state, intake)
     assert concluded.skipped == "2 valid replies, min_replies=3"
     assert concluded.refused == dict.fromkeys((0, 1), f"UpdateError: {concluded.skipped}")
 

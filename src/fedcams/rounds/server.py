@@ -1,6 +1,6 @@
 """The server's side of a round: its state, what it sends, and how the arrivals of a cohort become the next model.
 
-`instruct` makes the instructions of a round as bytes, an `Intake` takes the replies, and `conclude` makes the step.
+`instruct` makes the instructions of a round as bytes, an `Intake` takes the replies, and `conclude_` makes the step.
 A simulation delivers models and takes arrivals as rows instead; everything else is the same.
 """
 
@@ -163,7 +163,7 @@ def _carried(server: Server, method: Method, buffers: Tensor | None) -> Part | N
 
 
 def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[dict[int, Instruction], ServerState]:
-    """Return the instructions of the next round, by client in ascending id, and the state until `conclude`.
+    """Return the instructions of the next round, by client in ascending id, and the state until `conclude_`.
 
     A message that is lost, in either direction, changes nothing: the next one builds on what the client last said.
     """
@@ -221,7 +221,7 @@ def _exceed(norms: Norms, bounds: Mapping[str, float]) -> bool:
     return any(not norm <= bounds.get(name, inf) for known in norms.values() for name, norm in known.items())
 
 
-def conclude(server: Server, state: ServerState, intake: Intake) -> tuple[ServerState, Concluded]:
+def conclude_(server: Server, state: ServerState, intake: Intake) -> tuple[ServerState, Concluded]:
     """Return the state after the round, and the round's outcome; an empty intake leaves the model unchanged.
 
     Overwrites the tensors of the old state.
@@ -235,7 +235,7 @@ def conclude(server: Server, state: ServerState, intake: Intake) -> tuple[Server
     state = state._replace(round=round, accepted=accepted, downlink=told, guard=seen, spent=spent)
     if means is None:
         return state, Concluded(round, [], intake.refused, 0.0, None, facts, None, intake.skipped)
-    x, optimizer = method.server.step(state.optimizer, state.x, means.update)
+    x, optimizer = method.server.step_(state.optimizer, state.x, means.update)
     if state.control is not None and means.control is not None:
         method.control.step_(state.control, means.control, len(facts.ids), server.population)
     buffers = state.buffers if means.buffers is None else means.buffers

@@ -35,7 +35,7 @@ NOTHING_SENT = {"wire_down_deltas": 0, "wire_down_catchup": 0, "wire_down_dense"
 
 @dataclass(frozen=True)
 class Simulation:
-    """Everything that defines a run; the result of `advance` depends only on it and on the state."""
+    """Everything that defines a run; the result of `advance_` depends only on it and on the state."""
 
     problem: Problem
     server: Server
@@ -94,7 +94,7 @@ class Simulation:
         # each site of a federation has a key of its own; simulated clients derive theirs from one
         return state._replace(secret=new_key()) if self.server.method.privacy.at_client else state
 
-    def advance(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:
+    def advance_(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:
         """Run one round; return the new state and the round's record.
 
         Overwrites the tensors of the old state. An empty cohort leaves the model unchanged. `phases` collects the time
@@ -118,7 +118,7 @@ class Simulation:
         privacy = self.server.method.privacy
         if not privacy.active or privacy.at_client:
             return state._replace(round=state.round + 1), {**NOTHING_SENT}
-        state, concluded = server_side.conclude(self.server, state, Intake(self.server, state, []))
+        state, concluded = server_side.conclude_(self.server, state, Intake(self.server, state, []))
         return state, {**NOTHING_SENT, "delta_norm": concluded.delta_norm}
 
     def _exchange(
@@ -144,7 +144,7 @@ class Simulation:
             intake.take_all(outgoing)
             _ = intake.means  # computed here, so that its time counts here
         with phases("step"):
-            state, concluded = server_side.conclude(self.server, intake.state, intake)
+            state, concluded = server_side.conclude_(self.server, intake.state, intake)
             measured = measurement.numbers(self.client, outgoing, intake, state, concluded)
             client_side.commit(self.client, outgoing, concluded.accepted)
         with phases("record"):
