@@ -28,8 +28,8 @@ KINDS = {
     "torch.uint8": "U8",
 }
 PIECE = 2**24
-PLAIN = ("optimizer", "downlink", "control", "guard", "secret", "spent")
-"""Fields of the state that are saved unchanged; models are saved under the names of their own tensors."""
+BY_FIELD = ("optimizer", "downlink", "control", "guard", "secret", "spent")
+"""Fields of the state that are saved under their own names; models are saved under those of their tensors."""
 
 
 def pack(state: ServerState, server: Server) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -40,7 +40,7 @@ def pack(state: ServerState, server: Server) -> tuple[dict[str, Any], dict[str, 
     tensors = _model("model", server, state.x, state.buffers)
     if state.average is not None:
         tensors |= _model("averaged", server, state.average.x, state.average.buffers)
-    saved = {name: _pack_(getattr(state, name), name, tensors) for name in PLAIN}
+    saved = {name: _pack_(getattr(state, name), name, tensors) for name in BY_FIELD}
     accepted = [[client, last.round, last.digest.hex()] for client, last in sorted(state.accepted.items())]
     return {**saved, "accepted": accepted}, tensors
 
@@ -65,7 +65,7 @@ def restore_(
         tensors[name] = target.copy_(found) if target is not None and fits else found.to(like.x.device, copy=True)
     if missing := sorted(name for name in memory if name not in tensors):
         raise KeyError(missing[0])
-    parts = {name: _unpack(saved[name], tensors, getattr(like, name)) for name in PLAIN if name in saved}
+    parts = {name: _unpack(saved[name], tensors, getattr(like, name)) for name in BY_FIELD if name in saved}
     accepted = {client: Accepted(last, bytes.fromhex(name)) for client, last, name in saved["accepted"]}
     return like._replace(round=round, accepted=accepted, **parts)
 
