@@ -59,7 +59,7 @@ def outcome(chosen: Experiment) -> Iterator[tuple[str, float | None]]:
     built = build(chosen)
     state = built.state
     for _ in range(chosen.rounds):
-        state, record = built.simulation.advance(state)
+        state, record = built.simulation.advance_(state)
     yield "accuracy", record.averaged_accuracy
     yield from ((key, record.probes.get(key)) for key in ("local_epsilon", "epsilon"))
 

@@ -169,7 +169,7 @@ def aggregate_setup(spec: str, delta: Tensor) -> Setup:
 def step_setup(name: str, delta: Tensor) -> Setup:
     optimizer, x = server(name), torch.randn(D)
     state = optimizer.init(x)
-    return lambda: lambda: optimizer.step(state, x, delta)
+    return lambda: lambda: optimizer.step_(state, x, delta)
 
 
 def table(times: dict[str, float]) -> Table:

@@ -65,7 +65,7 @@ def trained(built: Any, rounds: int) -> tuple[Simulation, ServerState]:
     """Return the simulation and its state after all rounds."""
     state = built.state
     while state.round < rounds:
-        state, _ = built.simulation.advance(state)
+        state, _ = built.simulation.advance_(state)
     return built.simulation, state
 
 

@@ -143,7 +143,7 @@ def reply(folder: Path, spec: str, arrays: ArrayRecord, names: ArrayNames, round
     for _ in range(WARM + rounds):
         time.sleep(PAUSE)
         began = time.perf_counter()
-        state, line, _ = loop.advance(grid, state)
+        state, line, _ = loop.advance_(grid, state)
         took = 1000 * (time.perf_counter() - began) / COHORT
         assert len(line["accepted"]) == COHORT, line
         yield took

@@ -151,7 +151,7 @@ def simulation_of(keys: dict[str, Any], rounds: int) -> Simulation:
 def run(simulation: Simulation, rounds: int) -> Iterator[RoundRecord]:
     state = simulation.start()
     for _ in range(rounds):
-        state, record = simulation.advance(state)
+        state, record = simulation.advance_(state)
         yield record
 
 

@@ -82,7 +82,7 @@ def server_of(uplink: str, replies: list[Reply]) -> Round:
 
     def run() -> None:
         intake = server_side.take_answers(server, state, range(CLIENTS), replies, in_order=True)
-        _, concluded = server_side.conclude(server, state, intake)
+        _, concluded = server_side.conclude_(server, state, intake)
         assert len(concluded.accepted) == CLIENTS
 
     return run

@@ -42,7 +42,7 @@ def main() -> None:
 def fused(name: str, x: torch.Tensor, delta: torch.Tensor) -> Callable[[], Any]:
     optimizer = server(name)
     state = optimizer.init(x)
-    return lambda: optimizer.step(state, x, delta)
+    return lambda: optimizer.step_(state, x, delta)
 
 
 def pieces(name: str, x: torch.Tensor, delta: torch.Tensor) -> Callable[[], None]:

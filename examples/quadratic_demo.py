@@ -81,7 +81,7 @@ def federate(uplink: str, cohorts: list[list[int]]) -> tuple[list[np.ndarray], i
         answers = [client_side.answer(me, Instruction.from_bytes(i.to_bytes()), train) for i in instructions.values()]
         messages = [message.to_bytes() for message, _ in answers]
         intake = server_side.take_answers(server, state, cohort, map(answer_from_bytes, messages))
-        state, concluded = server_side.conclude(server, state, intake)
+        state, concluded = server_side.conclude_(server, state, intake)
         for _, outgoing in answers:
             if outgoing is not None:
                 client_side.commit(me, outgoing, concluded.accepted)

@@ -140,7 +140,7 @@ def simulation(what: Experiment, change: Change = lambda problem: None) -> tuple
     change(built.simulation.problem)
     state, records = built.state, []
     for _ in range(what.rounds):
-        state, record = built.simulation.advance(state)
+        state, record = built.simulation.advance_(state)
         records.append(record)
     return state, records
 

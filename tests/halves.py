@@ -79,7 +79,7 @@ def through_bytes(history: History) -> Iterator[tuple[Any, Any, int, int]]:
         answers = [client_side.answer(me, Instruction.from_bytes(down[i]), train) for i in reversed(cohort)]
         up = [message.to_bytes() for message, _ in answers]
         intake = server_side.take_answers(server, state, cohort, map(answer_from_bytes, up))
-        state, concluded = server_side.conclude(server, state, intake)
+        state, concluded = server_side.conclude_(server, state, intake)
         for _, outgoing in answers:
             if outgoing is not None:
                 client_side.commit(me, outgoing, concluded.accepted)

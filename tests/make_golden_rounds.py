@@ -99,7 +99,7 @@ def _rounds(experiment: Experiment) -> list[dict[str, Any]]:
     built = build(experiment)
     state, lines = built.state, []
     for _ in range(experiment.rounds):
-        state, record = built.simulation.advance(state)
+        state, record = built.simulation.advance_(state)
         lines.append(json.loads(record.to_json()))
     return lines
 

@@ -128,7 +128,7 @@ class Federation:
         made = [client_side.answer(self.client, asked[i], self.train) for i in cohort]
         replies = [answer_from_bytes(reply.to_bytes()) for reply, _ in made]
         intake = server_side.take_answers(self.server, self.state, cohort, replies)
-        self.state, concluded = server_side.conclude(self.server, self.state, intake)
+        self.state, concluded = server_side.conclude_(self.server, self.state, intake)
         assert concluded.accepted == cohort, concluded.refused
         for reply, (_, outgoing) in zip(replies, made, strict=True):
             assert isinstance(reply, Reply)
@@ -258,7 +258,7 @@ def test_a_change_that_overflows_is_refused_and_the_other_clients_count() -> Non
         for i, size in enumerate([3e38, 1.0])
     ]
     intake = server_side.take_answers(server, state, [0, 1], replies)
-    state, concluded = server_side.conclude(server, state, intake)
+    state, concluded = server_side.conclude_(server, state, intake)
     assert concluded.accepted == [1]
     assert "not finite: 'norm.running_mean' has 2 of 2 values" in concluded.refused[0]
     assert state.buffers is not None

@@ -412,8 +412,8 @@ def test_auto_takes_what_trains_as_the_loop_does(model: Any, expected: str, monk
 def test_auto_compiles_for_long_runs() -> None:
     """From 10,000 steps per client on; the first one has 9 examples, three steps per epoch with batches of 4."""
     task, captured = problem("adapted", RULES[0]), Captured()
-    assert str(captured.tuned(task, rounds=3333, varies=False)) == "captured(compile=false)"
-    assert str(captured.tuned(task, rounds=3334, varies=True)) == "captured"
+    assert str(captured.tuned(task, rounds=3333, size_varies=False)) == "captured(compile=false)"
+    assert str(captured.tuned(task, rounds=3334, size_varies=True)) == "captured"
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "float32"), ((8, 0), "bf16")])
@@ -424,7 +424,7 @@ def test_auto_rounds_only_where_that_is_fast(
     monkeypatch.setattr("fedcams.engines.captured.engine.trains", lambda by, problem: True)
     task = problem("adapted", RULES[0])
     object.__setattr__(task, "device", torch.device("cuda"))
-    assert Captured().tuned(task, rounds=1, varies=False).precision == expected
+    assert Captured().tuned(task, rounds=1, size_varies=False).precision == expected
 
 
 class Adding(nn.Linear):

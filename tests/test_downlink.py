@@ -35,7 +35,7 @@ from fedcams.rounds import (
 )
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
-from fedcams.runs.state import pack, restore
+from fedcams.runs.state import pack, restore_
 from fedcams.wire import unpack as unpack_payload
 from forks import Forks
 
@@ -117,7 +117,7 @@ class World:
     def restart(self) -> None:
         """As after a kill: what happened since the checkpoint is gone."""
         round, small, tensors = self.saved
-        self.state = restore(round, json.loads(small), tensors, tensors.__getitem__, self.server, self.start())
+        self.state = restore_(round, json.loads(small), tensors, tensors.__getitem__, self.server, self.start())
         if self.server.replicas is not None:
             self.server.replicas.rollback(round)
 
@@ -135,7 +135,7 @@ class World:
 
     def conclude(self, cohort: list[int], answers: Iterable[Reply | Refusal]) -> Concluded:
         intake = server_side.take_answers(self.server, self.state, cohort, answers)
-        self.state, self.concluded = server_side.conclude(self.server, self.state, intake)
+        self.state, self.concluded = server_side.conclude_(self.server, self.state, intake)
         return self.concluded
 
     def meet(self, i: int, sent: bytes, fate: str) -> list[bytes]:

@@ -69,7 +69,7 @@ def test_accepted_plus_residual_is_the_sum_of_the_updates_of_accepted_rounds(tmp
         received = [Reply.from_parts(answer.reply.to_parts()) for answer in replies]
         cohort = [] if fate(round) == "refused" else [3]
         intake = server_side.take_answers(server, state, cohort, received)
-        state, concluded = server_side.conclude(server, state, intake)
+        state, concluded = server_side.conclude_(server, state, intake)
         if concluded.accepted:
             sent += decode(first.reply.streams["update"], LAYOUT).double()
             owed += update(round).double()

@@ -463,7 +463,7 @@ def test_auto_compiles_where_that_pays() -> None:
     compiled = "stacked(compile=true)" if has_compiler() else "stacked"
     assert str(choose("auto", few, rounds=3000)) == "stacked"
     assert str(choose("auto", many, rounds=334)) == compiled
-    assert str(choose("auto", many, rounds=334, varies=True)) == "stacked"
+    assert str(choose("auto", many, rounds=334, size_varies=True)) == "stacked"
     assert str(choose("auto", problem("batch-norm", "sgd(epochs=10, batch=8)"), rounds=334)) == "stacked"
     assert str(choose("loop", many, rounds=334)) == "loop"
     many.model.append(nn.Dropout(0.5))  # type: ignore[operator]

@@ -103,7 +103,7 @@ def test_a_simulation_is_a_function_of_the_experiment() -> None:
         built = build(experiment)
         state = built.state
         for _ in range(experiment.rounds):
-            state, _ = built.simulation.advance(state)
+            state, _ = built.simulation.advance_(state)
         states.append(state)
     assert torch.equal(states[0].x, states[1].x)
     other = build(Experiment.from_dict({**SMALL, "seed": 2}))
@@ -139,7 +139,7 @@ def test_text_is_split_by_role_and_trains(tmp_path: Path) -> None:
     assert by_role.histogram.sum(1).tolist() == [20 * 9, 20 * 9, 20 * 4, 20 * 3], "the target characters"
     state, losses = by_role.state, []
     for _ in range(5):
-        state, record = by_role.simulation.advance(state)
+        state, record = by_role.simulation.advance_(state)
         losses.append(record.train_loss)
     assert losses[0] == pytest.approx(np.log(86), abs=1)
     assert losses[-1] < losses[0] - 0.5
@@ -161,5 +161,5 @@ def test_a_model_that_does_not_take_the_tasks_data_is_refused(tmp_path: Path) ->
 def test_weights_are_there_for_those_who_sample_by_them() -> None:
     built = build(Experiment.from_dict({**SMALL, "sampler": "weighted(n=3)", "partition": "dirichlet"}))
     assert built.simulation.sampling_weights == built.histogram.sum(1).tolist()
-    _, record = built.simulation.advance(built.state)
+    _, record = built.simulation.advance_(built.state)
     assert len(record.cohort) == 3

@@ -100,7 +100,7 @@ def test_two_lines_train_as_well_as_fedavg(tmp_path: Path) -> None:
 def test_the_default_server_steps_by_the_mean_update_where_updates_are_small() -> None:
     server = Method(server=SAFE_SERVER).server
     x, delta = torch.zeros(4), torch.tensor([1e-3, -1e-4, 0.0, 50.0])
-    x, _ = server.step(server.init(x), x, delta.clone())
+    x, _ = server.step_(server.init(x), x, delta.clone())
     np.testing.assert_allclose(x[:3] / 0.9487, delta[:3], rtol=1e-3)
     assert x[3] < 1, "large updates are cut"
 

@@ -138,7 +138,7 @@ def simulation_of(**keys: Any) -> Simulation:
 def finished(simulation: Simulation) -> tuple[ServerState, list[RoundRecord]]:
     state, records = simulation.start(), []
     for _ in range(simulation.server.rounds or 0):
-        state, record = simulation.advance(state)
+        state, record = simulation.advance_(state)
         records.append(record)
     return state, records
 
@@ -172,7 +172,7 @@ def test_one_huge_update_does_not_freeze_fedams() -> None:
         hostile = attacked(simulation, ATTACKS["sign of 1e3"], [7])
         state = simulation.start()
         for round in range(1, 26):
-            state, record = (hostile if round == 3 else simulation).advance(state)
+            state, record = (hostile if round == 3 else simulation).advance_(state)
         found[guard] = accuracy([record])
     assert found["none"] < 40 < 80 < found["adaptive"]
 

@@ -46,7 +46,7 @@ def simulated(**changes: Any) -> tuple[Experiment, list[Any], Any]:
     built = build(experiment)
     state, records = built.state, []
     for _ in range(ROUNDS):
-        state, record = built.simulation.advance(state)
+        state, record = built.simulation.advance_(state)
         records.append(record)
     return experiment, records, (built.simulation.server, state)
 

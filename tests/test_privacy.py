@@ -87,10 +87,10 @@ def sums(server: Server, cohorts: Sequence[Sequence[int]], updates: Updates) -> 
         outgoing = sent(client, cohort, round, updates) if cohort else None
         if outgoing is not None:
             intake.take_all(outgoing)
-        means = intake.means()
+        means = intake.means
         assert means is not None
         total = means.update.double() * (P * M)
-        state, concluded = server_side.conclude(server, state, intake, means)
+        state, concluded = server_side.conclude_(server, state, intake)
         if outgoing is not None:
             client_side.commit(client, outgoing, concluded.accepted)
         yield total, client
@@ -146,7 +146,7 @@ def test_what_a_client_sends_without_clipping_counts_for_the_bound() -> None:
     facts = Facts(1, 0, (0, 1, 2), (1,) * 3, (1,) * 3, (1.0,) * 3, 0.1)
     intake = Intake(server, state, [0, 1, 2])
     intake.take(Arrival(facts, (0.0,) * 3, {"update": (compressor("identity"), {"values": rows})}))
-    means = intake.means()
+    means = intake.means
     assert means is not None
     unit = torch.ones(D, dtype=torch.float64) / D**0.5
     expected = B * unit - B * unit + rows[2].double()
@@ -212,7 +212,7 @@ def mean_of(server: Server, key: str = KEY, update: float = 0.0, round: int = 1)
     if update:
         client = Client(server.method, server.layout)
         intake.take_all(sent(client, [0], round, lambda t, i: torch.full((server.layout.d,), update)))
-    means = intake.means()
+    means = intake.means
     assert means is not None
     return means.update.double()
 

@@ -54,7 +54,7 @@ def round_of(codec: Compressor, delta: Tensor, residual: Tensor | None) -> Lefto
     sums.add_rows(ids, codec, code, WEIGHTS)
     again.add_rows(ids, codec, code, WEIGHTS)
     optimizer, x = server("fedams(eps=1e-4)"), torch.zeros(LAYOUT.d)
-    x, state = optimizer.step(optimizer.init(x), x, sums.mean())
+    x, state = optimizer.step_(optimizer.init(x), x, sums.mean())
     return Leftovers(
         Parts(uplink=codec, server=optimizer, local=local("sgd")),
         LAYOUT,

@@ -216,7 +216,7 @@ class Federation:
 
     def conclude(self, *answers: Reply | Refusal) -> Concluded:
         intake = server_side.take_answers(self.server, self.state, [0, 1], answers)
-        self.state, concluded = server_side.conclude(self.server, self.state, intake)
+        self.state, concluded = server_side.conclude_(self.server, self.state, intake)
         return concluded
 
     def next_round(self) -> None:

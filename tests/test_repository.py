@@ -150,6 +150,58 @@ def test_a_hidden_module_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert hidden_modules("room", {"room", "room.thing", "room.other"}) == {"room.thing"}
 
 
+IN_PLACE = re.compile(r"[^_]_$")
+SAYS_SO = re.compile(r"[Oo]verwrites (?:`|the tensors of the old)")
+
+
+def unmarked(tree: ast.Module) -> Iterator[str]:
+    """Functions that overwrite a parameter, or say that they do, although their name does not end in `_`.
+
+    `out`, where a caller asks for a result, is none of them.
+    """
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef) or function.name.endswith("_"):
+            continue
+        arguments = [*function.args.args, *function.args.kwonlyargs]
+        tensors = {a.arg for a in arguments if a.annotation and "Tensor" in ast.unparse(a.annotation)} - {"out"}
+        changed = {name for node in ast.walk(function) for name in overwritten(node)} & tensors
+        if changed or SAYS_SO.search(ast.get_docstring(function) or ""):
+            yield f"line {function.lineno}: {function.name} overwrites {', '.join(sorted(changed)) or 'an argument'}"
+
+
+def overwritten(node: ast.AST) -> Iterator[str]:
+    """The names of what a node overwrites: `x.add_(...)`, `x[0] = ...`, `x += ...`."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and IN_PLACE.search(node.func.attr):
+        targets = [] if node.func.attr == "requires_grad_" else [node.func.value]
+    elif isinstance(node, ast.Assign):
+        targets = [target for target in node.targets if isinstance(target, ast.Subscript)]
+    elif isinstance(node, ast.AugAssign):
+        targets = [node.target]
+    for target in targets:
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        if isinstance(target, ast.Name):
+            yield target.id
+
+
+@together("source", SOURCES, ids=name_of)
+def test_what_overwrites_an_argument_ends_in_an_underscore(source: Path) -> None:
+    found = list(unmarked(ast.parse(source.read_text("utf-8"))))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("body", "overwrites"),
+    [("x.add_(1)", True), ("x[0][1] = 2", True), ("x += 1", True), ("x = x + 1", False), ("y = x.add(1)", False)],
+)
+def test_functions_that_overwrite_an_argument_are_found(body: str, overwrites: bool) -> None:
+    for name, argument in (("f", "x"), ("f_", "x"), ("f", "out")):
+        text = f"def {name}({argument}: Tensor, n: int):\n    {body.replace('x', argument)}\n"
+        assert bool(list(unmarked(ast.parse(text)))) == (overwrites and name == "f" and argument == "x")
+    assert list(unmarked(ast.parse('def f(x):\n    """Overwrites `x`."""\n')))
+
+
 def untidy_docstrings(tree: ast.Module) -> Iterator[str]:
     """Public classes, functions and methods whose docstring does not begin with a sentence on a line of its own."""
     scopes: list[ast.Module | ast.ClassDef] = [tree]

@@ -74,7 +74,7 @@ def federate(uplink: str, optimizer: str, cohorts: list[list[int]] = COHORTS) ->
 def conclude(
     server: Server, state: ServerState, cohort: list[int], replies: list[Reply], in_order: bool = False
 ) -> tuple[ServerState, Concluded]:
-    return server_side.conclude(server, state, server_side.take_answers(server, state, cohort, replies, in_order))
+    return server_side.conclude_(server, state, server_side.take_answers(server, state, cohort, replies, in_order))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,17 @@ def test_updates_that_overflow_together_change_nothing(in_order: bool, value: fl
     assert all(reason in concluded.refused[i] for i in (0, 1))
     assert torch.equal(state.x, torch.zeros(D))
     assert state.accepted == {}
+    assert concluded.skipped == ""
+
+
+def test_too_few_replies_are_counted_once() -> None:
+    """The sentence counts the replies, also if somebody has asked for the means before."""
+    server, state, instructions = opened(min_replies=3)
+    intake = server_side.take_answers(server, state, [0, 1, 2], [answer(instructions[i]) for i in (0, 1)])
+    assert intake.means is None
+    _, concluded = server_side.conclude_(server, state, intake)
+    assert concluded.skipped == "2 valid replies, min_replies=3"
+    assert concluded.refused == dict.fromkeys((0, 1), f"UpdateError: {concluded.skipped}")
 
 
 # -- what the client keeps ---------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from fedcams.experiment import Experiment, build
 from fedcams.rounds.messages import Accepted
 from fedcams.runs import Run, RunError, read_run, resume, run
 from fedcams.runs.files import locked
-from fedcams.runs.state import pack, restore
+from fedcams.runs.state import pack, restore_
 from fedcams.simulation import RoundRecord
 from fedcams.simulation.evaluate import evaluate
 from fedcams.tasks import TaskData, task
@@ -151,7 +151,7 @@ def test_a_run_is_the_simulation_and_its_folder_tells_all(
     folder, built = made.path, build(experiment)
     state, records = built.state, []
     for _ in range(experiment.rounds):
-        state, record = built.simulation.advance(state)
+        state, record = built.simulation.advance_(state)
         records.append(record)
     assert made == read_run(folder) == Run(folder, experiment, records, *_rest(made))
     assert seen == list(zip(made.records, made.timings, strict=True))
@@ -310,7 +310,7 @@ def test_every_part_of_a_servers_state_comes_back(kind: dict[str, Any]) -> None:
     saved, tensors = pack(state, server)
     like = build(small(**kind)).state._replace(downlink=memory._replace(model=start.x.clone()))
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    found = restore(4, json.loads(json.dumps(saved)), tensors, tensors.__getitem__, server, like)
+    found = restore_(4, json.loads(json.dumps(saved)), tensors, tensors.__getitem__, server, like)
     assert pack(found, server)[0] == saved
     assert found.accepted == state.accepted
     assert type(found.downlink) is Held

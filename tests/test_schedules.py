@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 from fractions import Fraction
 
 import pytest
 import torch
 
-from fedcams import Layout, compressor, server
+from fedcams import Layout, Method, compressor, server
 from fedcams.compress import Compressor
 from fedcams.downlink import Downlink
 from fedcams.errors import SpecError, UnknownCodec
@@ -123,7 +124,7 @@ def test_fedavgm_is_the_twin_of_fedams() -> None:
         delta = torch.randn(30, generator=draw, dtype=torch.float64) * 1e-3
         exactly = dataclasses.replace(scheduled, lr=schedule.value(t, 10))  # type: ignore[type-var]
         for i, optimizer in enumerate((adaptive, exactly, scheduled.at(t, 10))):
-            xs[i], states[i] = optimizer.step(states[i], xs[i], delta)
+            xs[i], states[i] = optimizer.step_(states[i], xs[i], delta)
     moved = float((xs[0] - start).norm())
     assert torch.equal(states[0]._asdict()["vhat"], torch.full((30,), 1e-4, dtype=torch.float64))
     assert float((xs[1] - xs[0]).norm()) <= 1e-14 * moved, "with every digit"
@@ -143,13 +144,21 @@ def test_pieces_take_schedules() -> None:
     assert [place for place, _ in link.schedules()] == ["codec.ratio"]
 
 
+def test_a_method_in_the_middle_of_a_run_can_be_sent_to_another_process() -> None:
+    method = Method(server="fedams(lr=cosine(1, 0))")
+    now = method.in_round(3, 10)
+    other = pickle.loads(pickle.dumps(method))  # noqa: S301  (our own bytes)
+    assert other == method
+    assert other.in_round(3, 10) == now
+
+
 def test_what_needs_a_number_says_so() -> None:
     codec, layout = compressor("topk(ratio=linear(1/16, 1/4))"), Layout.flat(100)
     with pytest.raises(SpecError, match=r"is a schedule; take the piece that holds it at a round"):
         codec.encode(torch.ones(100), layout)
     optimizer = server("fedavg(lr=linear(1, 1/2))")
     with pytest.raises(SpecError, match=r"is a schedule; take the piece"):
-        optimizer.step(optimizer.init(torch.ones(3)), torch.ones(3), torch.ones(3))
+        optimizer.step_(optimizer.init(torch.ones(3)), torch.ones(3), torch.ones(3))
     with pytest.raises(SpecError, match=r"sign has no key|a schedule is not accepted"):
         compressor("topk(k=linear(1, 5))")
 

@@ -70,7 +70,7 @@ def start(optimizer: ServerOptimizer, d: int, dtype: torch.dtype = torch.float32
 
 def run(optimizer: ServerOptimizer, x: Tensor, state: State, deltas: Iterator[Tensor]) -> tuple[Tensor, State]:
     for delta in deltas:
-        x, state = optimizer.step(state, x, delta.to(x.device, x.dtype))
+        x, state = optimizer.step_(state, x, delta.to(x.device, x.dtype))
     return x, state
 
 
@@ -161,8 +161,8 @@ def test_on_its_floor_an_adaptive_server_is_its_twin(spec: str) -> None:
     y, other = x.clone(), twin.at(1, 60).init(x)
     for t, delta in enumerate(updates(200, 60), start=1):
         small = 1e-9 * float(getattr(optimizer, "eps", 1)) * delta.double()
-        x, state = optimizer.step(state, x, small)
-        y, other = twin.at(t, 60).step(other, y, small)
+        x, state = optimizer.step_(state, x, small)
+        y, other = twin.at(t, 60).step_(other, y, small)
         off = optimizer.off_floor(state)
         assert off is not None
         assert not off.any()
@@ -174,7 +174,7 @@ def test_on_its_floor_an_adaptive_server_is_its_twin(spec: str) -> None:
 def test_large_updates_leave_the_floor(spec: str) -> None:
     optimizer = server(spec)
     x, state = start(optimizer, 4)
-    x, state = optimizer.step(state, x, torch.tensor([1e3, 0, 1e-20, 1e4]))
+    x, state = optimizer.step_(state, x, torch.tensor([1e3, 0, 1e-20, 1e4]))
     off = optimizer.off_floor(state)
     assert off is not None
     assert off.tolist() == [True, False, False, True]
@@ -193,7 +193,7 @@ def test_yogis_bias_correction_is_the_published_one() -> None:
     optimizer = server(f"fedyogi(lr={lr}, eps={eps}, bias_correction=true)")
     for t in range(1, 101):
         before = float(x)
-        x, state = optimizer.step(state, x, delta)
+        x, state = optimizer.step_(state, x, delta)
         expected = lr * math.sqrt(1 - 0.99**t) * 1e-6 / eps
         assert float(x) - before == pytest.approx(expected, rel=1e-4)
 
@@ -204,7 +204,7 @@ def test_the_largest_second_moment_never_falls(spec: str) -> None:
     x, state = start(optimizer, 1000)
     before = torch.zeros(1000)
     for delta in updates(1000, 50):
-        x, state = optimizer.step(state, x, delta)
+        x, state = optimizer.step_(state, x, delta)
         vhat, v = state._asdict()["vhat"], state._asdict()["v"]
         assert bool((vhat >= before).all())
         assert bool((vhat >= v).all())
@@ -277,7 +277,7 @@ def test_no_operation_makes_a_tensor_larger_than_a_piece(name: str) -> None:
     x, state = start(optimizer, d)
     delta = next(updates(d, 1))
     with Watch() as step:
-        optimizer.step(state, x, delta)
+        optimizer.step_(state, x, delta)
     with Watch() as unpieced:  # the same formula without pieces, so that we know that the watch sees it
         optimizer.update_(1, x, delta, *list(state._asdict().values())[1:])
     assert step.largest == PIECES
@@ -291,7 +291,7 @@ def test_step_overwrites_the_model_and_the_state_and_only_reads_the_update(name:
     x, state = start(optimizer, 1000)
     delta = next(updates(1000, 1))
     before = delta.clone()
-    new_x, new_state = optimizer.step(state, x, delta)
+    new_x, new_state = optimizer.step_(state, x, delta)
     assert new_x is x
     for old, new in zip(list(state._asdict().values())[1:], list(new_state._asdict().values())[1:], strict=True):
         assert new is old
@@ -304,7 +304,7 @@ def test_parameters_may_require_grad() -> None:
     x = torch.nn.Parameter(torch.ones(4))
     optimizer = server("fedams")
     state = optimizer.init(x)
-    new_x, new_state = optimizer.step(state, x, torch.ones(4, requires_grad=True))
+    new_x, new_state = optimizer.step_(state, x, torch.ones(4, requires_grad=True))
     assert new_x.is_leaf
     assert not any(v.requires_grad for v in new_state._asdict().values() if isinstance(v, Tensor))
 
@@ -328,17 +328,17 @@ def test_vectors_that_do_not_belong_together_are_refused(name: str) -> None:
     optimizer = server(name)
     x, state = start(optimizer, 10)
     with pytest.raises(LayoutError, match=r"delta is torch.float32 \[11\] on cpu but x is torch.float32 \[10\] on cpu"):
-        optimizer.step(state, x, torch.zeros(11))
+        optimizer.step_(state, x, torch.zeros(11))
     with pytest.raises(
         LayoutError, match=r"delta is torch.float64 \[10\] .* x is torch.float32 \[10\].*; give delta like x"
     ):
-        optimizer.step(state, x, torch.zeros(10, dtype=torch.float64))
+        optimizer.step_(state, x, torch.zeros(10, dtype=torch.float64))
     with pytest.raises(LayoutError, match=r"delta is torch.float32 \[10\] on meta but x is .* on cpu"):
-        optimizer.step(state, x, torch.zeros(10, device="meta"))
+        optimizer.step_(state, x, torch.zeros(10, device="meta"))
     for field in optimizer.state_type._fields[1:]:
         wrong = optimizer.state_type(**{**state._asdict(), field: torch.zeros(9)})
         with pytest.raises(LayoutError, match=rf"{field} is torch.float32 \[9\] on cpu but x is torch.float32 \[10\]"):
-            optimizer.step(wrong, x, torch.zeros(10))
+            optimizer.step_(wrong, x, torch.zeros(10))
     assert torch.equal(x, start(optimizer, 10)[0])  # refused before anything was touched
 
 
@@ -351,7 +351,7 @@ def test_only_float_vectors_have_a_state(x: Tensor) -> None:
 def test_the_state_of_another_optimizer_is_refused() -> None:
     x, state = start(server("fedadam"), 3)
     with pytest.raises(LayoutError, match="the state holds t, m, v; fedams needs t, m, v, vhat: start with its init"):
-        server("fedams").step(state, x, torch.zeros(3))
+        server("fedams").step_(state, x, torch.zeros(3))
 
 
 BAD = {
@@ -462,7 +462,7 @@ def test_the_fused_kernel_is_the_formula_and_allocates_nothing(spec: str) -> Non
     x = torch.randn(d, device="cuda")
     state = optimizer.init(x)
     for _ in range(2):
-        x, state = optimizer.step(state, x, torch.randn(d, device="cuda"))
+        x, state = optimizer.step_(state, x, torch.randn(d, device="cuda"))
     delta = torch.randn(d, device="cuda")
     vectors = {name: value.clone() for name, value in state._asdict().items() if name != "t"}
     expected = x.clone()
@@ -470,7 +470,7 @@ def test_the_fused_kernel_is_the_formula_and_allocates_nothing(spec: str) -> Non
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    x, state = optimizer.step(state, x, delta)
+    x, state = optimizer.step_(state, x, delta)
     assert torch.cuda.max_memory_allocated() - before < 4 * d
     for ours, theirs in [(x, expected), *((state._asdict()[name], value) for name, value in vectors.items())]:
         assert distance(ours.cpu().numpy(), theirs.cpu().numpy()) <= 1e-6

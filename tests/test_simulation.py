@@ -361,6 +361,14 @@ def test_a_client_whose_loss_is_not_finite_is_refused_alone_and_alike_through_by
         assert 5 not in batched.simulation.client.rows.ids(), "who is refused keeps the residual it had: none"
 
 
+def test_gamma_compares_what_a_client_sends_whose_loss_is_not_finite_under_noise() -> None:
+    """It sends noise in place of its update, so without compression nothing is apart."""
+    clients = [*CLIENTS[:5], MARKED, *CLIENTS[6:]]
+    noisy = {"privacy": "client(clip=0.1, noise=0.1)", "guard": "none", "uplink": "identity", "probes": "gamma"}
+    records = run(clients=clients, loss=marked_loss, **noisy, engine="loop", cohort="full", rounds=2).run().records
+    assert all(record.probes["gamma"] < 1e-6 and not record.refused for record in records)
+
+
 def steep_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Of marked targets as usual, with a gradient that overflows."""
     steep = (outputs[:, 0] * 3e38).where(targets > 2, torch.zeros(()))

@@ -144,7 +144,7 @@ def test_on_the_floor_fedams_trains_the_models_of_its_twin() -> None:
         built = build(Experiment(server=chosen, **base))
         state = built.state
         for _ in range(8):
-            state, record = built.simulation.advance(state)
+            state, record = built.simulation.advance_(state)
         states.append((state.x, record.probes))
     assert states[0][1]["off_floor"] == 0
     assert float((states[0][0] - states[1][0]).norm() / states[1][0].norm()) < 1e-5
@@ -154,7 +154,7 @@ def test_norms_of_updates_bound_the_coordinates_off_the_floor() -> None:
     built = build(Experiment(server="fedams(eps=1e-6)", rounds=6, clients=30, local="sgd(lr=0.1)"))
     state, records = built.state, []
     for _ in range(6):
-        state, record = built.simulation.advance(state)
+        state, record = built.simulation.advance_(state)
         records.append(record)
     run = dataclasses.replace(RUN, eps=1e-6)
     share, most = records[-1].probes["off_floor"], may_leave(records, run, state.x.numel())
@@ -210,7 +210,7 @@ def test_the_average_is_below_the_proved_bound(seed: int) -> None:
     weights = client_weights(built.simulation.problem, len(data.train_y)).float()
     for _ in range(experiment.rounds):
         norms.append(float((weights @ task.gradients(data, state.x.view(task.classes, task.dim))).square().sum()))
-        state, _ = built.simulation.advance(state)
+        state, _ = built.simulation.advance_(state)
     assert 0 < np.mean(norms) <= bound.value
 
 
@@ -232,7 +232,7 @@ def test_gamma_grows_as_the_gradient_falls() -> None:
     curvature = experiment.task.curvature().double()  # type: ignore[attr-defined]
     for _ in range(400):
         norm = float((curvature * (state.x.double() - 1)).norm())
-        state, record = built.simulation.advance(state)
+        state, record = built.simulation.advance_(state)
         found.append((norm, record.probes["gamma"] * norm))  # type: ignore[operator]
     assert found[-1][0] < found[5][0] / 100
     products = np.array([product for _, product in found[5:]])  # of single rounds they vary more

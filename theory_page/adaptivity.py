@@ -64,7 +64,7 @@ def measured(point: Point) -> Point:
     built = build(experiment(point))
     state, records = built.state, []
     for _ in range(experiment(point).rounds):
-        state, record = built.simulation.advance(state)
+        state, record = built.simulation.advance_(state)
         records.append(replace(record, averaged_accuracy=None))
     averaged = record.averaged_accuracy
     assert averaged is not None

@@ -87,7 +87,7 @@ def gamma(sigma_g: float) -> dict[str, Any]:
     curvature = experiment.task.curvature().double()
     for _ in range(experiment.rounds):
         norms.append(float((curvature * (state.x.double() - 1)).norm()))
-        state, record = built.simulation.advance(state)
+        state, record = built.simulation.advance_(state)
         gammas.append(record.probes["gamma"])
     return {"sigma_g": sigma_g * (0.8 * GAMMA.dim) ** 0.5, "norm": norms, "gamma": gammas}
 

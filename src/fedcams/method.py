@@ -129,6 +129,10 @@ class Method(Spec):
     def _follows_rounds(self) -> bool:
         return bool(self.schedules())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: what is remembered of them cannot be pickled."""
+        return {key: getattr(self, key) for key in params(type(self))}
+
     def check_rounds(self, rounds: int | None) -> None:
         """Refuse a run of this many rounds if one of the schedules lasts longer; None means an unknown number."""
         if rounds is None and self.privacy.depends_on_rounds:

@@ -99,7 +99,7 @@ def clean(built: Built) -> ServerState:
     """Return the state after a run without attacks; the simulator computes what a federation does."""
     state = built.state
     while state.round < CONFIG["rounds"]:
-        state, _ = built.simulation.advance(state)
+        state, _ = built.simulation.advance_(state)
     return state
 
 

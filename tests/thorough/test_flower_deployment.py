@@ -51,7 +51,7 @@ def simulated(config: dict[str, Any]) -> dict[str, Tensor]:
         built = build(experiment({**config, "data": ""}))
         state = built.state
         for _ in range(config["rounds"]):
-            state, _record = built.simulation.advance(state)
+            state, _record = built.simulation.advance_(state)
         assert state.average is not None
         assert state.control is not None
         models = {"model": state.x, "averaged": state.average.x}

@@ -301,7 +301,7 @@ def test_second_moments_are_bounded_by_the_norms_of_updates(name: str) -> None:
     x = torch.zeros(50, dtype=torch.float64)
     state = optimizer.init(x)
     for update in updates:
-        x, state = optimizer.step(state, x, update)
+        x, state = optimizer.step_(state, x, update)
     moments = state._asdict()
     mean = float(moments.get("vhat", moments["v"]).mean())
     assert 0.2 <= mean**0.5 / root(updates.norm(dim=1).tolist(), 50, 0.99) <= 1

@@ -99,7 +99,7 @@ def measure(model: str, uplink: str, by: str = "graphs", rounds: int = 10, loop:
     state, times, phases = built.state, [], []
     for _ in range(rounds + 1):
         part, started = DevicePhases(), time.perf_counter()
-        state, _ = built.simulation.advance(state, part)
+        state, _ = built.simulation.advance_(state, part)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
         phases.append(part.seconds)

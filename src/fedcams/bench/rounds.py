@@ -92,7 +92,7 @@ def share(uplink: str, rounds: int) -> Share:
     state, found = built.state, []
     for _ in range(rounds + 2):
         phases = Phases()
-        state, _record = built.simulation.advance(state, phases)
+        state, _record = built.simulation.advance_(state, phases)
         total = sum(phases.seconds.values())
         found.append((sum(phases.seconds[name] for name in OURS) / total, 1000 * total))
     smallest, milliseconds = min(found[2:])
@@ -144,7 +144,7 @@ def _rounds(built: Built) -> Callable[[], Any]:
     def advance() -> None:
         now = state
         for _ in range(TIMED):
-            now, _record = simulation.advance(now)
+            now, _record = simulation.advance_(now)
 
     return advance
 
@@ -156,7 +156,7 @@ def _accuracies(model: str, partition: str) -> dict[str, float]:
         built = _built(model, partition, engine, server="fedavg", uplink="identity")
         state, scores = built.state, []
         for _ in range(ROUNDS):
-            state, record = built.simulation.advance(state)
+            state, record = built.simulation.advance_(state)
             scores.append(record.test_accuracy or 0.0)
         found[engine] = fmean(scores[-LAST:])
     loop = _loop(_built(model, partition, "stacked"))

@@ -87,10 +87,10 @@ class Engine(Spec, ABC):
         """
         yield
 
-    def tuned(self, problem: Problem, rounds: int, varies: bool) -> Engine:
+    def tuned(self, problem: Problem, rounds: int, size_varies: bool) -> Engine:
         """Return the same engine with the settings that are fastest for a run of this many rounds.
 
-        `varies` says that cohorts differ in size. The answer depends only on the machine and the arguments.
+        `size_varies` says that cohorts differ in size. The answer depends only on the machine and the arguments.
         """
         return self
 

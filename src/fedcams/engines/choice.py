@@ -35,14 +35,14 @@ class Choice(NamedTuple):
     """Why it is this one: `named`, or why the faster ones were passed over."""
 
 
-def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool = False) -> Engine:
+def choose(spec: str | Engine, problem: Problem, rounds: int = 1, size_varies: bool = False) -> Engine:
     """Return the engine that a spec names or, with `auto`, the fastest one that can train the problem.
 
     Arguments:
         spec: `auto`, an engine, or its spec string.
         problem: the model, the clients and how they train.
         rounds: the length of the run; compiling pays off in long ones only.
-        varies: whether cohorts differ in size.
+        size_varies: whether cohorts differ in size.
 
     Returns:
         The engine; `choose_with_reason` also says why.
@@ -59,10 +59,10 @@ def choose(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool =
         >>> str(choose("loop", problem))
         'loop'
     """
-    return choose_with_reason(spec, problem, rounds, varies).engine
+    return choose_with_reason(spec, problem, rounds, size_varies).engine
 
 
-def choose_with_reason(spec: str | Engine, problem: Problem, rounds: int = 1, varies: bool = False) -> Choice:
+def choose_with_reason(spec: str | Engine, problem: Problem, rounds: int = 1, size_varies: bool = False) -> Choice:
     """Return the engine that a spec names or, with `auto`, the fastest one that can train the problem, and why.
 
     `auto` asks engines by priority whether they support the problem, and runs a trial with those that cannot tell in
@@ -73,7 +73,7 @@ def choose_with_reason(spec: str | Engine, problem: Problem, rounds: int = 1, va
         spec: `auto`, an engine, or its spec string.
         problem: the model, the clients and how they train.
         rounds: the length of the run; compiling pays off in long ones only.
-        varies: whether cohorts differ in size.
+        size_varies: whether cohorts differ in size.
 
     Returns:
         The engine and the reason in words.
@@ -100,7 +100,7 @@ def choose_with_reason(spec: str | Engine, problem: Problem, rounds: int = 1, va
     for candidate in map(engine, names):
         reason = candidate.supports(problem) or candidate.declines(problem) or _failed_trial(candidate, problem)
         if not reason:
-            return Choice(candidate.tuned(problem, rounds, varies), "; ".join(passed_over) or "the fastest one")
+            return Choice(candidate.tuned(problem, rounds, size_varies), "; ".join(passed_over) or "the fastest one")
         passed_over.append(reason)
     raise AssertionError("the loop can train every model")
 

@@ -131,7 +131,7 @@ class Problem:
             self.model.train(training)  # this may be called in the middle of training
 
     @functools.cached_property
-    def is_plain(self) -> bool:
+    def has_tensor_pairs(self) -> bool:
         """Whether a client's inputs and targets are one tensor each."""
         return all(isinstance(part, torch.Tensor) for part in self.clients[next(iter(self.clients))])
 

@@ -57,9 +57,9 @@ class Stacked(Engine):
             return f"engine={self}: compiling needs {needs}; use engine=stacked"
         return ""
 
-    def tuned(self, problem: Problem, rounds: int, varies: bool) -> Engine:
+    def tuned(self, problem: Problem, rounds: int, size_varies: bool) -> Engine:
         """Compile if the run has enough steps to make up for the time that it takes."""
-        pays = not varies and problem.device.type == "cpu" and compiling_pays(problem, rounds)
+        pays = not size_varies and problem.device.type == "cpu" and compiling_pays(problem, rounds)
         return Stacked(compile=pays and has_compiler() and can_compile(problem))
 
     def train(
@@ -114,7 +114,7 @@ class Stacked(Engine):
 
 def can_compile(problem: Problem) -> bool:
     """Return whether padding does not change training, a step changes only parameters, and examples are tensors."""
-    return problem.is_plain and problem.may_pad and not any(True for _ in problem.model.buffers())
+    return problem.has_tensor_pairs and problem.may_pad and not any(True for _ in problem.model.buffers())
 
 
 class _Batch(NamedTuple):

@@ -49,8 +49,11 @@ class GridRound:
         self.deadline, self.config = deadline, config
         self.roster = Roster(strategy.configrecord_key, strategy.arrayrecord_key, min(deadline, GREETING), deadline)
 
-    def advance(self, grid: Grid, state: ServerState) -> tuple[ServerState, dict[str, Any], Mapping[int, RecordDict]]:
-        """Run one round; return the new state, which is on disk by then, its ledger line and the clients' metrics."""
+    def advance_(self, grid: Grid, state: ServerState) -> tuple[ServerState, dict[str, Any], Mapping[int, RecordDict]]:
+        """Run one round; return the new state, which is on disk by then, its ledger line and the clients' metrics.
+
+        Overwrites the tensors of the old state.
+        """
         self.roster.wait(grid, max(self._needed().values()), self.deadline)
         skipped = self._too_few("clients connected", len(self.roster.clients), self._needed())
         cohort = self._cohort(state)
@@ -66,7 +69,7 @@ class GridRound:
             state, down = self._exchange(grid, state, instructions, asked, inbox)
         # refusals count even in a skipped round: the next round then sends the dense model to clients out of step
         intake = server_side.take_answers(self.server, state, asked, inbox, in_order=True)
-        state, concluded = server_side.conclude(self.server, state, intake)
+        state, concluded = server_side.conclude_(self.server, state, intake)
         line = self._line(state, concluded, sorted(cohort), inbox, skipped or concluded.skipped, down)
         self.checkpoint.save(state, line)
         return state, line, inbox.metrics

@@ -215,7 +215,7 @@ class FedCAMS(FedAvg):
         evaluate.on_server(state, result)
         while state.round < num_rounds:
             started = time.monotonic()
-            state, line, metrics = rounds.advance(grid, state)
+            state, line, metrics = rounds.advance_(grid, state)
             logger.info("[ROUND %s/%s] %s", state.round, num_rounds, _told(line))
             if said := alarm.hear(state.round, line["train_loss"], line["delta_norm"]):
                 logger.warning("%s (now %s)", said, self.method.server)

@@ -57,7 +57,7 @@ class ServerOptimizer(Spec, ABC):
     Examples:
         >>> import fedcams, torch
         >>> optimizer, x = fedcams.server("fedams(lr=0.03)"), torch.zeros(2)
-        >>> optimizer.init(x).t, optimizer.step(optimizer.init(x), x, torch.ones(2))[1].t
+        >>> optimizer.init(x).t, optimizer.step_(optimizer.init(x), x, torch.ones(2))[1].t
         (0, 1)
     """
 
@@ -75,7 +75,7 @@ class ServerOptimizer(Spec, ABC):
         state: State = self.state_type(0, *(torch.zeros_like(x, requires_grad=False) for _ in names))
         return state
 
-    def step(self, state: State, x: Tensor, delta: Tensor) -> tuple[Tensor, State]:
+    def step_(self, state: State, x: Tensor, delta: Tensor) -> tuple[Tensor, State]:
         """Take one step on `x [d]` with the mean update `delta [d]`; return x and the new state.
 
         Overwrites `x` and the vectors of the state, and only reads `delta`. Refuses the state of another optimizer, and
@@ -161,7 +161,7 @@ def server(spec: str | ServerOptimizer) -> ServerOptimizer:
         spec: such as `fedams(lr=1, eps=1e-3)`; an optimizer is returned unchanged.
 
     Returns:
-        The optimizer. It holds no state: `init(x)` makes one, and `step(state, x, delta)` returns the next.
+        The optimizer. It holds no state: `init(x)` makes one, and `step_(state, x, delta)` returns the next.
 
     Raises:
         SpecError: for an unknown name or key, or a value out of range; it suggests the nearest name.
@@ -170,7 +170,7 @@ def server(spec: str | ServerOptimizer) -> ServerOptimizer:
         >>> import fedcams, torch
         >>> optimizer = fedcams.server("fedavg(lr=1/2)")
         >>> x = torch.zeros(2)
-        >>> x, state = optimizer.step(optimizer.init(x), x, torch.tensor([1.0, 2.0]))
+        >>> x, state = optimizer.step_(optimizer.init(x), x, torch.tensor([1.0, 2.0]))
         >>> x
         tensor([0.5000, 1.0000])
     """

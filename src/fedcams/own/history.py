@@ -142,7 +142,7 @@ class History:
 
     def _step(self) -> tuple[ServerState, RoundRecord]:
         if self.folder is None:
-            return self.simulation.advance(self.state)
+            return self.simulation.advance_(self.state)
         if self._steps is None:
             self._steps = self.folder.rounds(self.state, self.trackers)
             weakref.finalize(self, self._steps.close)  # also when the process ends

@@ -127,30 +127,18 @@ def simulate(
     checkpoint_every, seed = _whole("checkpoint_every", checkpoint_every, low=1), _whole("seed", seed)
     chosen = method_of(method, settings)
     _check_functions({"loss": loss, "prepare": prepare, "collate": collate})
-    if (trackers or label != "run") and out is None:
-        raise SpecError("trackers and label need the run's folder; give out=...")
     _check_objects(augment, rows, callbacks)
+    _check_folder(out, trackers, label, rows)
     check_trackers(trackers, chosen.privacy)
-    if rows is not None and out is not None:
-        raise SpecError("rows and out: a run with out=... keeps its clients' rows in its folder; give only one of them")
     problem = make_problem(copy.deepcopy(model), clients, loss, chosen.local, prepare, augment, collate, device)
     sampler = _sampler(cohort, len(problem.clients))
     if engine == "auto" and collate is not None:
         engine = "loop"  # the others need examples of one shape
     simulation = Simulation.of(
-        problem,
-        chosen,
-        sampler=sampler,
-        rounds=rounds,
-        seed=seed,
-        engine=engine,
-        test=test_examples(test, problem),
-        metrics=named_metrics(metric, problem.loss),
-        sampling_weights=_sampling_weights(sampler, problem),
-        evaluate_every=evaluate_every,
-        probes=Probe.parse_several(probes),
-        rows=rows,
-    )
+        problem, chosen, sampler=sampler, rounds=rounds, seed=seed, engine=engine, test=test_examples(test, problem),
+        metrics=named_metrics(metric, problem.loss), sampling_weights=_sampling_weights(sampler, problem),
+        evaluate_every=evaluate_every, probes=Probe.parse_several(probes), rows=rows,
+    )  # fmt: skip
     if out is None:
         return History(simulation, rounds, callbacks)
     folder = RunFolder(Path(out), simulation, rounds, label, str(engine), checkpoint_every)
@@ -181,6 +169,14 @@ def _check_objects(augment: Any, rows: Any, callbacks: Any) -> None:
         raise SpecError(f"rows={rows!r}; give a RowStore, such as RowStore.on_disk(...)")
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise SpecError(f"callbacks={callbacks!r}; give a list of functions that take a record")
+
+
+def _check_folder(out: Any, trackers: Sequence[Any], label: str, rows: RowStore | None) -> None:
+    """Refuse what needs a folder without one, and what a folder keeps itself."""
+    if (trackers or label != "run") and out is None:
+        raise SpecError("trackers and label need the run's folder; give out=...")
+    if rows is not None and out is not None:
+        raise SpecError("rows and out: a run with out=... keeps its clients' rows in its folder; give only one of them")
 
 
 def _sampler(cohort: Any, population: int) -> Sampler:

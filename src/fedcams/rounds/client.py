@@ -86,13 +86,13 @@ def respond_(
     round: int,
     seed: int,
     population: int = 0,
-    measure: bool = False,
+    needs: Collection[str] = (),
 ) -> Outgoing:
     """Return what these clients send after training; overwrites `trained.delta`, whose memory the residuals use.
 
     A client whose loss, buffers or update is not finite sends a refusal instead, or noise alone if clients add noise;
-    the others are not affected. No row is stored before `commit`. With `measure`, the relative compression errors are
-    measured too.
+    the others are not affected. No row is stored before `commit`. `needs` is what probes need of it: with `error`, the
+    relative compression errors are measured, and with `mean_h`, updates and messages are copied.
     """
     method = client.method.in_round(round, client.rounds)
     losses = trained.loss.tolist()
@@ -110,12 +110,13 @@ def respond_(
         transform.update_(sending.h, sending.facts, client.layout)
     if method.privacy.at_client:
         sending = _hidden_(client, method, sending, failed)
+    sending = replace(sending, change=change, updates=sending.h.clone() if "mean_h" in needs else None)
     if client.rows is not None and client.keeps(RESIDUAL):
         client.rows.add_to_(RESIDUAL, sending.facts.ids, sending.h)
     for transform in method.transforms:
         transform.message_(sending.h, sending.facts, client.layout)
     method.privacy.clip_(sending.h)
-    sending = replace(sending, change=change)
+    measure = "error" in needs
     try:
         return _encode_(client, method, sending, measure)
     except UpdateError:
@@ -181,12 +182,15 @@ def _encode_(client: Client, method: Method, sending: Sending, measure: bool) ->
         codes[CONTROL] = (codec, change)
         old = client.rows.gather(CONTROL, facts.ids).to(sending.change.device)
         rows[CONTROL] = codec.add_to_(old, change, client.layout)  # adds exactly what the server decodes
+    changed = bool(method.transforms) or method.privacy.active
+    messages = sending.h.clone() if sending.updates is not None and changed else None
     code, residual, errors = encode_with_feedback_(
         method.uplink, client.layout, sending.h, keys, client.keeps(RESIDUAL), measure
     )
     codes[UPDATE] = (method.uplink, code)
     rows |= {} if residual is None else {RESIDUAL: residual}
-    return Outgoing(Arrival(facts, tuple(sending.losses), codes), rows, errors, sending.refused)
+    arrival = Arrival(facts, tuple(sending.losses), codes)
+    return Outgoing(arrival, rows, errors, sending.refused, sending.updates, messages)
 
 
 def _encode_buffers(client: Client, method: Method, sending: Sending) -> tuple[Code, Tensor | None]:

@@ -109,6 +109,10 @@ class Outgoing:
     """`[C]`, the relative compression error ‖C(h)-h‖/‖h‖, if measured; zero for h = 0."""
     refused: Mapping[int, str]
     """Client -> why it sends a refusal instead: its training gave values that are not finite."""
+    updates: Tensor | None = None
+    """`[C, d]`, the updates Δ after their transforms, if probes need them."""
+    messages: Tensor | None = None
+    """`[C, d]`, what was compressed, if probes need it and it is not just Δ + e."""
 
 
 def code_rows(code: Code, places: Sequence[int]) -> dict[str, Tensor]:

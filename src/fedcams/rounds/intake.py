@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -110,7 +111,8 @@ class Intake:
                 raise UpdateError(
                     f"client {answer.client} trained from {answer.held or 'nothing kept'}, but was sent {sent}"
                 )
-            self.take(self._arrival(answer))
+            facts = self._facts({answer.client: _Client(answer.examples, answer.steps, 1.0, answer.loss)})
+            self.take(arrival_of(answer, self.streams, facts))
             if answer.client in self._accepted:
                 self.digests[answer.client] = answer.digest
         except FedcamsError as error:
@@ -135,17 +137,11 @@ class Intake:
     def _expected(self, client: int) -> Held | None:
         return self.method.downlink.expected(self.state.downlink, client)
 
-    def _arrival(self, reply: Reply) -> Arrival:
-        """Return one client's message as a row; refuses streams and codecs that differ from the method's."""
-        known = (reply.client,), (reply.examples,), (reply.steps,), (1.0,)
-        rate, population = float(self.method.local.lr), self.server.population
-        return arrival_of(reply, self.streams, Facts(self.round, self.server.seed, *known, rate, population))
-
     # -- as rows -----------------------------------------------------------------------------------------------------
 
     def take_all(self, outgoing: Outgoing) -> None:
         """Take what the clients of a cohort send, including their refusals."""
-        self.refused |= {client: f"UpdateError: {why}" for client, why in outgoing.refused.items()}
+        self._refuse(outgoing.refused)
         if len(outgoing.arrival):
             self._take(outgoing.arrival, whole_cohort=True)
 
@@ -203,18 +199,13 @@ class Intake:
 
     def _finite(self, ids: Sequence[int], rows: Tensor, layout: Layout) -> list[int]:
         """Return the places of the rows `[C, d]` that are finite; record why the others are refused."""
-        bad = {} if bool(torch.isfinite(rows).all()) else not_finite(ids, rows, layout)
-        self.refused |= {client: f"UpdateError: {why}" for client, why in bad.items()}
-        return [place for place, client in enumerate(ids) if client not in bad]
+        return self._refuse({} if bool(torch.isfinite(rows).all()) else not_finite(ids, rows, layout), ids)
 
     def _weighed(self, arrival: Arrival) -> Arrival:
         """Return the arrival with the weights that its clients have in the mean."""
-        if self.method.weighting == "uniform":
-            return arrival
-        weights = tuple(self.server.weight(examples) for examples in arrival.facts.examples)
-        if self.method.weighting == "sampler" and (sampler := self.server.sampler) is not None:
-            weights = tuple(sampler.mean_weights(arrival.facts.ids, self.round, self.server.sampling_weights))
-        return dataclasses.replace(arrival, facts=dataclasses.replace(arrival.facts, weights=weights))
+        facts = arrival.facts
+        weights = self.server.weights(facts.ids, facts.examples, self.round)
+        return dataclasses.replace(arrival, facts=dataclasses.replace(facts, weights=weights))
 
     def _refuse_twice(self, arrival: Arrival) -> None:
         for client in arrival.facts.ids:
@@ -224,8 +215,12 @@ class Intake:
     def _sound(self, arrival: Arrival) -> list[int]:
         """Return the places of the rows that nothing refuses; record why the others are refused."""
         reasons = refusals(self.method, arrival, self.norms, self.bounds, self.server.buffer_layout)
-        self.refused |= {client: f"UpdateError: {reason}" for client, reason in reasons.items()}
-        return [place for place, client in enumerate(arrival.facts.ids) if client not in reasons]
+        return self._refuse(reasons, arrival.facts.ids)
+
+    def _refuse(self, reasons: Mapping[int, str], ids: Sequence[int] = ()) -> list[int]:
+        """Record why clients are refused, and return the places of the others in `ids`."""
+        self.refused |= {client: f"UpdateError: {why}" for client, why in reasons.items()}
+        return [place for place, client in enumerate(ids) if client not in reasons]
 
     def _add(self, arrival: Arrival, codec: Compressor, code: Code) -> None:
         ids, weights = arrival.facts.ids, arrival.facts.weights
@@ -244,8 +239,11 @@ class Intake:
 
     def facts(self) -> Facts:
         """Return the facts of the accepted clients, in ascending id."""
-        ids = tuple(sorted(self._accepted))
-        known = [self._accepted[client] for client in ids]
+        return self._facts(self._accepted)
+
+    def _facts(self, clients: Mapping[int, _Client]) -> Facts:
+        ids = tuple(sorted(clients))
+        known = [clients[client] for client in ids]
         examples, steps, weights, _ = zip(*known, strict=True) if known else ((), (), (), ())
         rate, population = float(self.method.local.lr), self.server.population
         return Facts(self.round, self.server.seed, ids, examples, steps, weights, rate, population)
@@ -256,12 +254,13 @@ class Intake:
         losses = [self._accepted[client].loss for client in told]
         return float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean()) if losses else None
 
+    @functools.cached_property
     def means(self) -> Means | None:
-        """Return the means of the accepted arrivals; None if there are none, or fewer than the method's `min_replies`.
+        """The means of the accepted arrivals; None if there are none, or fewer than the method's `min_replies`.
 
-        Updates that are finite one by one may overflow in a sum, or when an optimizer squares them. Then it is unknown
-        which one is at fault, so all of them are refused. With noise at the server, there is a mean in every round, of
-        noise alone if nothing arrived.
+        They are computed once, so take all arrivals first. Updates that are finite one by one may overflow in a sum, or
+        when an optimizer squares them. It is then unknown which of them is at fault, so all of them are refused. With
+        noise at the server, there is a mean in every round, of noise alone if nothing arrived.
         """
         try:
             if self._clipped is None and len(self._accepted) < self.method.min_replies:

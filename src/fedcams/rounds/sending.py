@@ -33,18 +33,22 @@ class Sending:
     refused: Mapping[int, str]
     change: Tensor | None = None
     """`[C, d]`, the change of the control variates."""
+    updates: Tensor | None = None
+    """`[C, d]`, a copy of the updates after their transforms, for probes."""
 
     def without(self, refused: Mapping[int, str]) -> Sending:
         """Return the rows of all but these clients."""
         if not refused:
             return self
         places = [i for i, client in enumerate(self.facts.ids) if client not in refused]
-        buffers, change = (None if part is None else part[places] for part in (self.buffers, self.change))
+        parts = (self.buffers, self.change, self.updates)
+        buffers, change, updates = (None if part is None else part[places] for part in parts)
         start, before, control = self.received
         start = start if start.dim() == 1 else start[places]
         received = Received(start, before if before is None or before.dim() == 1 else before[places], control)
         losses, facts = [self.losses[i] for i in places], self.facts.take(places)
-        return Sending(facts, losses, self.h[places], buffers, received, {**self.refused, **refused}, change)
+        why = {**self.refused, **refused}
+        return Sending(facts, losses, self.h[places], buffers, received, why, change, updates)
 
     def nothing(self) -> Outgoing:
         """Return what is sent if no client sends an update."""

@@ -1,12 +1,12 @@
 """The server's side of a round: its state, what it sends, and how the arrivals of a cohort become the next model.
 
-`instruct` makes the instructions of a round as bytes, an `Intake` takes the replies, and `conclude` makes the step.
+`instruct` makes the instructions of a round as bytes, an `Intake` takes the replies, and `conclude_` makes the step.
 A simulation delivers models and takes arrivals as rows instead; everything else is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -20,7 +20,7 @@ from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
 from fedcams.privacy import Participation, Spent
 from fedcams.privacy.secret import new_key
-from fedcams.rounds.intake import Intake, Means
+from fedcams.rounds.intake import Intake
 from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply
 from fedcams.rounds.private import check_privacy
 from fedcams.rows import RowStore
@@ -76,9 +76,11 @@ class Server:
         """Who may take part, for a method with privacy; refuses what makes its claim wrong."""
         return self.method.privacy.participation(self.sampler, self.population, self.rounds)
 
-    def weight(self, examples: int) -> float:
-        """Return the weight of a client with this many examples in the mean, unless the sampler sets the weights."""
-        return float(examples) if self.method.weighting == "examples" else 1.0
+    def weights(self, ids: Sequence[int], examples: Sequence[int], round: int) -> tuple[float, ...]:
+        """Return the weights of clients with this many examples in the mean of a round, not normalised."""
+        if self.method.weighting == "sampler" and self.sampler is not None:
+            return tuple(self.sampler.mean_weights(ids, round, self.sampling_weights))
+        return tuple(float(count) if self.method.weighting == "examples" else 1.0 for count in examples)
 
 
 def replica_layouts(method: Method, layout: Layout, buffer_layout: Layout | None) -> dict[str, Layout]:
@@ -161,7 +163,7 @@ def _carried(server: Server, method: Method, buffers: Tensor | None) -> Part | N
 
 
 def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tuple[dict[int, Instruction], ServerState]:
-    """Return the instructions of the next round, by client in ascending id, and the state until `conclude`.
+    """Return the instructions of the next round, by client in ascending id, and the state until `conclude_`.
 
     A message that is lost, in either direction, changes nothing: the next one builds on what the client last said.
     """
@@ -219,15 +221,12 @@ def _exceed(norms: Norms, bounds: Mapping[str, float]) -> bool:
     return any(not norm <= bounds.get(name, inf) for known in norms.values() for name, norm in known.items())
 
 
-def conclude(
-    server: Server, state: ServerState, intake: Intake, means: Means | None = None
-) -> tuple[ServerState, Concluded]:
+def conclude_(server: Server, state: ServerState, intake: Intake) -> tuple[ServerState, Concluded]:
     """Return the state after the round, and the round's outcome; an empty intake leaves the model unchanged.
 
-    Overwrites the tensors of the old state. `means` are those of the intake, if they were computed already.
+    Overwrites the tensors of the old state.
     """
-    round, method = state.round + 1, intake.method
-    means = means or intake.means()
+    round, method, means = state.round + 1, intake.method, intake.means
     accepted = {**state.accepted, **{client: Accepted(round, name) for client, name in intake.digests.items()}}
     told = method.downlink.acknowledge(state.downlink, broadcast(server, state), intake.acks)
     seen = method.guard.observe(state.guard, round, intake.norms)
@@ -236,7 +235,7 @@ def conclude(
     state = state._replace(round=round, accepted=accepted, downlink=told, guard=seen, spent=spent)
     if means is None:
         return state, Concluded(round, [], intake.refused, 0.0, None, facts, None, intake.skipped)
-    x, optimizer = method.server.step(state.optimizer, state.x, means.update)
+    x, optimizer = method.server.step_(state.optimizer, state.x, means.update)
     if state.control is not None and means.control is not None:
         method.control.step_(state.control, means.control, len(facts.ids), server.population)
     buffers = state.buffers if means.buffers is None else means.buffers

@@ -35,7 +35,7 @@ from fedcams.rounds import Server, ServerState
 from fedcams.rows import Versions
 from fedcams.runs.files import disk_errors, write_file
 from fedcams.runs.folder import RunError
-from fedcams.runs.state import file_checksum, pack, restore, write_tensors
+from fedcams.runs.state import file_checksum, pack, restore_, write_tensors
 
 STATE, SPARE, ROWS, REPLICAS = "state.json", "spare.safetensors", "rows", "replicas"
 VERSION = 2
@@ -168,7 +168,7 @@ class Checkpoint:
             )
         try:
             with safetensors.safe_open(path, "pt") as file:
-                return restore(values["round"], values["state"], file.keys(), file.get_tensor, self.server, start)
+                return restore_(values["round"], values["state"], file.keys(), file.get_tensor, self.server, start)
         except (AttributeError, KeyError, TypeError) as error:  # undamaged, so the state's fields have changed since
             raise RunError(
                 f"{path}: written by another version of fedcams ({error!r}); {start_over(self.folder)}"

@@ -109,7 +109,7 @@ class Journal:
 
     def _round(self, state: ServerState) -> Step:
         phases, started = Phases(), time.perf_counter()
-        state, record = self.simulation.advance(state, phases)
+        state, record = self.simulation.advance_(state, phases)
         timing = {
             "round": state.round,
             "seconds": round(time.perf_counter() - started, 6),

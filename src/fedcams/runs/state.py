@@ -28,8 +28,8 @@ KINDS = {
     "torch.uint8": "U8",
 }
 PIECE = 2**24
-PLAIN = ("optimizer", "downlink", "control", "guard", "secret", "spent")
-"""Fields of the state that are saved unchanged; models are saved under the names of their own tensors."""
+BY_FIELD = ("optimizer", "downlink", "control", "guard", "secret", "spent")
+"""Fields of the state that are saved under their own names; models are saved under those of their tensors."""
 
 
 def pack(state: ServerState, server: Server) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -40,12 +40,12 @@ def pack(state: ServerState, server: Server) -> tuple[dict[str, Any], dict[str, 
     tensors = _model("model", server, state.x, state.buffers)
     if state.average is not None:
         tensors |= _model("averaged", server, state.average.x, state.average.buffers)
-    saved = {name: _pack(getattr(state, name), name, tensors) for name in PLAIN}
+    saved = {name: _pack_(getattr(state, name), name, tensors) for name in BY_FIELD}
     accepted = [[client, last.round, last.digest.hex()] for client, last in sorted(state.accepted.items())]
     return {**saved, "accepted": accepted}, tensors
 
 
-def restore(
+def restore_(
     round: int,
     saved: Mapping[str, Any],
     names: Iterable[str],
@@ -65,7 +65,7 @@ def restore(
         tensors[name] = target.copy_(found) if target is not None and fits else found.to(like.x.device, copy=True)
     if missing := sorted(name for name in memory if name not in tensors):
         raise KeyError(missing[0])
-    parts = {name: _unpack(saved[name], tensors, getattr(like, name)) for name in PLAIN if name in saved}
+    parts = {name: _unpack(saved[name], tensors, getattr(like, name)) for name in BY_FIELD if name in saved}
     accepted = {client: Accepted(last, bytes.fromhex(name)) for client, last, name in saved["accepted"]}
     return like._replace(round=round, accepted=accepted, **parts)
 
@@ -77,7 +77,7 @@ def _model(prefix: str, server: Server, x: Tensor, buffers: Tensor | None) -> di
     return tensors
 
 
-def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def _pack_(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Return JSON for a tree of named tuples, dataclasses and mappings; its tensors are added to `tensors`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -85,12 +85,12 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value
         return {"tensor": name}
     if isinstance(value, Mapping):
-        return {"items": [[key, _pack(part, f"{name}.{key}", tensors)] for key, part in value.items()]}
-    return {"fields": {key: _pack(part, f"{name}.{key}", tensors) for key, part in _fields(value, name).items()}}
+        return {"items": [[key, _pack_(part, f"{name}.{key}", tensors)] for key, part in value.items()]}
+    return {"fields": {key: _pack_(part, f"{name}.{key}", tensors) for key, part in _fields(value, name).items()}}
 
 
 def _unpack(saved: Any, tensors: Mapping[str, Tensor], like: Any) -> Any:
-    """Reverse `_pack`; the types are not saved, so they come from `like`."""
+    """Reverse `_pack_`; the types are not saved, so they come from `like`."""
     if not isinstance(saved, dict):
         return saved
     if "tensor" in saved:

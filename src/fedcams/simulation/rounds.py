@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from fedcams.bits.vectors import row_norms
 from fedcams.downlink import BUFFERS, MODEL
 from fedcams.engines import CohortUpdate, Engine, Examples, Problem, choose_with_reason
-from fedcams.errors import SpecError
-from fedcams.method import RESIDUAL, Method
+from fedcams.method import Method
 from fedcams.privacy.secret import new_key
-from fedcams.probes import Leftovers, Probe, inner_products, mean_before
+from fedcams.probes import Probe
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
 from fedcams.rounds.client import Client
-from fedcams.rounds.cohort import Outgoing, Received, code_rows, some_rows
+from fedcams.rounds.cohort import Received
 from fedcams.rounds.intake import Intake
-from fedcams.rounds.messages import UPDATE
-from fedcams.rounds.private import add_noise_, draw_cohort, epsilon_after, simulated_keys
-from fedcams.rounds.server import Concluded, Server, ServerState
+from fedcams.rounds.private import draw_cohort, epsilon_after, simulated_keys
+from fedcams.rounds.server import Server, ServerState
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
 from fedcams.simulation.counting import count_bytes
 from fedcams.simulation.evaluate import SCORE, Metrics, evaluate
+from fedcams.simulation.probing import Measurement
 from fedcams.simulation.record import Phases, RoundRecord
-from fedcams.transforms import Facts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NOTHING_SENT = {"wire_down_deltas": 0, "wire_down_catchup": 0, "wire_down_dense": 0}
 """The byte counts in the record of a round without a cohort."""
@@ -41,7 +35,7 @@ NOTHING_SENT = {"wire_down_deltas": 0, "wire_down_catchup": 0, "wire_down_dense"
 
 @dataclass(frozen=True)
 class Simulation:
-    """Everything that defines a run; the result of `advance` depends only on it and on the state."""
+    """Everything that defines a run; the result of `advance_` depends only on it and on the state."""
 
     problem: Problem
     server: Server
@@ -100,7 +94,7 @@ class Simulation:
         # each site of a federation has its own key; simulated clients derive theirs from one
         return state._replace(secret=new_key()) if self.server.method.privacy.at_client else state
 
-    def advance(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:
+    def advance_(self, state: ServerState, phases: Phases | None = None) -> tuple[ServerState, RoundRecord]:
         """Run one round; return the new state and the round's record.
 
         Overwrites the tensors of the old state. An empty cohort leaves the model unchanged. `phases` collects the time
@@ -124,7 +118,7 @@ class Simulation:
         privacy = self.server.method.privacy
         if not privacy.active or privacy.at_client:
             return state._replace(round=state.round + 1), {**NOTHING_SENT}
-        state, concluded = server_side.conclude(self.server, state, Intake(self.server, state, []))
+        state, concluded = server_side.conclude_(self.server, state, Intake(self.server, state, []))
         return state, {**NOTHING_SENT, "delta_norm": concluded.delta_norm}
 
     def _exchange(
@@ -139,24 +133,19 @@ class Simulation:
             received = Received(delivery.start, buffers, state.control)
         with phases("train"):
             trained = self._train(method, received, cohort, round)
-        delta = trained.delta.clone() if self._needs("mean_h") else None
-        before = state.x.clone() if self._needs("step") else None
-        gram = inner_products(trained.delta) if self._needs("gram") else None
+        measurement = Measurement(self.probes, state.x, cohort, trained)
         with phases("encode"):
-            measure, population = self._needs("error"), len(self._population)
+            seed, population = self.server.seed, len(self._population)
             outgoing = client_side.respond_(
-                self._client(state), cohort, received, trained, round, self.server.seed, population, measure
+                self._client(state), cohort, received, trained, round, seed, population, measurement.needs
             )
         with phases("aggregate"):
             intake = Intake(self.server, state._replace(downlink=delivery.state), cohort, in_order=True)
             intake.take_all(outgoing)
-            means = intake.means()
+            _ = intake.means  # computed here, so that its time counts here
         with phases("step"):
-            state, concluded = server_side.conclude(self.server, intake.state, intake, means)
-            seen = {"gram": gram, "state": state.optimizer, "step_norm": _distance(state.x, before)}
-            seen |= {"norms": intake.norms, "bounds": intake.bounds}
-            known = concluded._replace(facts=_with_counts(concluded.facts, cohort, trained))
-            measured = self._measure(method, cohort, outgoing, delta, known, seen, state.secret)
+            state, concluded = server_side.conclude_(self.server, intake.state, intake)
+            measured = measurement.numbers(self.client, outgoing, intake, state, concluded)
             client_side.commit(self.client, outgoing, concluded.accepted)
         with phases("record"):
             counts = count_bytes(self.server, method, outgoing, delivery)
@@ -180,63 +169,7 @@ class Simulation:
             rate=float(method.local.lr), shift=shift,
         )  # fmt: skip
 
-    # -- what probes measure -----------------------------------------------------------------------------------------
-
-    def _needs(self, what: str) -> bool:
-        return any(what in probe.needs for probe in self.probes)
-
-    def _measure(
-        self, method: Method, cohort: Sequence[int], outgoing: Outgoing, delta: Tensor | None, concluded: Concluded,
-        seen: dict[str, Any], secret: str,
-    ) -> Mapping[str, float | None]:  # fmt: skip
-        """Return what the probes measure, before rows are committed; nothing if no update was accepted.
-
-        `seen` has the inner products of the whole cohort's updates, and what the server's step left; `secret` is the
-        key of the noise.
-        """
-        if not concluded.accepted or concluded.mean is None or not self.probes:
-            return {}
-        ids, facts, layout = outgoing.arrival.facts.ids, concluded.facts, self.server.layout
-        places = [ids.index(client) for client in facts.ids]
-        codec, code = outgoing.arrival.codes[UPDATE]
-        mean_h, norm, trained = None, 0.0, [cohort.index(client) for client in facts.ids]
-        if delta is not None:
-            mean_h, norm = self._uncompressed_(method, some_rows(delta, trained), facts, secret)
-        if seen["gram"] is not None:
-            seen["gram"] = seen["gram"][trained][:, trained]
-        if RESIDUAL in outgoing.rows:
-            seen["residual"] = some_rows(outgoing.rows[RESIDUAL], places)
-        left = Leftovers(
-            method=method, layout=layout, facts=facts, mean=concluded.mean, mean_h=mean_h, mean_delta_norm=norm,
-            error=None if outgoing.errors is None else some_rows(outgoing.errors, places),
-            decoded=lambda: codec.decode(code_rows(code, places), layout), round=facts.round, seed=facts.seed,
-            **seen,
-        )  # fmt: skip
-        return {name: value for probe in self.probes for name, value in _numbers(probe, left).items()}
-
-    def _uncompressed_(self, method: Method, delta: Tensor, facts: Facts, secret: str) -> tuple[Tensor, float]:
-        """Return the mean without compression, and the norm of the mean update; overwrites `delta [C, d]`."""
-        layout, kept = self.server.layout, self.client.rows if self.client.keeps(RESIDUAL) else None
-        for transform in method.transforms:
-            transform.update_(delta, facts, layout)
-        if method.privacy.at_client:
-            add_noise_(method, delta, facts.ids, facts.round, self.server.rounds, simulated_keys(secret))
-        residual = None if kept is None else kept.gather(RESIDUAL, facts.ids)
-        mean_h, norm = mean_before(delta, residual, facts.weights)
-        if method.transforms or method.privacy.active:
-            mean_delta, _ = mean_before(delta, None, facts.weights)
-            h = delta if residual is None else delta.add_(residual.to(delta.device))
-            for transform in method.transforms:
-                transform.message_(h, facts, layout)
-            method.privacy.clip_(h)
-            mean_h, _ = mean_before(h, None, facts.weights)
-            for transform in method.transforms:
-                transform.mean_(mean_h, facts, layout)
-                transform.mean_(mean_delta, facts, layout)
-            norm = float(mean_delta.norm())
-        return mean_h, norm
-
-    # -- the record --------------------------------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------------------------
 
     def _evaluate(self, state: ServerState) -> dict[str, float | None]:
         """Return loss and metrics of the server's model, of the one that clients hold, and of the average."""
@@ -253,23 +186,3 @@ class Simulation:
                 scores[SCORE] = next((scores[first] for first in self.metrics), None)
                 found |= {f"{name}_{key}": value for key, value in scores.items()}
         return found
-
-
-def _distance(x: Tensor, before: Tensor | None) -> float | None:
-    """Return ‖x - before‖; None if nothing was kept from before."""
-    return None if before is None else float(row_norms((x - before)[None]))
-
-
-def _with_counts(facts: Facts, cohort: Sequence[int], trained: CohortUpdate) -> Facts:
-    """Return the facts with what clients may not tell the server, but a simulation knows for its probes."""
-    places = [cohort.index(client) for client in facts.ids]
-    examples, steps = (tuple(counts[i] for i in places) for counts in (trained.examples, trained.steps))
-    return dataclasses.replace(facts, examples=examples, steps=steps)
-
-
-def _numbers(probe: Probe, left: Leftovers) -> dict[str, float]:
-    """Return what a probe measures as plain numbers; refuses a name that the record uses for something else."""
-    found = probe.measure(left)
-    if taken := sorted(found.keys() & RoundRecord.__dataclass_fields__.keys()):
-        raise SpecError(f"the probe {probe.name} measures {taken[0]!r}, which every record has already; rename it")
-    return {name: float(value) for name, value in found.items()}

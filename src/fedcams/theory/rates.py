@@ -91,7 +91,7 @@ def gradient_norms(experiment: Experiment, built: Built | None = None) -> tuple[
     curvature = task.curvature().double()
     for _ in range(experiment.rounds):
         norms.append(float((curvature * (state.x.double() - 1)).square().sum()))
-        state, _ = built.simulation.advance(state)
+        state, _ = built.simulation.advance_(state)
     return norms, replace(built, state=state)
 
 

@@ -72,7 +72,7 @@ class Captured(Engine):
     def on_trial(self) -> Captured:
         return Captured(precision="float32", streams=1, compile=False)
 
-    def tuned(self, problem: Problem, rounds: int, varies: bool) -> Captured:
+    def tuned(self, problem: Problem, rounds: int, size_varies: bool) -> Captured:
         """Compile if the run has enough steps to make up for the time that it takes.
 
         Round to bf16 unless the device emulates it, or the model or its loss fails under autocast, as `BCELoss` does.

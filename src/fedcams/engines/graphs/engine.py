@@ -118,7 +118,7 @@ def _prepared(problem: Problem) -> Prepared:
 
 def check_loss(problem: Problem) -> None:
     """Refuse examples that are not pairs of tensors, and a loss function that does not return one loss per example."""
-    if not problem.is_plain:
+    if not problem.has_tensor_pairs:
         raise SpecError("engine=graphs: the examples are not pairs of tensors; use engine=loop")
     x, y = problem.examples_of(next(iter(problem.clients)))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Clipping: limits how far one client's update can move the model."""
+"""Limits on the norm of a client's update: `clip` scales it down at the client, `max_norm` refuses it at the server."""
 
 from __future__ import annotations
 
@@ -32,3 +32,19 @@ class Clip(Transform):
         bound = float(self.norm)
         factors = bound / row_norms(rows).clamp(min=bound)
         rows.mul_(factors.to(rows.dtype)[:, None])
+
+
+@register("max_norm")
+@dataclass(frozen=True)
+class MaxNorm(Transform):
+    """Refuses an update whose decoded norm is above `bound`; the client keeps its residual."""
+
+    bound: Number = number(low=0, open="low", doc="largest L2 norm of an accepted update")
+
+    reads_norm = True
+    examples = ("max_norm(bound=10)",)
+    refused = (("max_norm(bound=0)", r"allowed: a number in \(0, inf\)"), ("max_norm", "bound is missing"))
+
+    def refuses(self, norm: float, facts: Facts) -> str:
+        bound = float(self.bound)
+        return "" if norm <= bound else f"an update of norm {norm:.6g}; at most max_norm={bound:g} is accepted"
