@@ -70,7 +70,7 @@ function draw(chart) {
   // Plotly stores what the reader hid in `visible` of its traces, so it gets the same traces again.
   const named = chart.data.filter(t => t.name), many = named.length > 10; // a box with all of them would be cut off
   const groups = [...new Set(chart.data.map(trace => trace.legendgroup))];
-  const places = chart.x[moves ? axis.key : keys[0]]?.map(i => report.positions[i]);
+  const places = chart.x[moves ? axis.key : keys[0]]?.map(i => report.lists[i]);
   if (places) chart.data.forEach(trace => { trace.x = places[groups.indexOf(trace.legendgroup)]; });
   if (moves) {
     Object.assign(layout.xaxis, { title: { text: axis.title } });
@@ -228,6 +228,8 @@ function inflate(id) {
 async function start() {
   const [data, plotly] = await Promise.all(["data", "plotly"].map(inflate));
   report = JSON.parse(data);
+  for (const chart of report.charts.filter(c => Object.keys(c.x).length)) chart.data.forEach(t => { t.y = report.lists[t.y]; });
+  for (const run of report.runs) for (const [key, list] of Object.entries(run.link)) run[key] = report.lists[list];
   axis = report.axes[0];
   document.head.append(Object.assign(document.createElement("script"), { textContent: plotly }));
   $("#axes button").forEach(button => { button.onclick = () => choose(button); });
