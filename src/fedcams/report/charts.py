@@ -31,9 +31,10 @@ from fedcams.report.series import (
     Axis,
     Histogram,
     Metric,
-    curve,
+    Track,
     height,
     histograms,
+    track,
 )
 from fedcams.report.summary import Row, Spread, Summary
 
@@ -98,9 +99,10 @@ class Charts(NamedTuple):
 
 def describe(collection: Collection, summary: Summary) -> Charts:
     """Return the charts of a report on these runs; a chart without data is left out."""
-    accuracy = [_lines(collection, metric, summary.percent) for metric in SCORES]
+    tracks = [track(method) for method in collection.methods]
+    accuracy = [_lines(tracks, collection.looks, metric, summary.percent) for metric in SCORES]
     losses, errors, steps = (
-        [chart for metric in metrics if (chart := _lines(collection, metric)).series]
+        [chart for metric in metrics if (chart := _lines(tracks, collection.looks, metric)).series]
         for metrics in (LOSSES, COMPRESSION, ADAPTIVITY)
     )
     found = parts(collection) if summary.target is not None else []
@@ -115,10 +117,9 @@ def describe(collection: Collection, summary: Summary) -> Charts:
     )
 
 
-def _lines(collection: Collection, metric: Metric, percent: bool = False) -> Chart:
+def _lines(tracks: list[Track], looks: list[Look], metric: Metric, percent: bool = False) -> Chart:
     """Return the chart of one metric for all methods: mean over seeds, and a band from the lowest to the highest."""
-    pairs = zip(collection.methods, collection.looks, strict=True)
-    found = [(method.label, look, curve(method, metric)) for method, look in pairs]
+    found = [(each.method.label, look, each.curve(metric)) for each, look in zip(tracks, looks, strict=True)]
     shown = [each for each in found if each[2] and (metric not in COMPRESSION or each[2].high.any())]
     series = tuple(
         Series(name, look, c.x, c.mean, *((c.low, c.high) if c.seeds > 1 else ())) for name, look, c in shown

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import combinations, groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -227,19 +226,25 @@ def _methods(runs: Iterable[Run]) -> list[Method]:
 
 
 def _labels(experiments: list[Experiment]) -> list[str]:
-    """Return the labels; a label that several experiments share is followed by the keys in which they differ."""
-    count = Counter(experiment.label for experiment in experiments)
-    return [e.label if count[e.label] == 1 else f"{e.label} ({_distinction(e, experiments)})" for e in experiments]
+    """Return the labels; a label that several experiments share is followed by as few keys as tell them apart."""
+    sharing: dict[str, list[dict[str, Any]]] = {}
+    for experiment in experiments:
+        sharing.setdefault(experiment.label, []).append(experiment.to_dict())
+    telling = {label: _telling(settings) for label, settings in sharing.items()}
+    return [f"{e.label}{_told(e.to_dict(), telling[e.label])}" for e in experiments]
 
 
-def _distinction(experiment: Experiment, experiments: list[Experiment]) -> str:
-    mine = experiment.to_dict()
-    others = [other.to_dict() for other in experiments if other.label == experiment.label]
-    return ", ".join(
-        f"{key}={value}"
-        for key, value in mine.items()
-        if key not in ASIDE and any(other[key] != value for other in others)
+def _telling(settings: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the fewest keys in which all these differ from each other; of equally many, those that come first."""
+    keys = [key for key in settings[0] if key not in ASIDE and any(each[key] != settings[0][key] for each in settings)]
+    chosen = (some for size in range(len(keys)) for some in combinations(keys, size))
+    return next(
+        (some for some in chosen if len({_told(each, some) for each in settings}) == len(settings)), tuple(keys)
     )
+
+
+def _told(settings: dict[str, Any], keys: tuple[str, ...]) -> str:
+    return f" ({', '.join(f'{key}={settings[key]}' for key in keys)})" if keys else ""
 
 
 @functools.cache

@@ -23,7 +23,8 @@ function themed(layout) {
   return {
     margin: { l: 56, r: 12, t: 34, b: 48 } /* above the plot is room for its buttons */, paper_bgcolor: colour("--card"), plot_bgcolor: "rgba(0,0,0,0)",
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
-    legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", tracegroupgap: 0, font: { size: 12.5 } },
+    legend: { orientation: "h", x: 0, xref: "container", y: 0, yref: "container", yanchor: "bottom", tracegroupgap: 0, font: { size: 12.5 },
+      maxheight: 1 /* the chart has room for it; by default it would be half of the chart, and scroll */ },
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink"), size: 12.5 }, namelength: -1 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--accent") },
     ...layout, font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("--ink") },
@@ -39,13 +40,14 @@ const lines = texts => texts.join("<br>").split("<br>").length;
 function show(key, data, layout) {
   const element = place(key), width = element.clientWidth, letter = 6.5; // pixels, on average
   const named = data.filter(t => t.name && t.showlegend !== false), bars = data[0]?.orientation === "h" ? data[0].y : [];
-  named.forEach(t => { t.name = fold(t.name, (width - 115) / letter); });
+  named.forEach(t => { t.name = fold(t.name, (width - 75) / letter); });
   const beside = bars.map(name => fold(name, 0.4 * width / letter)), names = named.map(t => t.name);
   if (bars.length) Object.assign(layout.yaxis, { tickmode: "array", tickvals: bars, ticktext: beside });
   const columns = Math.max(1, Math.floor((width - 70) / (Math.max(0, ...names.map(n => n.length)) * letter + 45)));
   const rows = columns > 1 ? Math.ceil(names.length / columns) : lines(names);
   const least = parseFloat(getComputedStyle(element).minHeight);
-  const height = least + 20 * Math.max(0, rows - 2) + 16 * Math.max(0, lines(beside) - 12);
+  const tallest = Math.max(0, ...beside.map(name => lines([name]))); // bars are equally far apart, so each gets the room of the tallest
+  const height = least + 20 * Math.max(0, rows - 2) + 16 * Math.max(0, beside.length * tallest - 12);
   element.style.height = height + "px";
   const picture = { filename: key, scale: 2 };
   return Plotly.react(element, data, themed({ ...layout, width, height }), { ...config, toImageButtonOptions: picture });
@@ -70,7 +72,7 @@ function draw(chart) {
   // Plotly stores what the reader hid in `visible` of its traces, so it gets the same traces again.
   const named = chart.data.filter(t => t.name), many = named.length > 10; // a box with all of them would be cut off
   const groups = [...new Set(chart.data.map(trace => trace.legendgroup))];
-  const places = chart.x[moves ? axis.key : keys[0]]?.map(i => report.positions[i]);
+  const places = chart.x[moves ? axis.key : keys[0]]?.map(i => report.lists[i]);
   if (places) chart.data.forEach(trace => { trace.x = places[groups.indexOf(trace.legendgroup)]; });
   if (moves) {
     Object.assign(layout.xaxis, { title: { text: axis.title } });
@@ -110,12 +112,12 @@ function drawNext(farthest) {
   return true;
 }
 
-// Draw what is in the window or one window away, one at a time: it can be read while the others are drawn.
+// Draw what is in the window or one window away, one at a time: it is shown, and can be read, while the others are drawn.
 async function drawNear() {
   if (drawing) return;
   drawing = true;
   try {
-    while (drawNext(innerHeight)) await new Promise(drawn => setTimeout(drawn));
+    while (drawNext(innerHeight)) await new Promise(shown => requestAnimationFrame(() => setTimeout(shown)));
   } catch (why) {
     trouble(why);
   }
@@ -228,6 +230,8 @@ function inflate(id) {
 async function start() {
   const [data, plotly] = await Promise.all(["data", "plotly"].map(inflate));
   report = JSON.parse(data);
+  for (const chart of report.charts.filter(c => Object.keys(c.x).length)) chart.data.forEach(t => { t.y = report.lists[t.y]; });
+  for (const run of report.runs) for (const [key, list] of Object.entries(run.link)) run[key] = report.lists[list];
   axis = report.axes[0];
   document.head.append(Object.assign(document.createElement("script"), { textContent: plotly }));
   $("#axes button").forEach(button => { button.onclick = () => choose(button); });

@@ -7,10 +7,12 @@ data are compressed and written as base64; the browser inflates them.
 from __future__ import annotations
 
 import base64
+import contextlib
+import gc
 import gzip
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -22,7 +24,7 @@ from fedcams.errors import FedcamsError
 from fedcams.report.charts import Chart, Charts, describe
 from fedcams.report.collection import Collection, collect
 from fedcams.report.figures import library, write_figures
-from fedcams.report.plotly import Positions, compact, figure
+from fedcams.report.plotly import Lists, figure
 from fedcams.report.profiles import PROFILES, link
 from fedcams.report.sections import facts, network, notes, segments, summary_table, tiles, versions
 from fedcams.report.series import AXES
@@ -66,13 +68,18 @@ def report(runs: Sequence[Path], out: Path, target: float | None = None, figures
         >>> report([Path("reported")], Path("report")).name
         'index.html'
     """
+    with _uncollected():
+        return _report(runs, Path(out), target, figures)
+
+
+def _report(runs: Sequence[Path], out: Path, target: float | None, figures: bool) -> Path:
     if target is not None and not math.isfinite(target):
         raise ReportError(f"target={target!r} is not a finite number; give an accuracy such as 0.9, or leave it out")
     collection = collect(runs)
     if figures:
         library()  # refuse before anything is written
     summary = summarize(collection, target)
-    charts, out = describe(collection, summary), Path(out)
+    charts = describe(collection, summary)
     text = page(collection, summary, charts)
     with os_errors(ReportError, "write to", out, "free space, or name a folder that can be written"):
         out.mkdir(parents=True, exist_ok=True)
@@ -83,6 +90,18 @@ def report(runs: Sequence[Path], out: Path, target: float | None = None, figures
         (out / "summary.md").write_text(markdown(collection, summary), "utf-8")
         (out / "index.html").write_text(text, "utf-8")
     return out / "index.html"
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause the garbage collector: reports read millions of numbers, and it would look through all of them in vain."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def page(collection: Collection, summary: Summary, charts: Charts | None = None, alone: bool = False) -> str:
@@ -134,8 +153,8 @@ BESIDE = (
     "</footer>"
 )
 LOSSES_TITLE = "Losses"
-LEVEL = 6
-"""How hard the data is compressed: 9 takes five times as long for one percent less."""
+LEVEL = 5
+"""How hard the data is compressed: 6 takes two thirds more time for two percent less."""
 PARTITION_NOTE = "The number of examples of each label that every client trains on."
 
 
@@ -185,17 +204,16 @@ def _cards(shown: list[Chart], wide: int) -> str:
 def _data(collection: Collection, summary: Summary, charts: Charts) -> str:
     """Return the script's data: charts, axes to choose from, and each client's link, to compute times."""
     *shown, timed = charts
-    positions = Positions()
+    lists = Lists()
     data = {
-        "charts": [figure(chart, positions) for section in shown for chart in section],
-        "positions": positions.lists,
+        "charts": [figure(chart, lists) for section in shown for chart in section],
         "axes": [{"key": axis.key, "title": axis.title, "unit": axis.unit} for axis in AXES],
-        "network": [figure(chart, positions) for chart in timed],
+        "network": [figure(chart, lists) for chart in timed],
         "profiles": [vars(profile) for profile in PROFILES],
         "percent": summary.percent,
-        "runs": [_run(index, run) for index, method in enumerate(collection.methods) for run in method.runs],
+        "runs": [_run(index, run, lists) for index, method in enumerate(collection.methods) for run in method.runs],
     }
-    return json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return f'{{"lists":{lists},{json.dumps(data, separators=(",", ":"), allow_nan=False)[1:]}'
 
 
 def _packed(text: str) -> str:
@@ -203,10 +221,9 @@ def _packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), LEVEL, mtime=0)).decode()
 
 
-def _run(method: int, run: Run) -> dict[str, Any]:
-    """Return the accuracy of a run and what one client's link carries, round by round."""
-    carried = link(run)
-    return {"method": method, **{key: compact(values) for key, values in vars(carried).items()}}
+def _run(method: int, run: Run, lists: Lists) -> dict[str, Any]:
+    """Return the accuracy of a run and what one client's link carries, round by round, as indices of lists."""
+    return {"method": method, "link": {key: lists.index(values) for key, values in vars(link(run)).items()}}
 
 
 def _file(name: str) -> bytes:

@@ -143,8 +143,7 @@ def network(collection: Collection, summary: Summary) -> str:
         return ""
     heads = "".join(f'<th scope="col">{profile.name}</th>' for profile in PROFILES)
     rows = "".join(
-        f'<tr><th scope="row" class="text method">{_dot(style)}{escape(method.label)}</th>'
-        f"{'<td></td>' * len(PROFILES)}</tr>"
+        f'<tr><th scope="row" class="text method">{_named(style, method.label)}</th>{"<td></td>" * len(PROFILES)}</tr>'
         for method, style in zip(collection.methods, collection.looks, strict=True)
     )
     shown = 100 * summary.target if summary.percent else summary.target
@@ -208,7 +207,7 @@ def _cell(cell: Cell, column: str, style: Look) -> str:
     note = f"<small>{escape(cell.note)}</small>" if cell.note else ""
     text = escape(cell.text)
     if column == METHOD:
-        text = _dot(style) + text
+        text = _named(style, cell.text)
     elif column in WORDS:
         # In a narrow table a spec breaks after its name and between its parameters.
         text = f"<code>{'<wbr>'.join(f'<span>{part}</span>' for part in re.findall(r'[^(,]+[(,]? ?', text))}</code>"
@@ -221,8 +220,10 @@ def _kind(column: str) -> str:
     return "text method" if column == METHOD else "text" if column in WORDS else ""
 
 
-def _dot(style: Look) -> str:
-    return f'<span class="dot" data-dash="{style.dash}" style="--c:{style.colour}"></span>'
+def _named(style: Look, label: str) -> str:
+    """Return how a method is drawn, and its label, which breaks before the parameters of a spec if it must."""
+    dot = f'<span class="dot" data-dash="{style.dash}" style="--c:{style.colour}"></span>'
+    return dot + re.sub(r"(?<=\w)\((?=\w)", r"\g<0><wbr>", escape(label))
 
 
 def _spelled_out(value: Any) -> str:

@@ -113,24 +113,40 @@ def position(run: Run, axis: Axis) -> Array:
     return np.cumsum(sum(run.column(name) for name in SPENT[axis.key]))
 
 
-def curve(method: Method, metric: Metric) -> Curve:
-    """Return the mean, lowest and highest over the seeds that reached each round."""
-    if not any(np.isfinite(values(run, metric)).any() for run in method.runs):
-        none = np.empty(0)
-        return Curve({axis.key: none for axis in AXES}, none, none, none, len(method.runs))
-    rounds = np.unique(np.concatenate([position(run, ROUNDS) for run in method.runs]))
-    table = np.full((len(method.runs), len(rounds)), np.nan)
-    places = {axis: np.full_like(table, np.nan) for axis in AXES}
-    for row, run in enumerate(method.runs):
-        columns = np.searchsorted(rounds, position(run, ROUNDS))
-        table[row, columns] = values(run, metric)
-        for axis, place in places.items():
-            place[row, columns] = position(run, axis)
-    kept = np.isfinite(table).any(axis=0)
-    table = table[:, kept]
-    x = {axis.key: np.nanmean(place[:, kept], axis=0) for axis, place in places.items()}
-    mean, low, high = (f(table, axis=0) for f in (np.nanmean, np.nanmin, np.nanmax))
-    return Curve(x, mean, low, high, len(method.runs))
+@dataclass(frozen=True)
+class Track:
+    """The rounds of a method, to draw any number of curves over them."""
+
+    method: Method
+    rounds: Array
+    """The rounds that some seed reached, `[T]`."""
+    x: dict[str, Array]
+    """Key of an axis -> where the seeds were on it after each of these rounds, on average, `[T]`."""
+
+    def curve(self, metric: Metric) -> Curve:
+        """Return the mean, lowest and highest over the seeds that reached each round."""
+        table = self.table([values(run, metric) for run in self.method.runs])
+        kept = np.isfinite(table).any(axis=0)
+        x, found = {key: places[kept] for key, places in self.x.items()}, table[:, kept]
+        if len(found) == 1:  # of one seed they are all the same
+            return Curve(x, found[0], found[0], found[0], 1)
+        mean, low, high = (f(found, axis=0) for f in (np.nanmean, np.nanmin, np.nanmax))
+        return Curve(x, mean, low, high, len(found))
+
+    def table(self, rows: list[Array]) -> Array:
+        """Return one row per seed, `[seeds, T]`, of what each seed has in its own rounds; NaN in the others."""
+        table = np.full((len(rows), len(self.rounds)), np.nan)
+        for row, run, found in zip(table, self.method.runs, rows, strict=True):
+            row[np.searchsorted(self.rounds, position(run, ROUNDS))] = found
+        return table
+
+
+def track(method: Method) -> Track:
+    """Return the rounds of a method."""
+    found = Track(method, np.unique(np.concatenate([position(run, ROUNDS) for run in method.runs])), {})
+    for axis in AXES:
+        found.x[axis.key] = np.nanmean(found.table([position(run, axis) for run in method.runs]), axis=0)
+    return found
 
 
 def height(curves: Sequence[Curve], start: float = START) -> tuple[float, float] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fedcams.report.networks import network_markdown
 from fedcams.report.numbers import NONE, human_bytes, human_seconds, score
 from fedcams.report.series import AXES, position
 from fedcams.report.summary import NO_FEEDBACK, Row, Spread, Summary
+from fedcams.runs import Run
 
 SPREADS = ("final", "averaged", "last", "best")
 RECORDED = (
@@ -27,7 +29,9 @@ RECORDED = (
 def write_summary_csv(path: Path, summary: Summary) -> None:
     """Write one row per method: exact numbers, in bytes and seconds."""
     rows = [_exact(row, summary.target) for row in summary.rows]
-    _write(path, list(rows[0]), (map(csv_cell, row.values()) for row in rows))
+    path.write_text(
+        "".join(f"{_line(row)}\n" for row in (rows[0], *(row.values() for row in rows))), "utf-8", newline=""
+    )
 
 
 def write_rounds_csv(path: Path, collection: Collection) -> None:
@@ -35,19 +39,23 @@ def write_rounds_csv(path: Path, collection: Collection) -> None:
     sums = [axis.key for axis in AXES if axis.unit]
     probed = dict.fromkeys(name for run in collection.runs for record in run.records for name in record.probes)
     names = [*RECORDED, *(name for name in probed if name not in RECORDED)]
-    header = ["label", "seed", "round", "cohort", "refused", *names]
-    _write(path, [*header, *(f"cumulative_{key}" for key in sums), "seconds"], _rounds(collection, names))
+    header = ["label", "seed", "round", "cohort", "refused", *names, *(f"cumulative_{key}" for key in sums), "seconds"]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(_line(header) + "\n")
+        for method in collection.methods:
+            for run in method.runs:
+                named = _line([method.label, run.experiment.seed])
+                file.writelines(f"{named},{row}\n" for row in map(",".join, zip(*_texts(run, names), strict=True)))
 
 
-def _rounds(collection: Collection, names: Sequence[str]) -> Iterable[Sequence[object]]:
-    for method in collection.methods:
-        for run in method.runs:
-            named = csv_cell(method.label), run.experiment.seed
-            places = [position(run, axis).astype(int).tolist() for axis in AXES if axis.unit]
-            seconds = [None if value != value else value for value in run.seconds.tolist()]
-            for record, *sums, taken in zip(run.records, *places, seconds, strict=True):
-                clients, known = (len(record.cohort), len(record.refused)), record.to_dict()
-                yield [*named, record.round, *clients, *map(known.get, names), *sums, taken]
+def _texts(run: Run, names: Sequence[str]) -> Iterator[list[str]]:
+    """Return the columns of a run. They hold numbers, which need no quotes, so that no row has to be looked through."""
+    refused = [len(record.refused) for record in run.records]
+    places = [position(run, axis).astype(int).tolist() for axis in AXES if axis.unit]
+    seconds = [None if value != value else value for value in run.seconds.tolist()]
+    sizes = run.cohort_sizes.astype(int).tolist()
+    for column in (run.recorded("round"), sizes, refused, *map(run.recorded, names), *places, seconds):
+        yield ["" if value is None else repr(value) for value in column]
 
 
 def _exact(row: Row, target: float | None) -> dict[str, object]:
@@ -68,12 +76,11 @@ def _exact(row: Row, target: float | None) -> dict[str, object]:
 ENDINGS = {"": "mean", "_low": "low", "_high": "high"}
 
 
-def _write(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Write a table, escaping only text: checking every number would double the time."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(map(csv_cell, header))
-        writer.writerows(rows)
+def _line(cells: Iterable[object]) -> str:
+    """Return a line of a CSV file without its end."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(map(csv_cell, cells))
+    return text.getvalue()
 
 
 @dataclass(frozen=True)

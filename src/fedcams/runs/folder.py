@@ -17,6 +17,7 @@ import contextlib
 import functools
 import json
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +78,19 @@ class Run:
         """Whether all rounds are there, or the run was stopped early on purpose."""
         return len(self.records) == self.experiment.rounds or len(self.records) == self.stopped
 
+    def recorded(self, name: str) -> list[Any]:
+        """Return a field or a probe of the records by its name, exactly as recorded; None where it is missing."""
+        if name in FIELDS:
+            return list(map(attrgetter(name), self.records))
+        return [record.probes.get(name) for record in self.records]
+
     def column(self, name: str) -> NDArray[np.float64]:
         """Return a field or a probe of the records by its name, `[T]`; NaN where it is missing or not finite.
 
         The array is made once and is read-only.
         """
         if name not in self._columns:
-            field = name in FIELDS
-            found = [getattr(record, name) if field else record.probes.get(name) for record in self.records]
-            known = np.array(found, np.float64)  # None becomes NaN
+            known = np.array(self.recorded(name), np.float64)  # None becomes NaN
             self._columns[name] = _read_only(np.where(np.isfinite(known), known, np.nan))
         return self._columns[name]
 

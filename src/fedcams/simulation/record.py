@@ -80,11 +80,14 @@ class RoundRecord:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
         """Return a record of these values; names that are not fields count as probes."""
-        own: dict[str, Any] = {"probes": {}}
-        for key, value in values.items():  # tens of thousands of times for a report
-            (own if key in FIELDS else own["probes"])[key] = value
+        own = {**DEFAULTS, **values}
+        own["probes"] = {key: own.pop(key) for key in values if key not in FIELDS}
         own["refused"] = {int(client): str(reason) for client, reason in own.get("refused", {}).items()}
-        return cls(**own)
+        if len(own) <= len(FIELDS):
+            return cls(**own)  # refuses: a field without a default is missing
+        record = object.__new__(cls)  # half the time of `__init__`, which sets fields one by one: a report makes many
+        vars(record).update(own)
+        return record
 
     @classmethod
     def from_json(cls, line: str) -> RoundRecord:
@@ -94,6 +97,8 @@ class RoundRecord:
 
 FIELDS = frozenset(key.name for key in dataclasses.fields(RoundRecord)) - {"probes"}
 """The names in a line that are fields of a record; all others are probes."""
+DEFAULTS = {key.name: key.default for key in dataclasses.fields(RoundRecord) if key.default is not dataclasses.MISSING}
+"""The values of fields that an older version did not write."""
 
 
 class Phases:
