@@ -116,15 +116,14 @@ def respond_(
     for transform in method.transforms:
         transform.message_(sending.h, sending.facts, client.layout)
     method.privacy.clip_(sending.h)
-    measure = "error" in needs
     try:
-        return _encode_(client, method, sending, measure)
+        return _encode_(client, method, sending, needs)
     except UpdateError:
         bad = _overflows(client, method, sending)
         if not bad:
             raise
         sending = sending.without(bad)
-        return _encode_(client, method, sending, measure) if sending.facts.ids else sending.nothing()
+        return _encode_(client, method, sending, needs) if sending.facts.ids else sending.nothing()
 
 
 def _hidden_(client: Client, method: Method, sending: Sending, failed: Collection[int]) -> Sending:
@@ -166,7 +165,7 @@ def _control_change(client: Client, method: Method, sending: Sending) -> Tensor 
     return method.control.change(control, old, sending.h, sums.to(control.device))
 
 
-def _encode_(client: Client, method: Method, sending: Sending, measure: bool) -> Outgoing:
+def _encode_(client: Client, method: Method, sending: Sending, needs: Collection[str]) -> Outgoing:
     """Encode everything that travels; the update comes last: it overwrites h, which must survive a failure before."""
     facts = sending.facts
     keys = [derive(facts.seed, "uplink", facts.round, client_id) for client_id in facts.ids]
@@ -185,7 +184,7 @@ def _encode_(client: Client, method: Method, sending: Sending, measure: bool) ->
     changed = bool(method.transforms) or method.privacy.active
     messages = sending.h.clone() if sending.updates is not None and changed else None
     code, residual, errors = encode_with_feedback_(
-        method.uplink, client.layout, sending.h, keys, client.keeps(RESIDUAL), measure
+        method.uplink, client.layout, sending.h, keys, client.keeps(RESIDUAL), "error" in needs
     )
     codes[UPDATE] = (method.uplink, code)
     rows |= {} if residual is None else {RESIDUAL: residual}
