@@ -30,6 +30,9 @@ from lora_app import client_app as site
 from lora_app import server_app
 from lora_app.adapters import adapters_of, load_adapters_, make_model, site_data, small
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"  # of transformers, for peft
+)
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE, DOCS = ROOT / "examples" / "lora", ROOT / "docs"
 tiny = functools.partial(make_model, width=16, layers=1)
