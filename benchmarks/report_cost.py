@@ -43,7 +43,7 @@ def main() -> None:
 def writing(out: Path) -> float:
     """Return the CPU seconds of `fedcams report` on all runs."""
     compiled = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # as an installed package is
-    command = [sys.executable, "-m", "fedcams", "report", RESULTS, "--out", out]
+    command = [sys.executable, "-m", "fedcams", "report", str(RESULTS), "--out", str(out)]
     before = os.times()
     subprocess.run(command, check=True, capture_output=True, env=compiled)
     after = os.times()

@@ -8,6 +8,7 @@ const config = {
   showSendToCloud: false, plotlyServerURL: "", topojsonURL: "",
 };
 const $ = (selector, root = document) => [...root.querySelectorAll(selector)];
+const NARROW = 500; // pixels; in a narrower chart the legend begins at its edge, which takes longer to draw
 const place = key => document.getElementById("chart-" + key);
 
 // -- theme -----------------------------------------------------------------------------------------------------------
@@ -23,7 +24,7 @@ function themed(layout) {
   return {
     margin: { l: 56, r: 12, t: 34, b: 48 } /* above the plot is room for its buttons */, paper_bgcolor: colour("--card"), plot_bgcolor: "rgba(0,0,0,0)",
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
-    legend: { orientation: "h", x: 0, xref: "container", y: 0, yref: "container", yanchor: "bottom", tracegroupgap: 0, font: { size: 12.5 },
+    legend: { orientation: "h", x: 0, xref: layout.width < NARROW ? "container" : "paper", y: 0, yref: "container", yanchor: "bottom", tracegroupgap: 0, font: { size: 12.5 },
       maxheight: 1 /* the chart has room for it; by default it would be half of the chart, and scroll */ },
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink"), size: 12.5 }, namelength: -1 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--accent") },
@@ -40,7 +41,7 @@ const lines = texts => texts.join("<br>").split("<br>").length;
 function show(key, data, layout) {
   const element = place(key), width = element.clientWidth, letter = 6.5; // pixels, on average
   const named = data.filter(t => t.name && t.showlegend !== false), bars = data[0]?.orientation === "h" ? data[0].y : [];
-  named.forEach(t => { t.name = fold(t.name, (width - 75) / letter); });
+  named.forEach(t => { t.name = fold(t.name, (width - (width < NARROW ? 75 : 115)) / letter); });
   const beside = bars.map(name => fold(name, 0.4 * width / letter)), names = named.map(t => t.name);
   if (bars.length) Object.assign(layout.yaxis, { tickmode: "array", tickvals: bars, ticktext: beside });
   const columns = Math.max(1, Math.floor((width - 70) / (Math.max(0, ...names.map(n => n.length)) * letter + 45)));

@@ -26,7 +26,7 @@ class Lists:
         self.texts: list[str] = []
         self._indices: dict[bytes, int] = {}
 
-    def index(self, values: NDArray[np.float64]) -> int:
+    def index(self, values: NDArray[np.number[Any]]) -> int:
         """Return which of the lists holds these values; they are added if none does."""
         index = self._indices.setdefault(values.tobytes(), len(self.texts))
         if index == len(self.texts):
