@@ -177,6 +177,19 @@ def test_one_huge_update_does_not_freeze_fedams() -> None:
     assert found["none"] < 40 < 80 < found["adaptive"]
 
 
+def test_a_lie_about_steps_does_not_freeze_fedams_either() -> None:
+    """FedNova multiplies the mean by what clients say; no bound on norms applies to that."""
+
+    def lie_(trained: Any, place: int) -> None:
+        trained.steps[place] = 2**62
+
+    simulation = simulation_of(server=SERVERS[0], transforms="fednova")
+    hostile, state = attacked(simulation, lie_, [7]), simulation.start()
+    for round in range(1, 26):
+        state, record = (hostile if round == 3 else simulation).advance(state)
+    assert accuracy([record]) > 80
+
+
 NORM = {"model": "convmixer(dim=4, depth=1, kernel=3)", "local": "sgd(lr=0.05, steps=3, batch=16)", "rounds": 4}
 
 

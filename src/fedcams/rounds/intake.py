@@ -251,10 +251,10 @@ class Intake:
         return Facts(self.round, self.server.seed, ids, examples, steps, weights, rate, population)
 
     def mean_loss(self) -> float | None:
-        """Return the mean of the accepted clients' losses; None if no client was accepted, or if they tell none."""
-        told = [] if self.method.privacy.at_client else sorted(self._accepted)
-        losses = [self._accepted[client].loss for client in told]
-        return float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean()) if losses else None
+        """Return the mean of the accepted clients' losses; None if there are none, or if their sum overflows."""
+        losses = [self._accepted[client].loss for client in sorted(self._accepted)]
+        mean = float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean())
+        return None if self.method.privacy.at_client or not math.isfinite(mean) else mean
 
     def means(self) -> Means | None:
         """Return the means of the accepted arrivals; None if there are none, or fewer than the method's `min_replies`.
