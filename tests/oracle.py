@@ -325,6 +325,19 @@ def trimmed_mean(rows: NDArray[np.float64], fraction: Fraction | float | str) ->
     return np.array([np.sort(column)[trim : len(rows) - trim].mean() for column in rows.T])
 
 
+def krum(rows: NDArray[np.float64], weights: Sequence[float], fraction: Fraction | float | str) -> Vector:
+    """The weighted mean without the floor(fraction·C) rows that lie farthest from their C - f - 2 nearest others."""
+    count = len(rows)
+    out = int(Fraction(str(fraction)) * count)
+
+    def score(i: int) -> float:
+        others = sorted(float(((rows[i] - rows[j]) ** 2).sum()) for j in range(count) if j != i)
+        return sum(others[: max(1, count - out - 2)])
+
+    kept = sorted(range(count), key=score)[: count - out]
+    return np.average(rows[kept], axis=0, weights=np.array(weights)[kept])
+
+
 def ema(xs: Iterable[Vector], decay: float) -> list[Vector]:
     """The average after each step: `a += w (x - a)`, `w = max(1 - decay, 1/t)`."""
     a, averages = np.zeros(1), []

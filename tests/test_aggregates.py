@@ -18,6 +18,7 @@ from fedcams.compress.identity import IDENTITY
 from fedcams.errors import SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.registry import registered
+from fedcams.rounds.robust import RobustMean
 from together import together
 
 AGGREGATES = [Aggregate.parse(spec) for cls in registered("aggregate").values() for spec in cls.examples]
@@ -116,6 +117,24 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances(count: int) -> N
         assert total(z) <= total(other) * (1 + 1e-6)
 
 
+@together("count", [1, 2, 3, 10, 20])
+@together("fraction", ["0", "0.2", "0.49"])
+def test_krum_is_the_oracles(count: int, fraction: str) -> None:
+    rows = draw(count, 50, seed=count) * (1 + torch.arange(count)[:, None])
+    weights = [1.0 + place for place in range(count)]
+    out = Aggregate.parse(f"krum({fraction})").combine(rows, weights)
+    expected = oracle.krum(rows.double().numpy(), weights, fraction)
+    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_krum_finds_a_direction_that_noise_hides_in_every_coordinate() -> None:
+    """Two clients of ten send the opposite of what all others agree on, which is a third of the noise."""
+    common = draw(20_000) / 3
+    honest, opposite = common + draw(8, 20_000, seed=2), -common + draw(2, 20_000, seed=3)
+    out = Aggregate.parse("krum(0.2)").combine(torch.cat([opposite, honest]), [1.0] * 10)
+    torch.testing.assert_close(out, honest.mean(0))
+
+
 def test_a_clipped_mean_scales_long_updates_to_the_median_norm() -> None:
     rows = torch.eye(5) * torch.tensor([1.0, 2.0, 3.0, 4.0, 1e6])
     weights = [1.0, 1.0, 1.0, 1.0, 4.0]
@@ -125,7 +144,7 @@ def test_a_clipped_mean_scales_long_updates_to_the_median_norm() -> None:
     torch.testing.assert_close(Aggregate.parse("clipped_mean(factor=2)").combine(rows, weights), doubled)
 
 
-@together("spec", ["trimmed(fraction=0.2)", "median", "geometric_median", "clipped_mean"])
+@together("spec", ["trimmed(fraction=0.2)", "median", "geometric_median", "clipped_mean", "krum"])
 @together("size", [1e3, 1e30])
 def test_two_wild_clients_of_ten_do_not_move_a_robust_mean_far(spec: str, size: float) -> None:
     """They agree on a direction; the mean would follow them."""
@@ -133,6 +152,23 @@ def test_two_wild_clients_of_ten_do_not_move_a_robust_mean_far(spec: str, size: 
     rows = torch.cat([honest, torch.full((2, 300), -size)])
     out = Aggregate.parse(spec).combine(rows, [1.0] * 10)
     assert float((out - honest.mean(0)).norm()) < 0.5 * float(honest.mean(0).norm())
+
+
+@each_aggregate
+def test_rows_of_buffers_are_combined_as_changes(aggregate: Aggregate) -> None:
+    """In any order of arrival; an aggregate that scales rows scales changes, and no variance falls below zero."""
+    layout = Layout(("a.running_mean", "a.running_var"), ((3,), (3,)))
+    before, rows = torch.tensor([5.0, -5, 0, 1, 1e-3, 1e3]), draw(9, 6).abs() * torch.tensor([1, 1, 1, 1, 1e-9, 1e-9])
+    found = []
+    for order in (range(9), reversed(range(9))):
+        total = RobustMean(aggregate, layout, torch.device("cpu"), before)
+        for client in order:
+            total.add_rows([client], IDENTITY, {"values": rows[client : client + 1]}, [1.0])
+        found.append(total.mean())
+    assert torch.equal(*found)
+    expected = aggregate.combine((rows - before).double(), [1.0] * 9) + before
+    torch.testing.assert_close(found[0].double(), expected, rtol=1e-4, atol=1e-4)
+    assert bool((found[0][3:] >= 0).all())
 
 
 # -- averages ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from chaos_app.hostile import HEADS, with_head
 from fedcams.errors import UpdateError
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.checkpoint import read_ledger
-from fedcams.flower.records import REPLY, from_array, message_record
+from fedcams.flower.records import NUMPY, REPLY, _head, from_array, message_record
 from fedcams.rounds import answer_from_parts
 from flower_apps import quick
 from flower_grid import LocalGrid
@@ -98,6 +98,19 @@ def test_metrics_that_have_no_mean_do_not_end_a_run(tmp_path: Path, metrics: lis
     assert np.array_equal(result.arrays["w"].numpy(), np.ones((2, 3)))
 
 
+def test_losses_whose_sum_overflows_are_not_recorded(tmp_path: Path) -> None:
+    """Each is a number, but their mean is none, and neither JSON nor a chart can have it."""
+    apps = {}
+    for node in (5, 6):
+        apps[node] = ClientApp(mods=[uplink("identity", state_dir=tmp_path)])
+        apps[node].train()(saying({"num-examples": 5, "train_loss": 1.7e308}))
+    grid = LocalGrid(apps, {5: {"site-id": 0}, 6: {"site-id": 1}})
+    FedCAMS(server="fedavg", checkpoint=tmp_path / "server", min_available=2).start(grid, two_by_three(), 1, 5.0)
+    (line,) = read_ledger(tmp_path / "server")
+    assert len(line["accepted"]) == 2
+    assert line["train_loss"] is None
+
+
 BOMB = b"\x93NUMPY\x02\x00" + (118).to_bytes(4, "little")
 BOMB += b"{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000,), }".ljust(117) + b"\n"
 
@@ -115,6 +128,15 @@ BOMB += b"{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000,), }".
 def test_an_array_that_claims_more_than_came_is_refused_before_memory_is_asked_for(array: Array) -> None:
     with pytest.raises(UpdateError, match=r"an array (that cannot be read|of type)"):
         from_array(array)
+
+
+@pytest.mark.parametrize("array", [Array("float32", (1,) * 65, NUMPY, b""), Array("f4," * 1000, (1,), NUMPY, b"")])
+def test_headers_of_absurd_arrays_are_not_cached(array: Array) -> None:
+    """The cache lasts as long as the server: thousands of long headers would fill its memory."""
+    before = _head.cache_info().currsize
+    with pytest.raises(UpdateError, match=r"an array that cannot be read \(ValueError: \d+ axes of"):
+        from_array(array)
+    assert _head.cache_info().currsize == before
 
 
 def sending(array: Array) -> Callable[..., Message]:

@@ -177,6 +177,19 @@ def test_one_huge_update_does_not_freeze_fedams() -> None:
     assert found["none"] < 40 < 80 < found["adaptive"]
 
 
+def test_a_lie_about_steps_does_not_freeze_fedams_either() -> None:
+    """FedNova multiplies the mean by what clients say; no bound on norms applies to that."""
+
+    def lie_(trained: Any, place: int) -> None:
+        trained.steps[place] = 2**62
+
+    simulation = simulation_of(server=SERVERS[0], transforms="fednova")
+    hostile, state = attacked(simulation, lie_, [7]), simulation.start()
+    for round in range(1, 26):
+        state, record = (hostile if round == 3 else simulation).advance(state)
+    assert accuracy([record]) > 80
+
+
 NORM = {"model": "convmixer(dim=4, depth=1, kernel=3)", "local": "sgd(lr=0.05, steps=3, batch=16)", "rounds": 4}
 
 
@@ -206,8 +219,13 @@ def test_a_negative_variance_is_refused_for_what_it_means() -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [{"uplink": "sign"}, {"uplink": "topk(ratio=0.1)", "control": "scaffold"}, {"model": net(norm=True)}],
-    ids=["sign", "control", "buffers"],
+    [
+        {"uplink": "sign"},
+        {"uplink": "topk(ratio=0.1)", "control": "scaffold"},
+        {"model": net(norm=True)},
+        {"model": net(norm=True), "aggregate": "clipped_mean", "buffers": "blockq"},
+    ],
+    ids=["sign", "control", "buffers", "robust"],
 )
 def test_the_guard_is_the_same_in_rows_and_bytes(parts: dict[str, Any]) -> None:
     """Client 5 sends much longer rows than the others; its replies come in descending order of ids."""
@@ -273,6 +291,32 @@ def test_a_trimmed_mean_stands_four_flipped_clients_of_20() -> None:
     _, clean = finished(simulation)
     _, records = finished(attacked(simulation, turned_, [0, 5, 10, 15]))
     assert accuracy(records) >= accuracy(clean) - 2
+
+
+def test_krum_hardly_notices_them() -> None:
+    simulation = simulation_of(server=SERVERS[0], aggregate="krum", local="sgd(lr=0.2, epochs=2, batch=16)")
+    _, clean = finished(simulation)
+    _, records = finished(attacked(simulation, turned_, [0, 5, 10, 15]))
+    assert accuracy(records) >= accuracy(clean) - 1
+
+
+@pytest.mark.parametrize("buffers", ["identity", "blockq"])
+def test_a_robust_mean_covers_buffers_too(buffers: str) -> None:
+    """A client sends three times its own, which no bound refuses; the mean follows it."""
+
+    def tripled_(trained: Any, place: int) -> None:
+        trained.buffers[place] *= 3
+
+    moved = {}
+    for aggregate in ("mean", "trimmed(fraction=1/8)"):
+        keys = {**NORM, "rounds": 2, "clients": 8, "buffers": buffers, "aggregate": aggregate}
+        clean, _ = finished(simulation_of(**keys))
+        hostile, records = finished(attacked(simulation_of(**keys), tripled_, [2]))
+        assert clean.buffers is not None
+        assert hostile.buffers is not None
+        assert not any(record.refused for record in records)
+        moved[aggregate] = float((hostile.buffers - clean.buffers).norm())
+    assert moved["trimmed(fraction=1/8)"] < moved["mean"] / 3
 
 
 # -- enough replies ----------------------------------------------------------------------------------------------------

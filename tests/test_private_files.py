@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,19 @@ def test_writing_never_goes_through_a_link(tmp_path: Path, kind: str) -> None:
     assert precious.read_bytes() == b"precious"
     assert path.read_bytes() == b"new"
     assert not path.is_symlink()
+
+
+def test_a_backup_of_hard_links_stays_what_it_was(tmp_path: Path) -> None:
+    """Going on in the folder changes nothing in the backup, and going on in the backup nothing in the folder."""
+    folder = stopped(tmp_path / "run", 4)
+    shutil.copytree(folder, tmp_path / "backup", copy_function=os.link)
+    before = contents(tmp_path / "backup")
+    resume(folder)
+    assert contents(tmp_path / "backup") == before
+    finished = contents(folder)
+    resume(tmp_path / "backup")
+    assert contents(folder) == finished
+    assert lasting(folder) == lasting(tmp_path / "backup")
 
 
 @pytest.mark.parametrize("name", ["state.json", "ledger.jsonl", "replies", "replicas", "run.json.tmp"])

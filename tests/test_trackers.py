@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import struct
 import sys
 from collections.abc import Mapping
@@ -155,6 +156,21 @@ def test_a_csv_file_that_could_not_be_written_is_whole_later(tmp_path: Path) -> 
         following.log(RoundRecord(round=number, cohort=[0]), {})
     rows = list(csv.DictReader((path / "rounds.csv").read_text("utf-8").splitlines()))
     assert [row["round"] for row in rows] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+def test_a_csv_file_is_not_written_through_a_link(tmp_path: Path, kind: str) -> None:
+    precious, path, following = tmp_path / "precious", tmp_path / "rounds.csv", tracker("csv")
+    precious.write_bytes(b"round\n1\n")
+    if kind == "hard":
+        os.link(precious, path)
+    else:
+        path.symlink_to(precious)
+    following.start(Run(tmp_path, TINY, [], [], {}, []))
+    for number in (1, 2):
+        following.log(RoundRecord(round=number, cohort=[0]), {})
+    assert precious.read_bytes() == b"round\n1\n"
+    assert len(path.read_text("utf-8").splitlines()) == 3
 
 
 def test_a_csv_file_begins_with_the_rounds_before_it(tmp_path: Path) -> None:

@@ -160,6 +160,15 @@ def test_with_equal_steps_fednova_changes_nothing() -> None:
     torch.testing.assert_close(mean, plain, rtol=1e-13, atol=1e-15)
 
 
+def test_a_client_that_lies_about_its_steps_hardly_moves_fednova() -> None:
+    """Honest counts are taken as they are; a lie counts for 20 times what is usual."""
+    nova = Transform.parse("fednova")
+    for lie, effective in ((40, (1 + 2 + 2 + 2 + 40) / 5), (2**63, (1 + 2 + 2 + 2 + 20 * 2) / 5)):
+        mean = torch.ones(5, dtype=torch.float64)
+        nova.mean_(mean, facts(5, steps=(2, 1, 2, lie, 2)), LAYOUT)
+        assert mean.tolist() == [effective] * 5
+
+
 def test_fednova_refuses_a_client_without_steps() -> None:
     nova, known = Transform.parse("fednova"), facts(3, steps=(2, 0, 1))
     assert nova.refuses(math.nan, known.take([0])) == ""

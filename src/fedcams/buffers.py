@@ -71,6 +71,12 @@ def below_zero(rows: Tensor, layout: Layout) -> dict[int, str]:
     return found
 
 
+def without_negative_variances_(row: Tensor, layout: Layout) -> None:
+    """Set variances in `row [b]` that are below zero, as rounding may leave them, to zero, in place."""
+    for variance, _ in _statistics(layout):
+        row[variance].clamp_(min=0)
+
+
 def _bits(variance: Tensor) -> Tensor:
     """Return the bits of v + EPS as an integer, which grows with v; what is below zero counts as zero."""
     return (variance.clamp(min=0) + EPS).view(torch.int32).long()

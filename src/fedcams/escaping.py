@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """What spreadsheets take for the beginning of a formula."""
 
 

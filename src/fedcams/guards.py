@@ -98,7 +98,7 @@ class Adaptive(Guard):
     def observe(self, past: Past, round: int, norms: Norms) -> Past:
         """Return the past with what was usual in this round, if it is among the largest."""
         bounds = self.bounds(past, norms)
-        usual = {name: _upper(found) for name, found in _by_stream(norms).items()}
+        usual = {name: upper(found) for name, found in _by_stream(norms).items()}
         now = {name: {round: min(norm, bounds[name])} for name, norm in usual.items() if norm > 0}
         known = {name: {**past.get(name, {}), **now.get(name, {})} for name in {**past, **now}}
         return {name: dict(sorted(found.items(), key=lambda item: item[1])[-ROUNDS:]) for name, found in known.items()}
@@ -106,7 +106,7 @@ class Adaptive(Guard):
 
 def _usual(past: Iterable[float], cohort: list[float]) -> float:
     """Return the usual norm, given those of past rounds and the norms of this cohort; 0 if nothing is known."""
-    before, now = statistics.median_low(known) if (known := list(past)) else 0.0, _upper(cohort)
+    before, now = statistics.median_low(known) if (known := list(past)) else 0.0, upper(cohort)
     return max(before, now) if len(cohort) >= ENOUGH or not before else before
 
 
@@ -116,11 +116,11 @@ def _by_stream(norms: Norms) -> dict[str, list[float]]:
     return {name: [known[name] for known in norms.values() if name in known] for name in names}
 
 
-def _upper(norms: Iterable[float]) -> float:
-    """Return the norm that a quarter of these exceeds, and at least one if there are several; 0 if there are none.
+def upper(values: Iterable[float]) -> float:
+    """Return the value that a quarter of these exceed, and at least one if there are several; 0 if there are none.
 
-    Zeros and values that are not finite do not count.
+    It is what is usual for a cohort. Only finite values above 0 count.
     """
-    sound = sorted(norm for norm in norms if norm > 0 and math.isfinite(norm))
+    sound = sorted(value for value in values if value > 0 and math.isfinite(value))
     above = math.ceil(len(sound) / 4) if len(sound) > 1 else 0
     return sound[-1 - above] if sound else 0.0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset
+from fedcams.partition.dirichlet import Dirichlet
 from fedcams.runs import read_run
 from together import together
 
@@ -37,3 +38,20 @@ def resolved(key: str, value: object) -> object:
 
 def test_there_are_results() -> None:
     assert len(RUNS) >= 20
+
+
+def test_what_the_guard_did_in_them_is_what_its_page_says() -> None:
+    guarded = [run for run in map(read_run, RUNS) if "guard =" in (run.path / "experiment.toml").read_text()]
+    assert all(str(run.experiment.guard) == "adaptive" for run in guarded)
+    assert not any(record.refused for run in guarded for record in run.records)
+    iid = [run for run in guarded if str(run.experiment.partition) == "iid"]
+    uneven = [run for run in guarded if run not in iid]
+    assert {str(run.experiment.partition) for run in uneven} == {"dirichlet"}
+    assert float(Dirichlet().alpha) == 0.3
+    updates = [sum(len(record.cohort) for run in runs for record in run.records) for runs in (iid, uneven)]
+    largest = sorted((max(record.probes["guard_use"] or 0 for record in run.records) for run in uneven), reverse=True)
+    shares = " and ".join(", ".join(f"{use:.0%}".replace("%", " %") for use in largest).rsplit(", ", 1))
+    page = " ".join((RESULTS.parent / "docs" / "methods.md").read_text("utf-8").split())
+    assert f"none of {updates[0]:,} updates was refused in the {len(iid)} runs with IID data" in page
+    assert f"none of {updates[1]:,} in three runs of ResNet-18 with Dirichlet 0.3" in page
+    assert f"was at {shares} of its bound, so no update was longer than {5 * largest[0]:.1f} times the usual" in page

@@ -32,6 +32,8 @@ LONGEST = 300
 """The most characters of a client's text, such as a reason or a note, that are kept; clients choose the text."""
 MOST_METRICS, LONGEST_NAME = 1000, 100
 """The most numbers in a client's metrics, and the most characters of a metric's name."""
+MOST_AXES, LONGEST_TYPE = 64, 64
+"""The most axes of an array, as in NumPy, and the most characters of its type; headers are cached for both."""
 
 
 def message_record(parts: Sequence[bytes], shared: dict[int, Array] | None = None) -> ArrayRecord:
@@ -76,6 +78,8 @@ def from_array(array: Array) -> NDArray[Any]:
     if array.stype != NUMPY:
         raise UpdateError(f"an array of type {array.stype!r}; expected {NUMPY!r}")
     try:
+        if len(array.shape) > MOST_AXES or len(array.dtype) > LONGEST_TYPE:
+            raise ValueError(f"{len(array.shape)} axes of {array.dtype!r}")
         head = _head(np.dtype(array.dtype), array.shape)
         if array.data.startswith(head):  # exactly as NumPy writes it, so there is nothing to parse
             return np.frombuffer(array.data, array.dtype, math.prod(array.shape), len(head)).reshape(array.shape)

@@ -24,6 +24,7 @@ from fedcams.rounds.cohort import Arrival, Outgoing, arrival_of, some_rows, stre
 from fedcams.rounds.measuring import measures, norms_of, refusals, scatter
 from fedcams.rounds.messages import UPDATE, Refusal, Reply
 from fedcams.rounds.private import noisy_mean
+from fedcams.rounds.robust import RobustMean
 from fedcams.rounds.sending import not_finite
 from fedcams.transforms import Facts
 
@@ -76,7 +77,7 @@ class Intake:
         self.server, self.state, self.round, self.cohort = server, state, state.round + 1, cohort
         self.method = server.method.in_round(self.round, server.rounds)
         self.streams = streams_up(self.method, server.layout, server.buffer_layout)
-        self.sums = {name: Aggregator(stream.layout, state.x.device, in_order) for name, stream in self.streams.items()}
+        self.sums = {name: self._empty_sum(name, in_order) for name in self.streams}
         self.digests: dict[int, bytes] = {}
         """Accepted client -> the digest of its reply, if it came as bytes."""
         self.acks: dict[int, Held | None] = {}
@@ -89,7 +90,13 @@ class Intake:
         """Why the round makes no step although nothing went wrong; set by `means`."""
         self._clipped = self.method.privacy.clipped_sum(server.layout, in_order)
         self._accepted: dict[int, _Client] = {}
-        self._rows: dict[int, Tensor] = {}
+
+    def _empty_sum(self, name: str, in_order: bool) -> Aggregator | RobustMean:
+        """Return what combines a stream. Control variates always have a mean: the server's is that of all clients'."""
+        layout, device = self.streams[name].layout, self.state.x.device
+        if self.method.aggregate.streaming or name == CONTROL:
+            return Aggregator(layout, device, in_order)
+        return RobustMean(self.method.aggregate, layout, device, self.state.buffers if name == BUFFERS else None)
 
     def bounds_by(self, norms: Norms) -> dict[str, float]:
         """Return the guard's bound on the norms of each stream, given those of the cohort as far as they are known."""
@@ -223,17 +230,12 @@ class Intake:
         return [place for place, client in enumerate(ids) if client not in reasons]
 
     def _add(self, arrival: Arrival, codec: Compressor, code: Code) -> None:
-        ids, weights = arrival.facts.ids, arrival.facts.weights
-        if self._clipped is not None:
+        ids, weights, codes = arrival.facts.ids, arrival.facts.weights, {**arrival.codes, UPDATE: (codec, code)}
+        if self._clipped is not None:  # privacy refuses all other streams
             self._clipped.add(ids, codec, code)
-        elif self.method.aggregate.streaming:
-            self.sums[UPDATE].add_rows(ids, codec, code, weights)
-        else:
-            self._rows |= dict(zip(ids, codec.decode(code, self.server.layout), strict=True))
-        if BUFFERS in self.streams:
-            self.sums[BUFFERS].add_rows(ids, *arrival.codes[BUFFERS], weights)
-        if CONTROL in self.streams:  # all clients count equally in the mean of the control variates
-            self.sums[CONTROL].add_rows(ids, *arrival.codes[CONTROL], (1.0,) * len(ids))
+            return
+        for name, total in self.sums.items():  # all clients count equally in the mean of the control variates
+            total.add_rows(ids, *codes[name], (1.0,) * len(ids) if name == CONTROL else weights)
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -249,10 +251,10 @@ class Intake:
         return Facts(self.round, self.server.seed, ids, examples, steps, weights, rate, population)
 
     def mean_loss(self) -> float | None:
-        """Return the mean of the accepted clients' losses; None if no client was accepted, or if they tell none."""
-        told = [] if self.method.privacy.at_client else sorted(self._accepted)
-        losses = [self._accepted[client].loss for client in told]
-        return float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean()) if losses else None
+        """Return the mean of the accepted clients' losses; None if there are none, or if their sum overflows."""
+        losses = [self._accepted[client].loss for client in sorted(self._accepted)]
+        mean = float(torch.tensor(losses, dtype=torch.float64, device=self.state.x.device).mean())
+        return None if self.method.privacy.at_client or not math.isfinite(mean) else mean
 
     @functools.cached_property
     def means(self) -> Means | None:
@@ -274,8 +276,8 @@ class Intake:
             return None
 
     def _means(self) -> Means:
-        facts = self.facts()
-        update = self._combined(facts)
+        clipped, facts = self._clipped, self.facts()
+        update = self.sums[UPDATE].mean() if clipped is None else noisy_mean(self.server, self.state, clipped)
         for transform in self.method.transforms:
             transform.mean_(update, facts, self.server.layout)
         if not math.isfinite(norm := float(update.norm())):
@@ -283,16 +285,6 @@ class Intake:
         control = self.sums[CONTROL].mean() if CONTROL in self.sums else None
         buffers = self.sums[BUFFERS].mean() if BUFFERS in self.sums else None
         return Means(update, norm, buffers, control)
-
-    def _combined(self, facts: Facts) -> Tensor:
-        if self._clipped is not None:
-            return noisy_mean(self.server, self.state, self._clipped)
-        if self.method.aggregate.streaming:
-            return self.sums[UPDATE].mean()
-        rows = torch.stack([self._rows[client] for client in facts.ids])
-        combined = self.method.aggregate.combine(rows, facts.weights)
-        self.server.layout.check_finite(combined, "mean of the updates")
-        return combined
 
 
 def _reason(error: FedcamsError) -> str:

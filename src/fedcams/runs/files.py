@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from fedcams.runs.folder import RunError
 
 EVERYONE = 0o666
 """The mode of files that describe a run, as far as the umask allows."""
-FOLDERS = ("checkpoint", "rows", "replicas", "replies", "held")
+FOLDERS = ("checkpoint", "rows", "replicas", "replies", "held", "tensorboard", "wandb")
 SUFFIXES = (".json", ".jsonl", ".toml", ".safetensors", ".reply", ".rows", ".spare", ".held", ".staged", ".tmp")
-"""The names of folders, and the ends of names of files, that runs and clients write."""
+"""The names of folders, and the ends of names of files, that runs, their trackers and clients write."""
 RESTORE = "restore the file, or delete the folder and start the run again"
 
 
@@ -93,10 +94,13 @@ class Lines:
     def __init__(self, path: Path, keep: int, digest: str = "", mode: int = EVERYONE) -> None:
         """Open or create the file, and cut it back to the lines of the first `keep` rounds.
 
-        Refuses other lines than those that had this `digest`, if it is given.
+        Refuses other lines than those that had this `digest`, if it is given. A file that has other names too, as in a
+        backup of hard links, is copied first: what the other names lead to stays unchanged.
         """
         self.path = path
         with disk_errors("open", path):
+            if path.is_file() and (found := path.lstat()).st_nlink > 1:
+                write_whole(path, path.read_bytes(), mode=stat.S_IMODE(found.st_mode))
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, mode)
         try:
             with disk_errors("cut back", path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcams.durable import write_whole
 from fedcams.registry import register
 from fedcams.trackers.base import Tracker, TrackerSpec
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from fedcams.simulation import RoundRecord
 
 FILE = "rounds.csv"
+EVERYONE = 0o666
+"""The mode of the file, as far as the umask allows."""
 OTHERS = ("cohort", "refused")
 """What a record holds besides numbers."""
 
@@ -53,11 +57,17 @@ class _File:
         columns, self._columns = self._columns, {}  # known again once they are on disk
         is_new = not row.keys() <= columns.keys()
         columns |= dict.fromkeys(name for each in self._rows for name in each) if is_new else {}
-        with path.open("w" if is_new else "a", newline="", encoding="utf-8") as file:
-            lines = csv.DictWriter(file, list(columns))
-            if is_new:
-                lines.writeheader()
-            lines.writerows(self._rows if is_new else [row])
+        text = io.StringIO(newline="")
+        lines = csv.DictWriter(text, list(columns))
+        if is_new:
+            lines.writeheader()
+        lines.writerows(self._rows if is_new else [row])
+        data = text.getvalue().encode()
+        if is_new:  # as a new file, so that nothing is written through a link
+            write_whole(path, data, mode=EVERYONE)
+        else:
+            with path.open("ab") as file:
+                file.write(data)
         self._columns = columns
 
     def finish(self) -> None:

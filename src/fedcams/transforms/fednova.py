@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedcams.errors import SpecError, UpdateError
+from fedcams.guards import upper
 from fedcams.layout import Layout
 from fedcams.parts import Parts
 from fedcams.registry import register
@@ -16,13 +17,17 @@ from fedcams.transforms.base import Facts, Transform
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST = 20
+"""How many times the usual number of steps one client may count for: clients state their own, and one could lie."""
+
 
 @register("fednova")
 @dataclass(frozen=True)
 class FedNova(Transform):
     """Divides the update of a client with τ_i steps by τ_i, and multiplies the mean by τ_eff = Σ p_i τ_i.
 
-    p_i are the normalised weights of the accepted clients. Needs local steps of rate times gradient.
+    p_i are the normalised weights of the accepted clients. In τ_eff, a client counts for at most 20 times the number of
+    steps that a quarter of them exceed. Needs local steps of rate times gradient.
     """
 
     reference = "Wang et al.: Tackling the Objective Inconsistency Problem, NeurIPS 2020"
@@ -39,7 +44,8 @@ class FedNova(Transform):
     def mean_(self, mean: Tensor, facts: Facts, layout: Layout) -> None:
         if reason := _without_steps(facts):
             raise UpdateError(reason)
-        weighted = sum(weight * steps for weight, steps in zip(facts.weights, facts.steps, strict=True))
+        most = MOST * upper(facts.steps)
+        weighted = sum(weight * min(steps, most) for weight, steps in zip(facts.weights, facts.steps, strict=True))
         mean.mul_(weighted / sum(facts.weights))
 
     def check(self, method: Parts) -> None:
