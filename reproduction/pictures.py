@@ -27,8 +27,8 @@ from fedcams.report.series import (
     Array,
     Axis,
     Metric,
-    curve,
     height,
+    track,
 )
 from fedcams.runs.folder import ROUNDS as RECORDS
 from reproduction.runs import LAST, Done, collection, looks
@@ -99,7 +99,7 @@ def curves(metric: Metric, axis: Axis, title: str = "") -> Draw:
     """
 
     def draw(axes: Any, runs: list[Done]) -> None:
-        shown = [curve(method, metric) for method in collection(runs).methods]
+        shown = [track(method).curve(metric) for method in collection(runs).methods]
         for done, line, look in zip(runs, shown, looks(runs), strict=True):
             axes.plot(line.x[axis.key], line.mean, color=look.colour, lw=0.6, alpha=0.25)
             rounds = line.x[ROUNDS.key]
@@ -147,12 +147,12 @@ def accuracy_by_bytes(axes: Any, runs: list[Done]) -> None:
     methods = collection(runs).methods
     for method, look in zip(methods, looks(runs), strict=True):
         for metric, face in ((ACCURACY, look.colour), (HELD, "white")):
-            if line := curve(method, metric):
+            if line := track(method).curve(metric):
                 style = {"color": look.colour, "ls": LINES[look.dash] if metric == ACCURACY else "-", "lw": 1.5}
                 name = method.label + ("" if metric == ACCURACY else ", held by clients")
                 mark = {"marker": MARKERS[look.dash], "markevery": [-1], "markerfacecolor": face, "ms": 7}
                 axes.plot(line.x[BYTES.key], smooth(line.mean, line.x[ROUNDS.key]), label=name, **style, **mark)
-    axes.set_ylim(height([curve(method, ACCURACY) for method in methods], start=0.5))
+    axes.set_ylim(height([track(method).curve(ACCURACY) for method in methods], start=0.5))
 
 
 def tradeoff(axes: Any, runs: list[Done]) -> None:
