@@ -101,7 +101,7 @@ def choose_with_reason(spec: str | Engine, problem: Problem, rounds: int = 1, va
         reason = candidate.supports(problem) or candidate.declines(problem) or _failed_trial(candidate, problem)
         if not reason:
             return Choice(candidate.tuned(problem, rounds, varies), "; ".join(passed_over) or "the fastest one")
-        passed_over.append(reason)
+        passed_over.append(reason.rpartition("; ")[0] or reason)  # without its advice, as `auto` finds an engine
     raise AssertionError("the loop trains everything")
 
 
