@@ -59,6 +59,8 @@ def sampler_of(options: dict[str, Any], sampler: Sampler | str) -> Sampler:
     part, least = options.get("fraction_train", 1.0), options.get("min_train_nodes", MIN_TRAIN_NODES)
     if part == 1.0:
         return Sampler.parse(sampler)
+    if not 0 < part <= 1:
+        raise SpecError(f"fraction_train={part}; allowed: a number in (0, 1]")
     if str(Sampler.parse(sampler)) != "full":
         raise SpecError(f"fraction_train={part} and sampler={sampler}: give only one of them")
     return Sampler.parse(f"fraction(part={part}, least={least})")

@@ -190,6 +190,9 @@ class FedCAMS(FedAvg):
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Run until `num_rounds` rounds are done, including those before a crash; `timeout` is a round's deadline."""
+        if not isinstance(initial_arrays, ArrayRecord):
+            kind = type(initial_arrays).__name__
+            raise SpecError(f"initial_arrays is a {kind}; give ArrayRecord(model.state_dict())")
         names = ArrayNames.of(initial_arrays, self.model, self.averaged)
         self.method.check_rounds(num_rounds)
         with disk_errors("make", self.checkpoint):
