@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fedcams.errors import SpecError
 from fedcams.flower.records import EXAMPLES
@@ -46,6 +46,12 @@ def config_of(messages: Iterable[Message], cls: type) -> ConfigRecord:
             "and return super().configure_train(server_round, arrays, config, grid)"
         )
     return messages.config
+
+
+def check_arrays(arrays: Any) -> None:
+    """Refuse what is not the arrays of a model, such as the model itself."""
+    if not isinstance(arrays, ArrayRecord):
+        raise SpecError(f"initial_arrays is a {type(arrays).__name__}; give ArrayRecord(model.state_dict())")
 
 
 # -- options ---------------------------------------------------------------------------------------------------------
