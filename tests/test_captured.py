@@ -388,7 +388,7 @@ def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(monkeypatch: pytest.Mo
 def test_auto_passes_it_over_on_a_cpu_and_says_why() -> None:
     chosen = choose_with_reason("auto", problem("adapted", RULES[0]))
     assert chosen.engine.name == "stacked"
-    assert "engine=graphs: the model is on cpu" in chosen.reason
+    assert "engine=graphs: the model is on cpu; engine=captured" in chosen.reason, "without advice on the choice"
     assert "engine=captured: the model is on cpu, and only steps on a GPU can be captured" in chosen.reason
     assert choose_with_reason("captured", problem("adapted", RULES[0])).reason == "named"
 

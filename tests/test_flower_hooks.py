@@ -149,13 +149,20 @@ def test_min_nodes_are_waited_for(tmp_path: Path) -> None:
             {"fraction_train": 0.5, "sampler": "uniform(n=2)"},
             r"fraction_train=0.5 and sampler=uniform\(n=2\): give only",
         ),
-        ({"fraction_train": 0.0}, r"fraction: part=0: out of range; allowed: a number in \(0, 1\]"),
+        ({"fraction_train": 0.0}, r"fraction_train=0.0; allowed: a number in \(0, 1\]"),
         ({"weighted_by_key": "num-batches"}, "weighted_by_key='num-batches': updates carry 'num-examples' only"),
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         ours(tmp_path, **options)
+
+
+def test_a_model_in_place_of_its_arrays_is_refused(tmp_path: Path) -> None:
+    start: Any = ours(tmp_path).start  # as an app without types calls it
+    for given in (net(), net().state_dict()):
+        with pytest.raises(SpecError, match=r"initial_arrays is a .*; give ArrayRecord\(model.state_dict\(\)\)"):
+            start(LocalGrid({}, {}), given)
 
 
 def test_a_weight_by_examples_is_taken_from_flowers_option(tmp_path: Path) -> None:

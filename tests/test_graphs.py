@@ -214,6 +214,13 @@ def test_what_it_would_get_wrong_is_refused(forward: Callable[[nn.Module, Tensor
         translate(Written(forward))
 
 
+def test_a_model_that_cannot_be_traced_is_refused_with_the_first_sentence_of_torchs_reason() -> None:
+    with pytest.raises(SpecError) as refused:
+        translate(Written(lambda model, x: torch.stack(list(x))))  # torch explains at length what a Proxy is
+    said = "engine=graphs cannot follow Written (Proxy object cannot be iterated); use engine=stacked"
+    assert str(refused.value) == said
+
+
 def test_an_activation_may_write_over_what_only_it_uses() -> None:
     program = translate(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)))
     assert [operation.post for operation in program.operations.values()] == ["relu"]

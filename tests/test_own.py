@@ -6,12 +6,15 @@ import copy
 import functools
 import inspect
 import json
+import logging
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -353,6 +356,32 @@ def test_a_callback_that_stops_the_run_finishes_it(out: Path) -> None:
     assert "4 of 7" not in (made.report().parent / "summary.md").read_text()
 
 
+def test_a_stopped_run_goes_on_if_it_is_given_more_rounds(out: Path) -> None:
+    start(out, callbacks=[lambda record: record.round == 4]).run()
+    grown = start(out, rounds=9)
+    assert (len(grown), grown.finished) == (4, False)
+    assert same(grown.run(), start(None, rounds=9).run())
+
+
+@pytest.mark.parametrize("answer", [0.5, "no", 1])
+def test_only_true_stops_a_run(answer: Any) -> None:
+    assert len(start(None, callbacks=[lambda record: answer]).run()) == 7
+    assert len(start(None, callbacks=[lambda record: np.bool_(record.round == 3)]).run()) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"local": "sgd(lr=1e30, epochs=3)"}, "round 1: every client was refused; client [0-9]+: .*"),
+        ({"server": "fedavg(lr=1000)", "uplink": "identity"}, "round 5: training loss 8.*; the steps are too long"),
+    ],
+)
+def test_training_that_fails_is_told_once(method: Any, message: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedcams"):
+        start(None, net()[0], **method).run()
+    assert [bool(re.match(message, record.message)) for record in caplog.records] == [True]
+
+
 def test_callbacks_without_a_folder(out: Path) -> None:
     made = start(None, callbacks=[lambda record: record.round == 2]).run()
     assert (len(made.records), made.finished, made.stopped) == (2, True, True)
@@ -449,12 +478,20 @@ def test_a_round_that_fails_ends_the_history_and_the_run_continues_from_the_chec
     assert same(start(out, metric=failing).run(), start(None).run())
 
 
-def test_two_at_one_folder_are_refused(out: Path) -> None:
+def test_the_same_call_again_takes_over_from_the_history_that_is_still_there(out: Path) -> None:
     first = start(out)
-    next(iter(first))
-    with pytest.raises(RunError, match="another process is using this run"):
-        start(out)
-    first.close()
+    for record in first:
+        if record.round == 2:
+            break
+    second = start(out)  # as in a notebook, whose cell is executed again
+    assert len(second) == 2
+    assert same(second.run(), start(None).run())
+    with pytest.raises(RunError, match="another history has continued this run"):
+        first.run()
+
+
+def test_two_at_one_folder_are_refused(out: Path) -> None:
+    start(out).close()
     with locked(out), pytest.raises(RunError, match="another process is using this run"):
         start(out)
 
@@ -513,6 +550,7 @@ def test_a_history_has_a_length_places_and_pictures() -> None:
     matplotlib.use("Agg")
     history = start(None, rounds=4)
     assert (len(history), bool(history)) == (0, True)
+    assert history.to_frame().empty
     assert history._repr_html_() == "<p>0 of 4 rounds</p>"
     with pytest.raises(SpecError, match=r"nothing to draw yet; call history.run"):
         history.plot()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,7 +16,7 @@ import fedcams
 from fedcams import SpecError
 from fedcams.engines.trees import concatenate, map_tensors, named_tensors, size
 from fedcams.own import History
-from fedcams.simulation.examples import as_examples
+from fedcams.simulation.examples import Reader
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(4, 6, 3, generator=GENERATOR)
@@ -74,6 +75,9 @@ FORMS: dict[str, list[Any]] = {
     "lists of tensors": [(list(x), list(y)) for x, y in PLAIN],
     "a frame and a Series": [(pd.DataFrame(x.numpy()), pd.Series(y.numpy())) for x, y in PLAIN],
     "a Series of arrays": [(pd.Series(list(x.numpy())), pd.Series(y.numpy())) for x, y in PLAIN],
+    "a frame of several types": [
+        (pd.DataFrame(x.numpy()).astype({0: object}), pd.Series(y.numpy(), dtype="Int64")) for x, y in PLAIN
+    ],
     "rows": rows(lambda x, y: (x, int(y))),
     "rows as lists": rows(lambda x, y: [x.tolist(), int(y)]),
     "a Dataset": [TensorDataset(x, y) for x, y in PLAIN],
@@ -89,7 +93,7 @@ def test_every_form_of_a_pair_trains_alike(form: str) -> None:
 
 
 def test_two_examples_in_a_list_are_not_a_pair_of_columns() -> None:
-    x, y = as_examples([(X[0, 0], 1), (X[0, 1], 0)], "client")
+    x, y = Reader().read([(X[0, 0], 1), (X[0, 1], 0)], "client")
     assert torch.equal(x, X[0, :2])
     assert y.tolist() == [1, 0]
 
@@ -97,6 +101,8 @@ def test_two_examples_in_a_list_are_not_a_pair_of_columns() -> None:
 STRUCTURES: dict[str, tuple[nn.Module, list[Any], dict[str, Any]]] = {
     "columns a, b, y": (TwoInputs(), [(x[:, :1], x[:, 1:], y) for x, y in PLAIN], {}),
     "a Dataset of a, b, y": (TwoInputs(), [TensorDataset(x[:, :1], x[:, 1:], y) for x, y in PLAIN], {}),
+    "columns (a, b), y": (TwoInputs(), [((x[:, :1], x[:, 1:]), y) for x, y in PLAIN], {}),
+    "columns by name, y": (TwoInputs(), [({"right": x[:, 1:], "left": x[:, :1]}, y) for x, y in PLAIN], {}),
     "rows of (a, b), y": (TwoInputs(), rows(lambda x, y: ((x[:1], x[1:]), y)), {}),
     "inputs by name, y": (TwoInputs(), rows(lambda x, y: ({"right": x[1:], "left": x[:1]}, y)), {}),
     "rows of dicts": (WithLoss(), rows(lambda x, y: {"left": x[:1], "right": x[1:], "labels": int(y)}), {}),
@@ -160,6 +166,38 @@ def test_collate_pads_each_client_to_its_own_length() -> None:
         run(Bag(), ragged, collate=pad, engine="stacked")
 
 
+@pytest.mark.parametrize("form", ["arrays", "lists"])
+def test_floats_without_a_precision_of_their_own_get_that_of_the_model(form: str) -> None:
+    exact = [(x.double() / 3, y) for x, y in PLAIN]
+    clients = [(x.numpy() if form == "arrays" else x.tolist(), y.tolist()) for x, y in exact]
+    found, expected = (run(linear().double(), data, data[0]) for data in (clients, exact))
+    assert found.records == expected.records
+    assert torch.equal(flat(found), flat(expected))
+
+
+class Views(nn.Module):
+    """Calls `view`, which works only on contiguous inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x.view(-1).view(-1, 3))
+        return found
+
+
+def test_parts_of_larger_tensors_are_contiguous_like_batches_of_a_loader() -> None:
+    parts = [(torch.cat([x, x], 1)[:, :3], y) for x, y in PLAIN]
+    assert torch.equal(flat(run(Views(), parts, parts[0])), flat(run(linear(), PLAIN)))
+
+
+def test_several_targets_go_to_the_loss_together() -> None:
+    clients = [(x, (y, x[:, 0])) for x, y in PLAIN]
+    found = run(linear(), clients, loss=lambda o, y: nn.functional.cross_entropy(o, y[0], reduction="none") + 0 * y[1])
+    assert torch.equal(flat(found), flat(run(linear(), PLAIN)))
+
+
 # -- classes last ----------------------------------------------------------------------------------------------------
 
 
@@ -200,13 +238,17 @@ BAD_ROWS: list[tuple[Any, str]] = [
     (pd.DataFrame({"a": [1, 2]}), "client is a DataFrame; give a pair of tensors, a dict of them, or a dataset"),
     (iter([1, 2]), "client is a list_iterator; give a pair"),
     ([], "client has 0 inputs and 0 targets"),
+    (([], []), "client has 0 inputs and 0 targets"),
+    ((torch.ones(3), 5), "client: a column is 5; give a tensor, an array or a list with a row per example"),
+    ([(None, 1), (None, 0)], "client holds a NoneType; turn it into numbers, remove it, or give collate="),
+    ((np.array(["a", "b"]), [0, 1]), "client holds a <U1; turn it into numbers, remove it, or give collate="),
 ]
 
 
 @pytest.mark.parametrize(("data", "message"), BAD_ROWS, ids=[message[:40] for _, message in BAD_ROWS])
 def test_bad_examples_are_refused_with_what_to_do(data: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        as_examples(data, "client")
+        Reader().read(data, "client")
 
 
 def test_a_model_that_returns_no_loss_for_dicts_needs_one() -> None:
@@ -266,6 +308,7 @@ def test_clients_with_names_and_their_own_scores(tmp_path: Any) -> None:
     assert scores["süd"]["accuracy"] == pytest.approx(float(right(outputs, Y[2]).mean()))
     assert scores["süd"]["loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, Y[2])), rel=1e-5)
     assert history.evaluate_clients({"ost": PLAIN[2]}) == {"ost": scores["süd"]}
+    assert history.evaluate_clients({"a new site": PLAIN[2]}) == {"a new site": scores["süd"]}
     with pytest.raises(fedcams.FedcamsError, match="another run: clients"):
         run(linear(), dict(zip("abcd", PLAIN, strict=True)), out=tmp_path / "run")
 

@@ -17,7 +17,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
+import fedcams
 import oracle
 from fedcams import FedcamsError
 from fedcams.layout import Layout
@@ -399,6 +401,8 @@ def test_a_round_in_which_all_are_refused_makes_no_step() -> None:
     assert torch.equal(history.state.x, before)
 
 
+REGRESSION = [(x, x[:, 0]) for x, _ in CLIENTS]
+THREE = (torch.ones(3, 8), torch.tensor([0, 1, 2]))
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("cohort=9, but there are only 8 clients; give at most 8", {"cohort": 9}),
     ("n=9 of only 8 clients", {"cohort": "uniform(n=9)"}),
@@ -410,7 +414,11 @@ BAD: list[tuple[str, dict[str, Any]]] = [
         {"clients": [*CLIENTS[:2], (torch.ones(4, 8), torch.arange(4))]},
     ),
     ("test has targets from 5 to 7; allowed: integers", {"test": (CLIENTS[0][0][:3], torch.tensor([5, 6, 7]))}),
-    ("client 0 has targets from 0.0 to 2.0; allowed: int", {"clients": [(x, y.float()) for x, y in CLIENTS]}),
+    (
+        "client 0 has targets from 0.0 to 2.0 of type float32, but .* needs integers from 0 to 2; convert them",
+        {"clients": [(x, y.float()) for x, y in CLIENTS]},
+    ),
+    ("client 0 is a DataLoader; give its .dataset", {"clients": [DataLoader(TensorDataset(*CLIENTS[0]))]}),
     ("clients has the id 'ada'; give each client an integer", {"clients": {"ada": CLIENTS[0], 1: CLIENTS[1]}}),
     ("client 0 is a Tensor; give a pair of tensors", {"clients": CLIENTS[0]}),
     ("client 0: an example is a Tensor; make it a pair", {"clients": [[torch.ones(8)] * 3]}),
@@ -420,8 +428,26 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("rounds=0; allowed: 1 or more", {"rounds": 0}),
     (r"rounds=2.5; give a whole number", {"rounds": 2.5}),
     (r"seed='a'; give a whole number", {"seed": "a"}),
-    (r"cohort=0.5; give a whole number, or a sampler", {"cohort": 0.5}),
+    (r"cohort=0.5; give a whole number from 1, or a sampler", {"cohort": 0.5}),
+    (r"cohort=0; give a whole number from 1", {"cohort": 0}),
+    (r"cohort=True; give a whole number from 1", {"cohort": True}),
     ("give a torch.nn.Module", {"model": nn.Linear}),
+    ("model: the parameter 'weight' has no shape yet; call the model once", {"model": nn.LazyLinear(3)}),
+    ("model: parameters on the device meta have no values", {"model": nn.Linear(8, 3, device="meta")}),
+    ("model: parameters on the device meta have no values", {"device": "meta"}),
+    (
+        r"the model fails with the inputs of client 0, float64 \[2, 8\]: .*; .*\(its parameters are float32\), or ",
+        {"clients": [(x.double(), y) for x, y in CLIENTS]},
+    ),
+    ("the model has one output, but .*; give loss=torch.nn.BCEWithLogitsLoss()", {"model": nn.Linear(8, 1)}),
+    (
+        r"outputs \[2, 3\] and targets \[2, 1\] do not fit; give targets \[2\], one class number each",
+        {"clients": [(x, y[:, None]) for x, y in CLIENTS]},
+    ),
+    (
+        r"outputs \[2, 8, 3\] and targets \[2\] do not fit; give targets \[2, 3\] or \[2, 8\], one class number each",
+        {"model": nn.Sequential(nn.Unflatten(1, (8, 1)), nn.Linear(1, 3))},
+    ),
     (
         r"the model returns shape \[6\] for 2 examples; make it \[2, classes\]",
         {"model": nn.Sequential(net(), nn.Flatten(0))},
@@ -442,6 +468,31 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ),
     (r"loss returns the shape \[3\] for 2 examples; .*\[2\], or their mean", {"loss": lambda out, y: out.mean(0)}),
     ("loss returns a float; return a float tensor", {"loss": lambda out, y: out.mean().item()}),
+    ("loss=CrossEntropyLoss is a class; give an object of it", {"loss": nn.CrossEntropyLoss}),
+    ("metric=Module is a class; give an object of it", {"metric": {"mine": nn.Module}}),
+    ("loss does not depend on the trainable parameters", {"loss": lambda out, y: out.detach().mean()}),
+    (r"loss fails with outputs float32 \[2, 3\] and targets int64 \[2\]: .*; give targets", {"loss": nn.MSELoss()}),
+    (
+        r"loss returns the shape \[2, 2\] for 2 examples: outputs float32 \[2, 1\] and targets float32 \[2\] broadcast",
+        {"model": nn.Linear(8, 1), "clients": REGRESSION, "loss": lambda out, y: (out - y).square()},
+    ),
+    (
+        "loss fails with .*: Using a target size .* different to the input size",
+        {"model": nn.Linear(8, 1), "clients": REGRESSION, "loss": nn.MSELoss()},
+    ),
+    ("loss returns the sum over 2 examples, .*; return one number per", {"loss": nn.CrossEntropyLoss(reduction="sum")}),
+    (
+        r"metric mine returns the shape \[2\] for 3 examples; return one number, or one per example",
+        {"metric": {"mine": lambda out, y: [0.5, 1.0]}, "test": THREE},
+    ),
+    (
+        r"metric mine returns the shape \[3, 3\]: it compares all pairs; give outputs and targets one shape",
+        {"metric": {"mine": lambda out, y: out.argmax(1) == y[:, None]}, "test": THREE},
+    ),
+    (
+        r"metric mine returns the shape \[2\] for the whole test set; return one number, and give the others names",
+        {"metric": {"mine": fedcams.over_test_set(lambda out, y: [0.5, 1.0])}, "test": THREE},
+    ),
     ("device='cuda:99': .*; cpu always works", {"device": "cuda:99"}),
     ("augment=3; give something with the methods draw and apply", {"augment": 3}),
     ("callbacks=.*; give a list of functions that take a record", {"callbacks": print}),

@@ -101,7 +101,7 @@ def choose_with_reason(spec: str | Engine, problem: Problem, rounds: int = 1, si
         reason = candidate.supports(problem) or candidate.declines(problem) or _failed_trial(candidate, problem)
         if not reason:
             return Choice(candidate.tuned(problem, rounds, size_varies), "; ".join(passed_over) or "the fastest one")
-        passed_over.append(reason)
+        passed_over.append(reason.rpartition("; ")[0] or reason)  # without its advice, as `auto` finds an engine
     raise AssertionError("the loop can train every model")
 
 

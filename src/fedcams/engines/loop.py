@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedcams.engines.base import CohortUpdate, Engine, local_rate, rows
-from fedcams.engines.problem import Problem, naming
+from fedcams.engines.problem import Problem
 from fedcams.engines.trees import Tree, call, size, take
 from fedcams.keys import derive, torch_generator
 from fedcams.local import BatchOrder, batch_order
@@ -57,7 +57,7 @@ def _train_one(
     draws = problem.draws(len(steps.order), seed, round, client)
     row = start.detach().to(problem.device, problem.dtype, copy=True)[None]
     gpu = [problem.device] if problem.device.type == "cuda" else []
-    with torch_generator(gpu), naming([client]):
+    with torch_generator(gpu), problem.naming([client]):
         _seed(derive(seed, "dropout", round, client), problem.device)
         total = _descend_(row, problem, x, y, steps, draws, rate, shift)
     left = None

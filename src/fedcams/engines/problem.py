@@ -29,18 +29,6 @@ Loss = Callable[[Any, Any], "Tensor"]
 Step = Callable[..., "tuple[Tensor, ...]"]
 
 
-@contextlib.contextmanager
-def naming(clients: Iterable[int]) -> Iterator[None]:
-    """Name the clients in the error of a layer that refuses their batch, as batch-norm refuses a single value."""
-    try:
-        yield
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        who = ", ".join(map(str, clients))
-        raise UpdateError(f"client {who}: {error}; set drop_last=true or another batch size") from None
-
-
 class Shards(Mapping[int, Examples]):
     """Clients whose examples are parts of one data set, which is stored once and never copied as a whole."""
 
@@ -224,6 +212,19 @@ class Problem:
         if self.augment is None:
             return None
         return self.augment.draw(generator(seed, "augment", round, client), examples).to(self.device)
+
+    @contextlib.contextmanager
+    def naming(self, clients: Iterable[int]) -> Iterator[None]:
+        """Name the clients in the error of a layer that refuses their batch, as batch-norm refuses a single value."""
+        try:
+            yield
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            ids = getattr(self.clients, "given", {})  # as their owner calls them
+            who = ", ".join(str(ids.get(client, client)) for client in clients)
+            fix = "set drop_last=true or another batch size, and leave out clients with one example"
+            raise UpdateError(f"client {who}: {error}; {fix}") from None
 
     def inputs(self, x: Tree, draws: Tensor | None) -> Tree:
         """Return raw inputs `[B, ...]` augmented by these draws and prepared for the model."""

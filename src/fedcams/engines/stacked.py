@@ -12,7 +12,7 @@ import torch
 from fedcams.engines.base import CohortUpdate, Engine, local_rate
 from fedcams.engines.batches import Grid, Integers, lay_out, weighted
 from fedcams.engines.compiled import Rows, compiled_step, compiling_pays, has_compiler
-from fedcams.engines.problem import Pool, Problem, naming
+from fedcams.engines.problem import Pool, Problem
 from fedcams.engines.trees import Tree, arguments, map_tensors, numbers_per_example, take
 from fedcams.errors import SpecError
 from fedcams.local import BatchOrder, Slots, batch_order
@@ -84,7 +84,7 @@ class Stacked(Engine):
             problem.model.train()
         for step, batch in enumerate(_batches(problem, pool, grid, draws)):
             for rows, width in self._parts(problem, grid, step):
-                with naming(clients[rows]):
+                with problem.naming(clients[rows].tolist()):
                     losses[step, rows] = stack.step_(rows, batch.part(rows, width), self.compile)
         back = None if order == sorted(order) else np.argsort(order)
         delta, after, loss = stack.delta().to(start.dtype), stack.joined_buffers(start.dtype), _mean_loss(losses, grid)

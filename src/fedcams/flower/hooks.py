@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fedcams.errors import SpecError
 from fedcams.flower.records import EXAMPLES
@@ -48,6 +48,12 @@ def config_of(messages: Iterable[Message], cls: type) -> ConfigRecord:
     return messages.config
 
 
+def check_arrays(arrays: Any) -> None:
+    """Refuse what is not the arrays of a model, such as the model itself."""
+    if not isinstance(arrays, ArrayRecord):
+        raise SpecError(f"initial_arrays is a {type(arrays).__name__}; give ArrayRecord(model.state_dict())")
+
+
 # -- options ---------------------------------------------------------------------------------------------------------
 
 
@@ -59,6 +65,8 @@ def sampler_of(options: dict[str, Any], sampler: Sampler | str) -> Sampler:
     part, least = options.get("fraction_train", 1.0), options.get("min_train_nodes", MIN_TRAIN_NODES)
     if part == 1.0:
         return Sampler.parse(sampler)
+    if not 0 < part <= 1:
+        raise SpecError(f"fraction_train={part}; allowed: a number in (0, 1]")
     if str(Sampler.parse(sampler)) != "full":
         raise SpecError(f"fraction_train={part} and sampler={sampler}: give only one of them")
     return Sampler.parse(f"fraction(part={part}, least={least})")

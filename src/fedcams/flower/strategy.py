@@ -21,7 +21,16 @@ from fedcams.flower.arrays import STATISTICS, ArrayNames
 from fedcams.flower.checkpoint import FlowerCheckpoint, identify
 from fedcams.flower.evaluation import Evaluate, Evaluation, tolerant
 from fedcams.flower.grid_round import GridRound
-from fedcams.flower.hooks import RoundConfig, config_of, nodes_of, overrides, refuse_hooks, sampler_of, weighting_of
+from fedcams.flower.hooks import (
+    RoundConfig,
+    check_arrays,
+    config_of,
+    nodes_of,
+    overrides,
+    refuse_hooks,
+    sampler_of,
+    weighting_of,
+)
 from fedcams.flower.inbox import weigh
 from fedcams.flower.mod import safe_name
 from fedcams.flower.tracking import Log, tracking
@@ -190,6 +199,7 @@ class FedCAMS(FedAvg):
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Run until `num_rounds` rounds are done, including those before a crash; `timeout` is a round's deadline."""
+        check_arrays(initial_arrays)
         names = ArrayNames.of(initial_arrays, self.model, self.averaged)
         self.method.check_rounds(num_rounds)
         with disk_errors("make", self.checkpoint):

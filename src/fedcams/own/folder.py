@@ -72,7 +72,7 @@ class RunFolder:
             return start, [], False
         with locked(self.path):
             self._compare(read_object(self.path / PYTHON, "restore it, or give another folder"))
-            self._refuse_fewer_rounds()
+            self._check_rounds()
             journal = self._journal
             state = journal.load(start)
             if read_experiment(self.path) != experiment:
@@ -127,9 +127,11 @@ class RunFolder:
         else:
             write_about(self.path, experiment, self.simulation.problem.device, self.simulation, [])
 
-    def _refuse_fewer_rounds(self) -> None:
-        """Refuse to shorten a run, and to restart a finished run whose checkpoint is gone."""
+    def _check_rounds(self) -> None:
+        """Refuse to shorten a run, and to restart a finished run whose checkpoint is gone; a longer run goes on."""
         there = read_experiment(self.path).rounds
+        if self.last > there:
+            (self.path / STOPPED).unlink(missing_ok=True)  # who asks for more rounds wants them, after a stop too
         if self.last < there:
             raise RunError(
                 f"{self.path}: rounds={self.last}, but the run there has rounds={there}; give at least as many, or "

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import logging
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedcams.errors import SpecError
 from fedcams.extras import load
@@ -14,6 +18,7 @@ from fedcams.own.display import html_table, plot_records
 from fedcams.own.folder import RunFolder
 from fedcams.own.problem import test_examples
 from fedcams.rounds import ServerState
+from fedcams.rounds.alarm import Alarm
 from fedcams.simulation import RoundRecord, Simulation
 from fedcams.simulation.clients import Clients
 from fedcams.simulation.evaluate import evaluate
@@ -28,6 +33,11 @@ Callback = Callable[[RoundRecord], bool | None]
 """Called after every round with its record; True stops the run, which then counts as finished."""
 
 
+logger = logging.getLogger("fedcams")
+_OPEN: weakref.WeakSet[History] = weakref.WeakSet()
+"""Histories of this process that hold the folders of their runs."""
+
+
 class History:
     """The rounds of a run that `fedcams.simulate` started, and the resulting model.
 
@@ -36,7 +46,8 @@ class History:
     is about the rounds so far.
 
     With `out=`, every round is written to the folder. If you stop early, `close()` saves the last round; otherwise
-    that happens when the process ends. After a kill, the same call continues from the last checkpoint.
+    that happens when the same call is made again, or when the process ends. After a kill, the same call continues
+    from the last checkpoint.
 
     Examples:
         >>> import fedcams, torch
@@ -68,9 +79,13 @@ class History:
         self.stopped = False
         """Whether a callback stopped the run."""
         if folder is not None:
+            _close_others(folder.path)
             self.state, self.records, self.stopped = folder.open(self.state)
         self._steps: Generator[tuple[ServerState, RoundRecord]] | None = None
         self._failed = False
+        self._alarm, self._all_refused = Alarm(), False
+        for record in self.records:
+            self._trouble(record)
 
     @property
     def finished(self) -> bool:
@@ -124,12 +139,23 @@ class History:
         self.state, record = self._step()
         self._failed = False
         self.records.append(record)
+        if said := self._trouble(record):
+            logger.warning(said)
         self.stopped = self._ask_callbacks(record)
         if self.stopped and self.folder is not None and len(self.records) < self.rounds:
             self.folder.stop(len(self.records))
         if self.stopped or len(self.records) >= self.rounds:
             self.close()
         return True
+
+    def _trouble(self, record: RoundRecord) -> str:
+        """Return a sentence, once, when training explodes or every client of a round was refused; mostly nothing."""
+        said = self._alarm.hear(record.round, record.train_loss, record.delta_norm)
+        if record.cohort and len(record.refused) == len(record.cohort) and not self._all_refused:
+            self._all_refused = True
+            client, why = next(iter(record.refused.items()))
+            said = f"round {record.round}: every client was refused; client {client}: {why}"
+        return said
 
     def _ask_callbacks(self, record: RoundRecord) -> bool:
         """Call all callbacks and return whether one stops the run; if one fails, the round is still saved."""
@@ -138,7 +164,7 @@ class History:
         except BaseException:
             self.close()  # the error may keep this history alive, and with it the lock of the folder
             raise
-        return any(answers)
+        return any(isinstance(answer, bool | np.bool_) and answer for answer in answers)
 
     def _step(self) -> tuple[ServerState, RoundRecord]:
         if self.folder is None:
@@ -146,6 +172,7 @@ class History:
         if self._steps is None:
             self._steps = self.folder.rounds(self.state, self.trackers)
             weakref.finalize(self, self._steps.close)  # also when the process ends
+            _OPEN.add(self)
         return next(self._steps)
 
     # -- results -----------------------------------------------------------------------------------------------------
@@ -171,17 +198,15 @@ class History:
     def evaluate_clients(self, data: Mapping[Any, Any] | None = None) -> dict[Any, dict[str, float | None]]:
         """Return the loss and all metrics of the model so far on each client's own examples, by client id.
 
-        `data` gives each client other examples to be evaluated on, by id; clients that it leaves out are left out.
-        Loads the clients one after the other.
+        `data` gives other examples instead, by names of your choice: those of the clients, or of sites that do not
+        take part. Loads the clients one after the other.
         """
         simulation, problem, state = self.simulation, self.simulation.problem, self.state
         found = {}
-        for number, client in zip(problem.clients, self.client_ids, strict=True):
-            if data is None or client in data:
-                own = problem.clients[number] if data is None else test_examples(data[client], problem)
-                assert own is not None
-                scores = evaluate(problem, state.x, state.buffers, own, simulation.metrics, simulation.engine)
-                found[client] = scores
+        for number, client in zip(problem.clients, self.client_ids, strict=True) if data is None else enumerate(data):
+            own = problem.clients[number] if data is None else test_examples(data[client], problem, str(client))
+            assert own is not None
+            found[client] = evaluate(problem, state.x, state.buffers, own, simulation.metrics, simulation.engine)
         return found
 
     def _model(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
@@ -190,7 +215,8 @@ class History:
     def to_frame(self) -> pd.DataFrame:
         """Return a table with one row per round so far, and `round` as its index; needs pandas."""
         frames = load("pandas", what="History.to_frame", extra="frame")
-        frame: pd.DataFrame = frames.DataFrame([record.to_dict() for record in self.records])
+        rows = [record.to_dict() for record in self.records]
+        frame: pd.DataFrame = frames.DataFrame(rows, columns=None if rows else ["round"])
         return frame.set_index("round")
 
     def report(self) -> Path:
@@ -216,3 +242,11 @@ class History:
     def __repr__(self) -> str:
         last = self.records[-1].test_accuracy if self.records else None
         return f"History({len(self.records)} of {self.rounds} rounds, test accuracy {last})"
+
+
+def _close_others(folder: Path) -> None:
+    """Close the histories of this process in a folder, so that a new one can continue: a notebook still has the old."""
+    for other in list(_OPEN):
+        busy = inspect.isgenerator(other._steps) and other._steps.gi_running  # in another thread
+        if other.folder is not None and other.folder.path.resolve() == folder.resolve() and not busy:
+            other.close()

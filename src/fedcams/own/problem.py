@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcams.engines import Examples, Loss, Problem
-from fedcams.engines.trees import call, map_tensors, size, take
-from fedcams.errors import SpecError
+from fedcams.engines.trees import Tree, call, map_tensors, named_tensors, size, take
+from fedcams.errors import FedcamsError, SpecError
 from fedcams.keys import torch_generator
 from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.simulation.clients import Clients
-from fedcams.simulation.evaluate import SCORE, Metrics
-from fedcams.simulation.examples import Collate, as_examples
+from fedcams.simulation.evaluate import SCORE, Metrics, is_paired
+from fedcams.simulation.examples import Collate, Reader, check_targets
 from fedcams.tasks import Augmentation, accuracy, class_axis, cross_entropy
 
 
@@ -36,30 +38,38 @@ def make_problem(
 
     Without a `loss`, it is the cross entropy, or for examples that are dicts the loss that the model returns.
     """
-    model = _placed(model, device)
-    keys = _keywords(model)
-    known = Clients(clients, None, collate, keys)
-    some: Examples = map_tensors(lambda part: part.to(_device(model)), take(known[next(iter(known))], slice(2)))
+    model = _placed(model, device).eval()
+    dtype = torch.promote_types(next(p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
+    known = Clients(clients, Reader(None, collate, _keywords(model), dtype))
+    first = next(iter(known))
+    examples = known[first]
+    some: Examples = map_tensors(lambda part: part.to(_device(model)), take(examples, slice(2)))
     loss = loss or (model_loss if isinstance(some[1], Mapping) else cross_entropy)
     with torch.enable_grad(), torch_generator():
-        outputs = call(model.eval(), prepare(some[0]))
+        outputs = _try_model(model, prepare, some[0], f"client {known.given[first]}")
         if loss is cross_entropy:
-            known = Clients(clients, _classes(outputs, some[1]), collate, keys)
+            classes = _classes(outputs, some[1])
+            check_targets(examples[1], f"client {known.given[first]}", classes)
+            known.reader = replace(known.reader, classes=classes)
         else:
-            _check_loss(loss(outputs, some[1]), size(some))
+            _try_loss(loss, model, prepare, outputs, some)
     return Problem(model, loss, known, local, prepare, augment)
 
 
 def _placed(model: Any, device: str | torch.device | None) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={model!r}; give a torch.nn.Module")
+    if lazy := [name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]:
+        raise SpecError(f"model: the parameter {lazy[0]!r} has no shape yet; call the model once with some inputs")
     Layout.of(model)  # refuses a model that cannot be trained, before anything else
+    if "meta" in (str(device), _device(model).type):
+        raise SpecError("model: parameters on the device meta have no values; give a model on cpu, or model.to_empty()")
     if device is None:
         return model
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:  # a CPU-only torch asserts that there is CUDA
-        reason = str(error).partition("\n")[0].partition(". ")[0]
+        reason = str(error).partition("\n")[0].partition(". ")[0].removesuffix(".")
         raise SpecError(f"device={str(device)!r}: {reason}; cpu always works") from None
 
 
@@ -72,6 +82,87 @@ def _keywords(model: nn.Module) -> Collection[str] | None:
     inputs = inspect.signature(model.forward).parameters.values()
     takes_any = any(each.kind is each.VAR_KEYWORD for each in inputs)
     return None if takes_any else [each.name for each in inputs if each.kind is not each.VAR_POSITIONAL]
+
+
+# -- the model and the loss on two examples --------------------------------------------------------------------------
+
+
+def _try_model(model: nn.Module, prepare: Callable[[Any], Any], inputs: Tree, name: str) -> Any:
+    """Return the outputs; an error of the model also says which inputs it got."""
+    try:
+        return call(model, prepare(inputs))
+    except Exception as error:
+        dtype = _kind(next(model.parameters()))
+        raise SpecError(
+            f"the model fails with the inputs of {name}, {_described(inputs)}: {_first_line(error)}; give inputs that "
+            f"the model takes (its parameters are {dtype}), or convert them in prepare="
+        ) from error
+
+
+def _try_loss(loss: Loss, model: nn.Module, prepare: Callable[[Any], Any], outputs: Any, some: Examples) -> None:
+    """Compute the loss of some examples together, and of each alone; refuses what it must not be."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Using a target size")  # by which torch warns of what it then broadcasts
+            value = loss(outputs, some[1])
+    except FedcamsError:
+        raise
+    except Exception as error:
+        got = f"outputs {_described(outputs)} and targets {_described(some[1])}"
+        fix = "give targets that fit the outputs, or another loss"
+        raise SpecError(f"loss fails with {got}: {_first_line(error)}; {fix}") from error
+    _check_loss(value, size(some))
+    try:
+        alone = [loss(call(model, prepare(x)), y) for x, y in (take(some, slice(i, i + 1)) for i in range(size(some)))]
+    except Exception:  # training may never have a batch of one example
+        return
+    _check_parts(value, alone, outputs, some[1])
+
+
+def _check_loss(value: Any, count: int) -> None:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        raise SpecError(f"loss returns a {kind}; return a float tensor: one number per example, or their mean")
+    if value.dim() > 0 and len(value) != count:
+        raise SpecError(
+            f"loss returns the shape {list(value.shape)} for {count} examples; return one number per example, "
+            f"[{count}], or their mean"
+        )
+    if not value.requires_grad:
+        raise SpecError(
+            "loss does not depend on the trainable parameters; compute it from the outputs without detach(), item() "
+            "or numpy(), and train a part that the outputs depend on"
+        )
+
+
+def _check_parts(value: Tensor, alone: list[Tensor], outputs: Any, targets: Any) -> None:
+    """Refuse a loss that pairs each output with every target, and one that is a sum, knowing those of each example."""
+    count = len(alone)
+    if is_paired(value, count) and all(is_paired(each, 1) for each in alone):
+        got = f"outputs {_described(outputs)} and targets {_described(targets)}"
+        raise SpecError(
+            f"loss returns the shape {list(value.shape)} for {count} examples: {got} broadcast; give both one shape"
+        )
+    parts = torch.stack([each.detach().mean() for each in alone])
+    if count > 1 and value.dim() == 0 and (parts > 0).all() and torch.isclose(value.detach(), parts.sum(), rtol=1e-4):
+        raise SpecError(
+            f"loss returns the sum over {count} examples, {float(value.detach()):.4g}; return one number per example, "
+            "as with reduction='none', or their mean"
+        )
+
+
+def _described(tree: Tree) -> str:
+    """Return the types and shapes of all tensors in a tree, such as `float32 [2, 5]`."""
+    named = [(name, f"{_kind(tensor)} {list(tensor.shape)}") for name, tensor in named_tensors(tree)]
+    return ", ".join(f"{name}: {said}" if name else said for name, said in named) or type(tree).__name__
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].removesuffix(".") or type(error).__name__
 
 
 # -- losses and metrics ----------------------------------------------------------------------------------------------
@@ -88,28 +179,25 @@ def model_loss(outputs: Any, batch: Any) -> Tensor:
 
 def _classes(outputs: Any, targets: Any) -> int:
     """Return the number of classes that the model distinguishes."""
-    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2 or len(outputs) != size(targets):
         found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
         count = size(targets)
         raise SpecError(f"the model returns {found} for {count} examples; make it [{count}, classes], or give a loss")
     if not isinstance(targets, Tensor):
         raise SpecError("the targets are several tensors; give your own loss, a function (outputs, targets)")
-    fits_both = outputs.dim() > 2 and outputs.shape[:-1] == targets.shape and outputs.shape[2:] == targets.shape[1:]
-    if fits_both:
-        shapes = f"{list(outputs.shape)} and targets {list(targets.shape)}"
-        raise SpecError(f"outputs {shapes}: the classes may be on the second or the last axis; give your own loss")
-    return outputs.shape[class_axis(outputs, targets)]
-
-
-def _check_loss(value: Any, count: int) -> None:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        kind = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        raise SpecError(f"loss returns a {kind}; return a float tensor: one number per example, or their mean")
-    if value.dim() > 0 and len(value) != count:
+    if outputs.shape[1:] == (1,):
+        fix = "give loss=torch.nn.BCEWithLogitsLoss() for two classes, or torch.nn.MSELoss() for a regression"
         raise SpecError(
-            f"loss returns the shape {list(value.shape)} for {count} examples; return one number per example, "
-            f"[{count}], or their mean"
+            f"the model has one output, but the default loss, the cross entropy, needs one per class; {fix}"
         )
+    shapes = f"outputs {list(outputs.shape)} and targets {list(targets.shape)}"
+    second, last = outputs.shape[:1] + outputs.shape[2:], outputs.shape[:-1]
+    if targets.shape not in (second, last) and not targets.is_floating_point():  # floats are refused as such
+        wanted = list(last) if second == last else f"{list(second)} or {list(last)}"
+        raise SpecError(f"{shapes} do not fit; give targets {wanted}, one class number each, or your own loss")
+    if second == last == targets.shape and outputs.dim() > 2:
+        raise SpecError(f"{shapes}: the classes may be on the second or the last axis; give your own loss")
+    return outputs.shape[class_axis(outputs, targets)]
 
 
 def named_metrics(metric: Any, loss: Loss) -> Metrics:
@@ -120,6 +208,8 @@ def named_metrics(metric: Any, loss: Loss) -> Metrics:
     if metric is None:
         classifies = loss in (cross_entropy, functional.cross_entropy) or isinstance(loss, nn.CrossEntropyLoss)
         return {SCORE: accuracy} if classifies else {}
+    for each in metric.values() if isinstance(metric, Mapping) else [metric]:
+        refuse_class("metric", each)
     if callable(metric):
         return {SCORE: metric}
     if not isinstance(metric, Mapping) or not all(map(callable, metric.values())):
@@ -131,9 +221,15 @@ def named_metrics(metric: Any, loss: Loss) -> Metrics:
     return dict(metric)
 
 
-def test_examples(test: Any, problem: Problem) -> Examples | None:
+def refuse_class(name: str, function: Any) -> None:
+    """Refuse a class where a function is needed: calling it would make an object."""
+    if isinstance(function, type):
+        raise SpecError(f"{name}={function.__name__} is a class; give an object of it, such as {function.__name__}()")
+
+
+def test_examples(test: Any, problem: Problem, name: str) -> Examples | None:
     """Return the test examples, checked like the clients' examples; None if there are none."""
     clients = problem.clients
     if test is None or not isinstance(clients, Clients):
         return None
-    return as_examples(test, "test", clients.classes, clients.collate, clients.keys_of_inputs)
+    return clients.reader.read(test, name)

@@ -17,7 +17,7 @@ from fedcams.errors import SpecError
 from fedcams.method import Method, method_of
 from fedcams.own.folder import RunFolder
 from fedcams.own.history import Callback, History
-from fedcams.own.problem import make_problem, named_metrics, test_examples
+from fedcams.own.problem import make_problem, named_metrics, refuse_class, test_examples
 from fedcams.probes import DEFAULT, Probe
 from fedcams.rows import RowStore
 from fedcams.sampler import Sampler
@@ -135,10 +135,19 @@ def simulate(
     if engine == "auto" and collate is not None:
         engine = "loop"  # the others need examples of one shape
     simulation = Simulation.of(
-        problem, chosen, sampler=sampler, rounds=rounds, seed=seed, engine=engine, test=test_examples(test, problem),
-        metrics=named_metrics(metric, problem.loss), sampling_weights=_sampling_weights(sampler, problem),
-        evaluate_every=evaluate_every, probes=Probe.parse_several(probes), rows=rows,
-    )  # fmt: skip
+        problem,
+        chosen,
+        sampler=sampler,
+        rounds=rounds,
+        seed=seed,
+        engine=engine,
+        test=test_examples(test, problem, "test"),
+        metrics=named_metrics(metric, problem.loss),
+        sampling_weights=_sampling_weights(sampler, problem),
+        evaluate_every=evaluate_every,
+        probes=Probe.parse_several(probes),
+        rows=rows,
+    )
     if out is None:
         return History(simulation, rounds, callbacks)
     folder = RunFolder(Path(out), simulation, rounds, label, str(engine), checkpoint_every)
@@ -159,6 +168,7 @@ def _check_functions(functions: Mapping[str, Any]) -> None:
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise SpecError(f"{name}={function!r}; give a function")
+        refuse_class(name, function)
 
 
 def _check_objects(augment: Any, rows: Any, callbacks: Any) -> None:
@@ -183,8 +193,8 @@ def _sampler(cohort: Any, population: int) -> Sampler:
     cohort = min(COHORT, population) if cohort is None else cohort
     if isinstance(cohort, str | Sampler):
         return Sampler.parse(cohort)
-    if not isinstance(cohort, int | np.integer):
-        raise SpecError(f"cohort={cohort!r}; give a whole number, or a sampler such as 'bernoulli(p=0.1)'")
+    if isinstance(cohort, bool) or not isinstance(cohort, int | np.integer) or cohort < 1:
+        raise SpecError(f"cohort={cohort!r}; give a whole number from 1, or a sampler such as 'bernoulli(p=0.1)'")
     if cohort > population:
         raise SpecError(f"cohort={cohort}, but there are only {population} clients; give at most {population}")
     return Sampler.parse(f"uniform(n={cohort})")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedcams.engines import Examples
 from fedcams.errors import SpecError
-from fedcams.simulation.examples import Collate, as_examples, count_examples
+from fedcams.simulation.examples import Reader, count_examples
 
 
 class Clients(Mapping[int, Examples]):
@@ -19,23 +19,16 @@ class Clients(Mapping[int, Examples]):
     Clients with names instead of numbers are numbered in the order of their names.
     """
 
-    def __init__(
-        self,
-        source: Any,
-        classes: int | None = None,
-        collate: Collate | None = None,
-        keys: Collection[str] | None = None,
-    ) -> None:
+    def __init__(self, source: Any, reader: Reader) -> None:
         """Wrap a list, whose places are the ids, or a mapping from ids, integers or strings, to data.
 
-        `as_examples` says which data, and what `classes`, `collate` and `keys` mean. Refuses an empty source, and ids
-        that no message can carry.
+        Refuses an empty source, and ids that no message can carry.
         """
         if not isinstance(source, Mapping | Sequence) or isinstance(source, str):
             raise SpecError(f"clients is a {type(source).__name__}; give a list, or a mapping from id to data")
         if len(source) == 0:
             raise SpecError("clients is empty; give at least one client")
-        self._source, self.classes, self.collate, self.keys_of_inputs = source, classes, collate, keys
+        self._source, self.reader = source, reader
         given: list[Any] = list(source) if isinstance(source, Mapping) else list(range(len(source)))
         named = all(isinstance(client, str) for client in given)
         if not named and (stranger := [client for client in given if not _is_id(client)]):
@@ -46,7 +39,7 @@ class Clients(Mapping[int, Examples]):
 
     def __getitem__(self, client: int) -> Examples:
         name = self.given[client]
-        return as_examples(self._source[name], f"client {name}", self.classes, self.collate, self.keys_of_inputs)
+        return self.reader.read(self._source[name], f"client {name}")
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.given)

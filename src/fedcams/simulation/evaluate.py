@@ -77,14 +77,14 @@ def _evaluate(
     seen = []
     for inputs, targets in _batches(problem, test):
         outputs, count = predict(inputs), size(targets)
-        sums = [_total(problem.losses(outputs, targets), count)]
-        sums += [_total(_score(name, metric(outputs, targets)), count) for name, metric in means.items()]
+        scores = [_scores(name, metric, outputs, targets) for name, metric in means.items()]
+        sums = [_total(values, count) for values in (problem.losses(outputs, targets), *scores)]
         totals = totals + torch.stack([value.to(totals) for value in sums])
         if wholes:
             seen.append(map_tensors(torch.Tensor.cpu, (outputs, targets)))
     found = dict(zip(["loss", *means], (totals / size(test)).tolist(), strict=True))
     everything = concatenate(seen) if wholes else ()
-    found |= {name: float(_score(name, metric(*everything))) for name, metric in wholes.items()}
+    found |= {name: _one_number(name, metric(*everything)) for name, metric in wholes.items()}
     return {name: found[name] if name == "loss" else _finite(found[name]) for name in ["loss", *metrics]}
 
 
@@ -95,7 +95,34 @@ def _batches(problem: Problem, test: Examples) -> Iterator[tuple[Tree, Tree]]:
         yield map_tensors(lambda part: part.to(problem.device), take(test, slice(first, first + step)))
 
 
-def _score(name: str, value: Any) -> Tensor:
+def is_paired(values: Tensor, count: int) -> bool:
+    """Return whether values could be those of each output of `count` with every target, after broadcasting."""
+    return values.shape[:2] == (count, count)
+
+
+def _scores(name: str, metric: Metric, outputs: Any, targets: Tree) -> Tensor:
+    """Return one score, or one per example; refuses another number of them, and those of all pairs of examples."""
+    values, count = _as_numbers(name, metric(outputs, targets)), size(targets)
+    if values.dim() > 0 and len(values) != count:
+        fix = "return one number, or one per example; for one number of the whole test set, see fedcams.over_test_set"
+        raise SpecError(f"metric {name} returns the shape {list(values.shape)} for {count} examples; {fix}")
+    if is_paired(values, count) and isinstance(outputs, torch.Tensor):
+        alone = _as_numbers(name, metric(*take((outputs, targets), slice(1))))
+        if count > 1 and is_paired(alone, 1):
+            fix = "give outputs and targets one shape"
+            raise SpecError(f"metric {name} returns the shape {list(values.shape)}: it compares all pairs; {fix}")
+    return values
+
+
+def _one_number(name: str, value: Any) -> float:
+    values = _as_numbers(name, value)
+    if values.numel() != 1:
+        fix = "return one number, and give the others names of their own: metric={name: function}"
+        raise SpecError(f"metric {name} returns the shape {list(values.shape)} for the whole test set; {fix}")
+    return float(values)
+
+
+def _as_numbers(name: str, value: Any) -> Tensor:
     """Return what a metric gave as a tensor; refuses what is not numbers."""
     if isinstance(value, Mapping):
         keys = ", ".join(map(str, value))

@@ -14,7 +14,7 @@ from fedcams.engines.base import CohortUpdate, local_rate, rows
 from fedcams.engines.captured.seat import Recipe, Seat
 from fedcams.engines.captured.staging import Staging, as_channels_last
 from fedcams.engines.captured.step import Batch, Computing, draws_in_attention, frozen_parameters
-from fedcams.engines.problem import Problem, naming
+from fedcams.engines.problem import Problem
 from fedcams.engines.trees import Tree, call, map_tensors, size, take
 from fedcams.keys import derive
 
@@ -68,7 +68,7 @@ class Habits(NamedTuple):
             # On a CPU, oneDNN's backward pass of a 1x1 convolution with channels last writes beyond its memory.
             turned = problem.device.type == "cuda" and takes_channels_last(problem.model.eval(), prepared_x)
             problem.model.train()
-            with naming([client]):
+            with problem.naming([client]):
                 draws = draws_in_attention(problem, Batch(prepared_x, y, None))
         finally:
             problem.model.train(training)
@@ -156,7 +156,7 @@ class Round:
         key = derive(self.seed, "dropout", self.round, client)
         seat.load_(problem, self.start[row], held, added, self.rate, key)
         steps = seat.steps_(problem, staging.parts())
-        with naming([client]):
+        with problem.naming([client]):
             yield from steps
         left = None if results.buffers is None else results.buffers[row]
         seat.store_(problem, self.start[row], results.delta[row], left, results.loss[row], staging.seen)

@@ -17,7 +17,6 @@ from fedcams.engines.graphs.operations import run
 from fedcams.engines.graphs.program import Program
 from fedcams.engines.graphs.translation import translate
 from fedcams.engines.problem import Problem
-from fedcams.errors import UpdateError
 
 Result = tuple[Tensor, Tensor | None, Tensor, list[int], list[int]]
 
@@ -137,10 +136,8 @@ def refuse_single_values(problem: Problem, cohort: Sequence[int], batches: Batch
     """Refuse a batch of one example of one pixel, naming the client: it has no variance, so torch refuses it too."""
     lonely = [client for client, size in zip(cohort, batches.smallest, strict=True) if size == 1]
     if lonely and 1 in _norm_pixels(problem, batches.x[:1]):
-        raise UpdateError(
-            f"client {', '.join(map(str, lonely))}: Expected more than 1 value per channel when training; "
-            "set drop_last=true or another batch size"
-        )
+        with problem.naming(lonely):
+            raise ValueError("Expected more than 1 value per channel when training")
 
 
 @torch.no_grad()

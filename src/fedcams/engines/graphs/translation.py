@@ -33,7 +33,8 @@ def translate(model: nn.Module) -> Program:
     try:
         traced = fx.symbolic_trace(model)
     except Exception as error:
-        raise SpecError(f"engine=graphs cannot follow {type(model).__name__} ({error}); use engine=stacked") from None
+        why = str(error).partition("\n")[0].partition(". ")[0].removesuffix(".")  # advice on tracing follows
+        raise SpecError(f"engine=graphs cannot follow {type(model).__name__} ({why}); use engine=stacked") from None
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
             raise SpecError(f"engine=graphs: parameter {name!r} is frozen; use engine=stacked")
