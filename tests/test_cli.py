@@ -390,6 +390,7 @@ def test_what_is_no_limit_is_refused(folder: Path, option: str, value: str) -> N
 
 
 def test_a_plan_for_no_model_is_refused(folder: Path) -> None:
+    assert "MODEL=25Q: give a whole number of parameters, 1 to 1e+15, as in 25M, or a model's" in refused("plan", "25Q")
     assert "MODEL=0.5: give a whole number of parameters" in refused("plan", "0.5")
     assert "MODEL=1e400: give a whole number of parameters, 1 to 1e+15" in refused("plan", "1e400")
     assert "uniform: n=-3: out of range" in refused("plan", "1000", "--cohort", "-3")

@@ -431,6 +431,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (r"cohort=0.5; give a whole number from 1, or a sampler", {"cohort": 0.5}),
     (r"cohort=0; give a whole number from 1", {"cohort": 0}),
     (r"cohort=True; give a whole number from 1", {"cohort": True}),
+    (r"cohort='5'; give a whole number from 1", {"cohort": "5"}),
     ("give a torch.nn.Module", {"model": nn.Linear}),
     ("model: the parameter 'weight' has no shape yet; call the model once", {"model": nn.LazyLinear(3)}),
     ("model: parameters on the device meta have no values", {"model": nn.Linear(8, 3, device="meta")}),

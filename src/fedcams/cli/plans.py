@@ -66,14 +66,16 @@ def setting(size: str, uplink: str, rounds: int, buffers: str = "identity") -> S
 
 def _size(size: str) -> tuple[int, int]:
     """Trainable coordinates and floating-point buffers."""
+    fix = f"give a whole number of parameters, 1 to {MOST:.0e}, as in 25M, or a model's spec such as resnet18"
     try:
         number = exact(size[:-1]) * UNITS[size[-1].lower()] if size[-1:].lower() in UNITS else exact(size)
     except SpecError:
+        if not size[:1].isalpha():
+            raise SpecError(f"MODEL={size}: {fix}") from None
         made = models.build(model_named(size), SHAPE, CLASSES, seed=0)
         buffers = Layout.of_buffers(made)
         return Layout.of(made).d, 0 if buffers is None else buffers.d
     if not 1 <= number <= MOST or number.denominator != 1:
-        fix = f"give a whole number of parameters, 1 to {MOST:.0e}, or a model's spec such as resnet18"
         raise SpecError(f"MODEL={size}: {fix}")
     return int(number), 0
 

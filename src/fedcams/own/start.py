@@ -191,7 +191,7 @@ def _check_folder(out: Any, trackers: Sequence[Any], label: str, rows: RowStore 
 
 def _sampler(cohort: Any, population: int) -> Sampler:
     cohort = min(COHORT, population) if cohort is None else cohort
-    if isinstance(cohort, str | Sampler):
+    if isinstance(cohort, Sampler) or (isinstance(cohort, str) and cohort[:1].isalpha()):
         return Sampler.parse(cohort)
     if isinstance(cohort, bool) or not isinstance(cohort, int | np.integer) or cohort < 1:
         raise SpecError(f"cohort={cohort!r}; give a whole number from 1, or a sampler such as 'bernoulli(p=0.1)'")
