@@ -120,6 +120,17 @@ def upper(values: Iterable[float]) -> float:
     """Return the value that a quarter of these exceed, and at least one if there are several; 0 if there are none.
 
     It is what is usual for a cohort. Only finite values above 0 count.
+
+    Arguments:
+        values: one number per client, such as the norm of its update.
+
+    Returns:
+        One of the values.
+
+    Examples:
+        >>> from fedcams.guards import upper
+        >>> upper([1.0, 2.0, 2.0, 500.0])
+        2.0
     """
     sound = sorted(value for value in values if value > 0 and math.isfinite(value))
     above = math.ceil(len(sound) / 4) if len(sound) > 1 else 0

@@ -117,7 +117,7 @@ def _points(axes: Any, chart: Chart, axis: Axis) -> None:
     for series in chart.series:
         assert series.low is not None
         assert series.high is not None
-        reach = [series.y - series.low, series.high - series.y]
+        reach = np.stack([series.y - series.low, series.high - series.y])
         style = {"color": series.look.colour, "marker": MARKERS[series.look.dash], "capsize": 2, "ls": ""}
         axes.errorbar(series.x[axis.key], series.y, reach, label=_text(series.name), **style)
 
