@@ -209,7 +209,9 @@ def _without_waiting() -> Iterator[None]:
     A capture that fails would leave torch's generator and its memory as if it were still capturing.
     """
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     except RuntimeError as error:
