@@ -12,8 +12,8 @@ from fedcams.report import summarize
 from fedcams.report.page import page as report_page
 from reproduction import pictures as draw
 from reproduction import tables, words
+from reproduction.by_bytes import PLAYS, by_bytes, in_short, plays
 from reproduction.by_bytes import PRESETS as BY_BYTES
-from reproduction.by_bytes import by_bytes, in_short
 from reproduction.claims import claims
 from reproduction.costs import costs
 from reproduction.runs import Done, Results, collection
@@ -44,6 +44,7 @@ def page(results: Results) -> str:
     parts += [words.COMMUNICATION, *tables.communication(results)]
     parts += [words.TWO_WAY, *_two_way(results, "two-way-resnet18")]
     parts += by_bytes(results)
+    parts += plays(results)
     parts += [line for preset in further(results) for line in _further(results, preset)]
     parts += tables.seeds(results)
     return "\n".join(parts).rstrip() + "\n"
@@ -58,7 +59,7 @@ def pictures(results: Results) -> dict[str, list[draw.Panel]]:
         found[f"compression-{model}"] = _panels(runs, draw.accuracy_by_rounds, draw.accuracy_by_bytes_up)
     groups = {name: tables.measured(results, model) for model, name in words.MODELS.items()}
     found["gamma"] = [(draw.gamma_by_rounds(name), runs) for name, runs in groups.items() if runs]
-    for preset in BY_BYTES:
+    for preset in (*BY_BYTES, *PLAYS):
         found[preset] = _panels(results.of(preset), draw.averaged_by_rounds, draw.averaged_by_bytes)
     for preset in ("two-way-resnet18", *further(results)):
         found[preset] = _panels(results.of(preset), *_drawn(preset)) if _shown(results, preset) else []

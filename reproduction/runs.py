@@ -24,9 +24,9 @@ LOOKS = {
     "FedCAMS sign": 5, "FedCAMS top-k 1/64": 6, "FedCAMS top-k 1/128": 7, "FedCAMS top-k 1/256": 9,
     "FedCAMS sign, replica 4 bits": 0, "FedCAMS sign, replica 2 bits": 1, "FedCAMS sign, shared 4 bits": 2,
     "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 13,
-    "FedCAMS sign, stateless 8 bits": 12, "FedAMS, lower falling rate": 11, "FedCAMS one-way": 2,
-    "FedCAMS one-way, lower falling rate": 9, "FedCAMS light": 5, "FedCAMS lighter": 1, "FedCAMS lightest": 3,
-    "FedCAMS sign of tensors": 6,
+    "FedCAMS sign, stateless 8 bits": 12, "FedAMS, lower falling rate": 11, "FedAMS, recipes' rate": 11,
+    "FedCAMS one-way": 2, "FedCAMS one-way, lower falling rate": 9, "FedCAMS light": 5, "FedCAMS lighter": 1,
+    "FedCAMS lightest": 3, "FedCAMS sign of tensors": 6,
 }  # fmt: skip
 """A method looks the same in every picture, and no two methods in one picture look the same."""
 

@@ -170,9 +170,10 @@ def compile_step(problem: Problem, how: Computing, memory: Memory, frozen: dict[
     operations, which is compiled as a whole; the model itself is not called again. Raises whatever the compiler raises,
     and RuntimeError for a model that branches on its data.
     """
-    import torch._inductor as inductor  # takes seconds, so only processes that compile import it
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch uses what it deprecates, here and as it is imported
+        import torch._inductor as inductor  # takes seconds, so only processes that compile import it
 
-    with torch.no_grad():
         tensors = _tensors((tuple(memory), frozen, tuple(batch)))
         compiled: Compiled = inductor.compile(record_step(problem, how, memory, frozen, batch), [*tensors])
     return compiled
