@@ -134,10 +134,10 @@ def assert_close(ours: CohortUpdate, truth: CohortUpdate, tolerance: float) -> N
 @pytest.mark.parametrize("spec", RULES)
 @pytest.mark.parametrize("model", MODELS)
 def test_it_trains_as_the_loop_does(model: str, spec: str) -> None:
-    """Examples that are dicts, frozen layers and batch-norm, uneven clients and partial batches; then other rates."""
+    """Examples as dicts, frozen layers and batch-norm, uneven clients, partial batches; then a rate and shifts."""
     task = problem(model, spec)
     shift = torch.randn(3, task.layout.d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for given in ({}, {"rate": 0.02}, {"shift": shift, "round": 3}):
+    for given in ({}, {"rate": 0.02, "shift": shift, "round": 3}):
         truth = train("loop", copy.deepcopy(task), **given)
         assert_close(train("captured(streams=2)", task, **given), truth, 1e-9)
 

@@ -32,6 +32,7 @@ model = "linear"
 clients = 4
 sampler = "uniform(n=2)"
 rounds = 12
+engine = "stacked"
 
 [[run]]
 label = "FedAvg"
@@ -224,7 +225,8 @@ FEDCAMS = "import runpy; runpy.run_module('fedcams', run_name='__main__')"
 
 def test_stopping_by_hand_leaves_a_run_that_goes_on(folder: Path, forks: Forks) -> None:
     """Ctrl-C as the terminal sends it, in the middle of a run; the same command completes it byte for byte."""
-    arguments = ["run", "mini.toml", "--only", "FedCAMS sign", "-s", "rounds=100", "--checkpoint-every", "7"]
+    settings = ["-s", "rounds=100", "-s", "local=sgd(steps=1)"]
+    arguments = ["run", "mini.toml", "--only", "FedCAMS sign", *settings, "--checkpoint-every", "7"]
     records = folder / "runs/mini/fedcams-sign-s1/rounds.jsonl"
     with forks.start(FEDCAMS, *arguments, "--no-report", cwd=folder) as process:
         while not (records.exists() and records.read_bytes().count(b"\n") > 20):
@@ -253,7 +255,7 @@ def test_resume_completes_a_run(folder: Path, behind: bytes) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        runs.run(Experiment(rounds=9, clients=20), folder / "r", checkpoint_every=5, watch=stop)
+        runs.run(Experiment(rounds=9, clients=20, engine="stacked"), folder / "r", checkpoint_every=5, watch=stop)
     with (folder / "r" / "rounds.jsonl").open("ab") as records:
         records.write(behind)  # what follows the checkpoint need not be whole
     output = say("resume", "r")
@@ -265,7 +267,7 @@ def test_resume_completes_a_run(folder: Path, behind: bytes) -> None:
 
 def test_resume_of_a_folder_continues_every_run_in_it(folder: Path) -> None:
     for name, rounds in {"first": 2, "second": 3}.items():
-        runs.run(Experiment(label=name, rounds=rounds, clients=20), folder / "all" / name)
+        runs.run(Experiment(label=name, rounds=rounds, clients=20, engine="stacked"), folder / "all" / name)
     (folder / "all" / "second" / "rounds.jsonl").unlink()
     shutil.rmtree(folder / "all" / "second" / "checkpoint")
     output = say("resume", "all")

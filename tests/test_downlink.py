@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ WITH_BUFFERS = [
 ]
 WORLDS = [*((spec, "") for spec in ALL), *((spec, "blockq(bits=2, block=8)") for spec in WITH_BUFFERS)]
 """A downlink, and the codec of the buffers; the model has none if that is empty."""
+KINDS = list({(*re.findall(r"\w+", spec)[:2], buffers): (spec, buffers) for spec, buffers in WORLDS}.values())
+"""One of each downlink with each kind of codec: what happens to messages has nothing to do with a codec's settings."""
 START = torch.randn(D, generator=torch.Generator().manual_seed(1))
 START_BUFFERS = torch.cat([torch.zeros(6), torch.ones(6)])
 
@@ -245,7 +248,7 @@ def test_nobody_trains_from_a_wrong_model_unnoticed(
     assert not second.refused
 
 
-@pytest.mark.parametrize(("spec", "buffers"), WORLDS)
+@pytest.mark.parametrize(("spec", "buffers"), KINDS)
 def test_lost_messages_alone_never_cost_a_dense_model(spec: str, buffers: str) -> None:
     """Whatever is lost, twice or late: the client still has what the next message builds on."""
     world = World(spec, buffers)
@@ -275,9 +278,9 @@ def test_what_was_sent_and_what_is_left_is_the_servers_model(codec: str) -> None
     for spec in (f"shared({codec}, warm=true)", f"replica({codec}, warm=true)"):
         world = World(spec)
         sent = START.double()
-        for _ in range(10):
+        for _ in range(6):
             x = world.state.x.clone()
-            world.round(dict.fromkeys(range(CLIENTS), "fine"))
+            world.round({0: "fine", 1: "fine"})
             (held,) = world.vectors_of(0)
             sent = after(sent, world.last[0])
             left = x.double() - held.double()

@@ -48,7 +48,7 @@ def simulated(name: str, **changes: Any) -> History:
     model = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 2))
     *clients, test = data()
     method = {"server": "fedavg", "uplink": "sign", "local": "sgd(lr=0.1, steps=5, batch=16)", **METHODS[name]}
-    values = {"rounds": 10, "cohort": 3, "probes": PROBES.get(name, "q"), **method, **changes}
+    values = {"rounds": 6, "cohort": 3, "probes": PROBES.get(name, "q"), **method, **changes}
     return fedcams.simulate(model, clients, test, **values).run()
 
 
@@ -120,6 +120,7 @@ server = "fedavg"
 uplink = "sign"
 local = "sgd(lr=0.1, steps=2)"
 rounds = 20
+engine = "stacked"
 """
 IMPORTS = [word for name in FILES for word in ("--import", name)]
 RUN = [*IMPORTS, "run", "pieces.toml", "--no-report", "--quiet", "--checkpoint-every", "3"]

@@ -29,7 +29,7 @@ from test_flower import adding_app, plain_app, two_by_three
 
 __all__ = ["quick"]  # a fixture for these tests too
 DOWNLINKS = ["shared(topk(ratio=1/8))", "shared(blockq)", "replica(blockq(bits=2))", "stateless"]
-ROUNDS = 6
+ROUNDS = 4
 
 
 BATCH_NORM = {"task": "digits", "model": "convmixer(dim=4, depth=1, kernel=3)", "local": "sgd(steps=2, batch=4)"}
@@ -37,8 +37,9 @@ BUFFERS = {**BATCH_NORM, "buffers": "blockq"}
 
 
 def two_way(downlink: str, **changes: Any) -> Any:
+    """Three of four clients in every round; by this seed two of them miss one each and come back in the next."""
     few_steps = "sgd(lr=0.05, steps=2, batch=8)"
-    return experiment(**{"downlink": downlink, "rounds": ROUNDS, "local": few_steps, **changes})
+    return experiment(**{"downlink": downlink, "rounds": ROUNDS, "local": few_steps, "seed": 1, **changes})
 
 
 def federated(folder: Path, what: Any, rounds: int = ROUNDS, fault: Fault | None = None, **options: Any) -> Any:
@@ -67,7 +68,7 @@ def test_the_model_is_bit_for_bit_the_simulators(tmp_path: Path, downlink: str, 
 @pytest.mark.parametrize("downlink", DOWNLINKS)
 def test_a_server_that_starts_again_is_in_step(tmp_path: Path, downlink: str) -> None:
     what = two_way(downlink)
-    for rounds in (1, 2, 4, ROUNDS):
+    for rounds in (1, 2, ROUNDS):
         arrays = federated(tmp_path, what, rounds)
     assert torch.equal(vector(arrays, what), simulated(what)[0])
     federated(tmp_path / "whole", what)

@@ -103,8 +103,11 @@ def out(tmp_path: Path) -> Path:
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["auto", "loop"])
-@pytest.mark.parametrize("method", [{"uplink": "identity"}, {}, FULL], ids=["no rows", "FedCAMS", "everything"])
+@pytest.mark.parametrize(
+    ("method", "engine"),
+    [({"uplink": "identity"}, "loop"), ({}, "auto"), (FULL, "auto"), (FULL, "loop")],
+    ids=["no rows, loop", "FedCAMS, auto", "everything, auto", "everything, loop"],
+)
 def test_the_same_call_continues_and_a_finished_run_is_returned(out: Path, method: dict[str, Any], engine: str) -> None:
     whole = start(None, engine=engine, **method).run()
     for round in (2, 3, 5, 6):

@@ -123,7 +123,7 @@ def hostile(kind: str, seed: int = 0) -> Updates:
 @together("kind", ["huge", "constant", "alternating", "spikes", "small"])
 def test_two_runs_that_differ_in_one_client_differ_by_the_bound(codec: str, kind: str) -> None:
     """In every round, with memory of all rounds before; and the other clients keep the same in both."""
-    rounds, extra = 12, 3
+    rounds, extra = 9, 3
     cohorts = [[i for i in range(M) if (i + t) % 3 or i == extra] for t in range(rounds)]
     without = [[i for i in cohort if i != extra] for cohort in cohorts]
     server = server_of(uplink=codec)

@@ -327,9 +327,9 @@ class DiskWalk(MemoryWalk):
 
 
 TestMemoryWalk = MemoryWalk.TestCase
-TestMemoryWalk.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, database=None)
+TestMemoryWalk.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, database=None)
 TestDiskWalk = DiskWalk.TestCase
-TestDiskWalk.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, database=None)
+TestDiskWalk.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, database=None)
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------------

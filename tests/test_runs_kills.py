@@ -92,7 +92,7 @@ ALL_PARTS = {**EVERYTHING, "downlink": "replica(blockq)"}
     ("kind", "every"),
     [
         pytest.param({}, 1, id="FedCAMS", marks=pytest.mark.slow),
-        pytest.param(ALL_PARTS, 5, id="everything"),
+        pytest.param(ALL_PARTS, 7, id="everything"),
         pytest.param(ALL_PARTS, 1, id="everything, at every moment", marks=pytest.mark.slow),
     ],
 )
@@ -141,7 +141,7 @@ def command_line(out):
 
 def own(out):
     fedcams.simulate(model, clients, (loaded.test_x, loaded.test_y), method=experiment.method, cohort=2, rounds=30,
-                     out=out, prepare=lambda x: x.float() / 16, checkpoint_every=2).run()
+                     out=out, prepare=lambda x: x.float() / 16, checkpoint_every=2, engine=experiment.engine).run()
 
 kinds = {"command line": command_line, "own": own}
 for name, go_on in kinds.items():

@@ -352,7 +352,7 @@ def test_a_client_whose_loss_is_not_finite_is_refused_alone_and_alike_through_by
     clients = [*CLIENTS[:5], MARKED, *CLIENTS[6:]]
     options = {"clients": clients, "loss": marked_loss, "uplink": "sign", "engine": "loop", "seed": 3, "cohort": 5}
     for downlink in ("none", "replica(blockq)", "shared(sign)"):
-        batched, apart = (run(**options, downlink=downlink, rounds=8) for _ in range(2))
+        batched, apart = (run(**options, downlink=downlink, rounds=5) for _ in range(2))
         assert_equal_rounds(batched, apart)
         met = [record for record in batched.records if 5 in record.cohort]
         assert met
