@@ -131,6 +131,11 @@ def test_evaluation_every_few_rounds() -> None:
     assert all(r.test_loss is None for r in simulate(net(), CLIENTS, rounds=2, cohort=2))
 
 
+@pytest.mark.parametrize("every", [2, 99])
+def test_the_last_round_is_always_evaluated(every: int) -> None:
+    assert [r.round for r in run(rounds=3, evaluate_every=every) if r.test_loss is not None] == [2, 3][every == 99 :]
+
+
 def test_gamma_is_zero_without_compression_and_not_with_it() -> None:
     assert all(record.probes["gamma"] < 1e-6 for record in run(probes="q + gamma"))
     assert all(record.probes["gamma"] > 0.01 for record in run(probes="q + gamma", uplink="sign"))
