@@ -201,12 +201,13 @@ class History:
         `data` gives other examples instead, by names of your choice: those of the clients, or of sites that do not
         take part. Loads the clients one after the other.
         """
-        simulation, problem, state = self.simulation, self.simulation.problem, self.state
+        simulation, problem, x, buffers = self.simulation, self.simulation.problem, self.state.x, self.state.buffers
+        metrics, engine, not_means = simulation.metrics, simulation.engine, simulation.not_means
         found = {}
         for number, client in zip(problem.clients, self.client_ids, strict=True) if data is None else enumerate(data):
             own = problem.clients[number] if data is None else test_examples(data[client], problem, str(client))
             assert own is not None
-            found[client] = evaluate(problem, state.x, state.buffers, own, simulation.metrics, simulation.engine)
+            found[client] = evaluate(problem, x, buffers, own, metrics, engine, not_means)
         return found
 
     def _model(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
