@@ -19,6 +19,8 @@ from fedcams.runs.folder import ROUNDS, read_experiment
 from fedcams.simulation import RoundRecord
 from fedcams.trackers import Tracker, check_trackers
 
+AGAIN = "run the same command again to continue from the last checkpoint"
+
 
 @dataclass(frozen=True)
 class Session:
@@ -65,14 +67,27 @@ class Session:
             show = stack.enter_context(self.screen.follow(run))
             for tracker in self.trackers:
                 stack.callback(tracker.finish)
-                tracker.start(run)
+                with naming(tracker, "cannot start", "set it up, or leave it out of --track"):
+                    tracker.start(run)
 
             def watch(record: RoundRecord, timing: dict[str, Any]) -> None:
                 show(record, timing)
                 for tracker in self.trackers:
-                    tracker.log(record, timing)
+                    with naming(tracker, f"failed in round {record.round}", AGAIN):
+                        tracker.log(record, timing)
 
             yield watch
+
+
+@contextlib.contextmanager
+def naming(tracker: Tracker, failure: str, fix: str) -> Iterator[None]:
+    """Turn an error of a tracker's library into one line that names the tracker."""
+    try:
+        yield
+    except Exception as error:
+        name = type(tracker).__module__.rpartition(".")[2]
+        reason = " ".join(str(error).split())
+        raise RunError(f"the tracker {name!r} {failure}: {type(error).__name__}: {reason}; {fix}") from error
 
 
 def check_device(device: str) -> None:
