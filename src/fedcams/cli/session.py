@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,3 +132,9 @@ def known(experiment: Experiment, folder: Path) -> Run:
     except RunError:
         pass
     return Run(folder, experiment, [], [], {}, [])
+
+
+def are_finished(experiments: Mapping[Path, Experiment]) -> bool:
+    """Return whether all folders hold the finished runs of their experiments."""
+    found = [(known(experiment, folder), experiment) for folder, experiment in experiments.items()]
+    return all(run.finished and run.experiment == experiment for run, experiment in found)

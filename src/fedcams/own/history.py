@@ -109,6 +109,8 @@ class History:
 
     def __getitem__(self, place: int) -> RoundRecord:
         """Return the record of a round so far by its place: 0 is round 1, and -1 the last one."""
+        if not self.records:
+            raise IndexError("no round has run yet; call history.run() first")
         return self.records[place]
 
     def run(self) -> History:
@@ -241,7 +243,7 @@ class History:
         return html_table(self.records, self.rounds)
 
     def __repr__(self) -> str:
-        last = self.records[-1].test_accuracy if self.records else None
+        last = next((score for each in reversed(self.records) if (score := each.test_accuracy) is not None), None)
         return f"History({len(self.records)} of {self.rounds} rounds, test accuracy {last})"
 
 
