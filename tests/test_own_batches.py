@@ -309,6 +309,18 @@ def test_a_metric_that_is_no_mean_is_named_once(
     assert not caplog.records, "one batch is the whole test set"
 
 
+@pytest.mark.parametrize("mark", [lambda metric: metric, fedcams.over_test_set])
+def test_a_metric_that_fails_is_named_with_what_it_got(mark: Any) -> None:
+    def matching(outputs: Tensor, y: Tensor) -> Tensor:
+        return outputs.view(-1) - y
+
+    message = (
+        r"metric accuracy fails with outputs float32 \[6, 2\] and targets int64 \[6\]: The size of tensor .*argmax"
+    )
+    with pytest.raises(SpecError, match=message):
+        run(linear(), PLAIN, PLAIN[0], metric=mark(matching))
+
+
 def test_a_metric_without_a_value_is_none() -> None:
     one_class = (X[0], torch.ones(6).long())
     history = run(linear(), PLAIN, one_class, metric=fedcams.over_test_set(lambda o, y: float("nan")))

@@ -9,6 +9,7 @@ import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from fedcams.experiment import Experiment
 from fedcams.extras import ExtraMissing
 from fedcams.runs import Run, RunError
 from fedcams.simulation import RoundRecord
-from fedcams.trackers import Tracker, scalars, tracker
+from fedcams.trackers import Tracker, check_trackers, scalars, tracker
 
 TINY = Experiment(task="logistic(size=20)", model="linear", clients=2, sampler="full", rounds=3)  # type: ignore[arg-type]
 
@@ -220,6 +221,19 @@ def test_mlflow_keeps_every_round_of_a_resumed_run_as_one(tmp_path: Path) -> Non
     values = {each.step: each.value for each in client.get_metric_history(found.info.run_id, "test_accuracy")}
     assert values == {record.round: record.test_accuracy for record in run.records}
     assert found.data.params["rounds"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Fake, r"trackers: Fake is a class; give an object of it, such as Fake\(\)"),
+        (SimpleNamespace(log=print), "SimpleNamespace has no method 'start'; it needs start, log and finish"),
+        (SimpleNamespace(start=print, log=print), "SimpleNamespace has no method 'finish'"),
+    ],
+)
+def test_what_could_not_follow_a_run_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        check_trackers([given], fedcams.Method().privacy)
 
 
 def test_specs_of_trackers_follow_a_run_of_ones_own(tmp_path: Path) -> None:

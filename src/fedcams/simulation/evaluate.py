@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedcams.engines import Engine, Examples, Problem, engine
-from fedcams.engines.trees import Tree, concatenate, map_tensors, size, take
-from fedcams.errors import SpecError
+from fedcams.engines.trees import Tree, concatenate, described, map_tensors, size, take
+from fedcams.errors import FedcamsError, SpecError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +96,7 @@ def _evaluate(
             seen.append(map_tensors(torch.Tensor.cpu, (outputs, targets)))
     found = dict(zip(["loss", *means], (totals / size(test)).tolist(), strict=True))
     everything = concatenate(seen) if wholes else ()
-    found |= {name: _one_number(name, metric(*everything)) for name, metric in wholes.items()}
+    found |= {name: _one_number(name, _called(name, metric, *everything)) for name, metric in wholes.items()}
     return {name: found[name] if name == "loss" else _finite(found[name]) for name in ["loss", *metrics]}
 
 
@@ -114,7 +114,7 @@ def is_paired(values: Tensor, count: int) -> bool:
 
 def _scores(name: str, metric: Metric, outputs: Any, targets: Tree) -> Tensor:
     """Return one score, or one per example; refuses another number of them, and those of all pairs of examples."""
-    values, count = _as_numbers(name, metric(outputs, targets)), size(targets)
+    values, count = _as_numbers(name, _called(name, metric, outputs, targets)), size(targets)
     if values.dim() > 0 and len(values) != count:
         fix = "return one number, or one per example; for one number of the whole test set, see fedcams.over_test_set"
         raise SpecError(f"metric {name} returns the shape {list(values.shape)} for {count} examples; {fix}")
@@ -124,6 +124,18 @@ def _scores(name: str, metric: Metric, outputs: Any, targets: Tree) -> Tensor:
             fix = "give outputs and targets one shape"
             raise SpecError(f"metric {name} returns the shape {list(values.shape)}: it compares all pairs; {fix}")
     return values
+
+
+def _called(name: str, metric: Metric, outputs: Any, targets: Tree) -> Any:
+    """Return what a metric returns; its error also says which outputs and targets it got."""
+    try:
+        return metric(outputs, targets)
+    except FedcamsError:
+        raise
+    except Exception as error:
+        got = f"outputs {described(outputs)} and targets {described(targets)}"
+        fix = "give a function of these; one of class numbers needs outputs.argmax(1) first"
+        raise SpecError(f"metric {name} fails with {got}: {first_line(error)}; {fix}") from error
 
 
 def _check_means(means: Metrics, scores: list[Tensor], outputs: Any, targets: Tree, not_means: set[str]) -> None:
