@@ -86,7 +86,7 @@ def naming(tracker: Tracker, failure: str, fix: str) -> Iterator[None]:
         yield
     except Exception as error:
         name = type(tracker).__module__.rpartition(".")[2]
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).removesuffix(".")
         raise RunError(f"the tracker {name!r} {failure}: {type(error).__name__}: {reason}; {fix}") from error
 
 
