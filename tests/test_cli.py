@@ -309,6 +309,21 @@ def test_a_sweep_ranks_and_can_be_given_again(folder: Path) -> None:
     assert first.splitlines()[-2:] == second.splitlines()[-2:]
 
 
+def test_a_sweep_of_one_label_keeps_the_others_and_extends_all_or_none(folder: Path) -> None:
+    grid = 'task = "logistic(size=40)"\nmodel = "linear"\nclients = 4\nsampler = "full"\nrounds = 2\n'
+    runs = '[[run]]\nlabel = "dense"\n[[run]]\nlabel = "kept"\nuplink = "sign"\ngrid = { min_replies = [1, 2] }\n'
+    (folder / "grid.toml").write_text(grid + runs)
+    board = folder / "runs/grid/leaderboard.csv"
+    assert "dense: 0." in say("sweep", "grid.toml"), "without a grid, there is no best setting"
+    whole = board.read_bytes()
+    assert "dense, seed 1: already" not in say("sweep", "grid.toml", "--only", "kept")
+    assert board.read_bytes() == whole
+    refused = fedcams("sweep", "grid.toml", "-s", "rounds=3")  # clients keep residuals, which are gone
+    assert "its last checkpoint leaves out what more rounds need (rows)" in refused.stderr
+    say("sweep", "grid.toml")
+    assert board.read_bytes() == whole
+
+
 def test_everything_there_is_can_be_listed(folder: Path) -> None:
     overview = say("list")
     assert all(name in overview for name in [*presets(), *kinds(), *registered("server")])
@@ -368,6 +383,7 @@ def test_a_plan_compares_downlinks_and_recommends_one(folder: Path) -> None:
     assert "24,674 parameters" in only
     assert "Recommended: shared(blockq), with" in only
     assert "25,000,000 parameters" in say("plan", "25M", "--downlink", "none")
+    assert "1,500,000,000,000 parameters" in say("plan", "1.5T", "--downlink", "none")
     assert "1,500 parameters" in say("plan", "1.5k", "--downlink", "none")
     assert "None of these downlinks fits" in say("plan", "1000", "--downlink", "replica(blockq)", "--memory", "0")
 

@@ -29,6 +29,15 @@ def records(folder: Path) -> bytes:
     return (folder / "rounds.jsonl").read_bytes()
 
 
+def _without_scores(folder: Path, round: int) -> list[dict[str, Any]]:
+    """Return the lines of a run, without the scores of a round."""
+    lines = [json.loads(line) for line in records(folder).splitlines()]
+    return [
+        {key: value for key, value in line.items() if line["round"] != round or not key.endswith(("loss", "accuracy"))}
+        for line in lines
+    ]
+
+
 @pytest.mark.parametrize(("more", "keep_rows"), [({}, False), ({**FEEDBACK}, True)], ids=["nothing kept", "rows kept"])
 def test_an_extended_run_is_the_longer_run(tmp_path: Path, more: dict[str, Any], keep_rows: bool) -> None:
     short, whole = tmp_path / "short", tmp_path / "whole"
@@ -38,7 +47,7 @@ def test_an_extended_run_is_the_longer_run(tmp_path: Path, more: dict[str, Any],
     extend(short, 9)
     assert not read_run(short).finished
     assert len(runs.resume(short).records) == 9
-    assert records(short) == records(whole)
+    assert _without_scores(short, 5) == _without_scores(whole, 5), "the last round is evaluated, round 5 at first"
     assert (short / "experiment.toml").read_bytes() == (whole / "experiment.toml").read_bytes()
 
 

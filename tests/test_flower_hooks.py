@@ -19,6 +19,7 @@ from torch import nn
 from fedcams import SpecError
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.checkpoint import read_ledger
+from fedcams.flower.records import to_array
 from fedcams.method import SAFE_SERVER, Method
 from fedcams.rounds.alarm import Alarm
 from fedcams.tasks import task
@@ -150,7 +151,7 @@ def test_min_nodes_are_waited_for(tmp_path: Path) -> None:
             r"fraction_train=0.5 and sampler=uniform\(n=2\): give only",
         ),
         ({"fraction_train": 0.0}, r"fraction_train=0.0; allowed: a number in \(0, 1\]"),
-        ({"weighted_by_key": "num-batches"}, "weighted_by_key='num-batches': updates carry 'num-examples' only"),
+        ({"weighted_by_key": "num-batches"}, "updates carry 'num-examples' only; .*'uniform' too"),
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -168,6 +169,69 @@ def test_a_model_in_place_of_its_arrays_is_refused(tmp_path: Path) -> None:
 def test_a_weight_by_examples_is_taken_from_flowers_option(tmp_path: Path) -> None:
     assert ours(tmp_path, weighted_by_key="num-examples").method.weighting == "examples"
     assert ours(tmp_path).method.weighting == "uniform"
+
+
+def shifted(strategy: FedCAMS, mods: list[Any], keys: tuple[str, str], metrics: list[dict[str, Any]]) -> Any:
+    """Two rounds with a node for each of these metrics; its app adds the config's `by` to a model of one number."""
+    made, (arrays_key, config_key) = ClientApp(mods=mods), keys
+
+    @made.train()
+    def train(message: Message, context: Context) -> Message:
+        values = message.content.array_records[arrays_key]["w"].numpy()
+        by = float(str(message.content.config_records[config_key]["by"]))
+        said = MetricRecord(metrics[int(str(context.node_config["partition-id"]))])
+        content = RecordDict({arrays_key: ArrayRecord({"w": to_array(values + np.float32(by))}), "metrics": said})
+        return Message(content, reply_to=message)
+
+    @made.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        said = MetricRecord(metrics[int(str(context.node_config["partition-id"]))])
+        return Message(RecordDict({"metrics": said}), reply_to=message)
+
+    nodes = range(5, 5 + len(metrics))
+    grid = LocalGrid(dict.fromkeys(nodes, made), {node: {"partition-id": node - 5} for node in nodes})
+    initial = ArrayRecord({"w": to_array(np.zeros(3, np.float32))})
+    return strategy.start(grid, initial, num_rounds=2, train_config=ConfigRecord({"by": 0.5}), timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [({}, ("weights", "settings")), ({"arrays_key": "w", "config_key": "c"}, ("w", "c"))],
+    ids=["the strategy's keys", "the app's own"],
+)
+def test_the_mod_passes_records_under_the_keys_that_the_app_expects(
+    tmp_path: Path, options: dict[str, Any], keys: tuple[str, str]
+) -> None:
+    named = ours(tmp_path, server="fedavg", arrayrecord_key="weights", configrecord_key="settings")
+    found = shifted(named, [uplink("identity", state_dir=tmp_path / "site", **options)], keys, [{}])
+    assert [line["refused"] for line in read_ledger(tmp_path / "server")] == [{}, {}]
+    np.testing.assert_allclose(found.arrays["w"].numpy(), 1.0)
+
+
+@pytest.mark.parametrize("mod", [True, False])
+def test_an_update_without_its_weight_is_refused_by_the_name_of_the_metric(tmp_path: Path, mod: bool) -> None:
+    mods = [uplink("identity", state_dir=tmp_path / "site")] if mod else []
+    strategy = ours(tmp_path, weighted_by_key="num-examples")
+    shifted(strategy, mods, ("arrays", "config"), [{"num-examples": 3, "loss": 1.0}, {"samples": 3, "loss": 1.0}])
+    line = read_ledger(tmp_path / "server")[-1]
+    ((client, why),) = line["refused"].items()
+    assert client == ("1" if mod else "6")
+    assert "weighting=examples needs the metric 'num-examples'; the app's metrics: samples, loss; add it" in why
+
+
+def test_metrics_without_their_weight_are_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    strategy = ours(tmp_path, weighting="uniform", weighted_by_key="batches", fraction_evaluate=1.0)
+    mods = [uplink("identity", state_dir=tmp_path / "site")]
+    sent: list[dict[str, Any]] = [{"batches": 2, "x": 1.0}, {"x": 9.0}, {"num-examples": 4, "x": 9.0}]
+    with caplog.at_level(logging.WARNING, "flwr"):
+        found = shifted(strategy, mods, ("arrays", "config"), sent)
+    assert found.train_metrics_clientapp[2] == found.evaluate_metrics_clientapp[2] == {"x": 1.0}
+    said = [each.getMessage() for each in caplog.records if each.getMessage().startswith("round 2: ")]
+    lacks = "reports no weighted_by_key='batches', only x; it is missing in 2 of 3 replies"
+    assert said == [
+        f"round 2: training metrics are left out of the mean: client 1, node 6, {lacks}",
+        f"round 2: evaluation metrics are left out of the mean: node 6 {lacks}",
+    ]
 
 
 # -- hooks -----------------------------------------------------------------------------------------------------------

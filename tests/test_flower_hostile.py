@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.checkpoint import read_ledger
-from fedcams.flower.inbox import weigh
+from fedcams.flower.inbox import that_average
 from fedcams.flower.records import ABOUT, LONGEST, REPLY, about, readable
 from fedcams.flower.roster import Roster
 from fedcams.rounds.messages import PROTOCOL
@@ -223,7 +223,7 @@ def metrics(**values: Any) -> RecordDict:
 )
 def test_one_clients_metrics_do_not_spoil_the_mean(bad: dict[str, Any]) -> None:
     told = {0: metrics(x=1.0), 1: metrics(**bad), 2: metrics(x=3.0), 3: metrics(x=9.0)}
-    assert weigh(told, [0, 1, 2]) == [told[0], told[2]]
+    assert that_average({client: told[client] for client in (0, 1, 2)}, "num-examples") == [0, 2]
 
 
 HUGE: list[dict[str, Any]] = [

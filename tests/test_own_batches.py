@@ -283,6 +283,44 @@ def test_several_metrics_by_name_and_over_the_whole_test_set(monkeypatch: pytest
     assert "test_right" in history.to_frame()
 
 
+def test_a_metric_that_is_no_mean_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fedcams.simulation.evaluate.BATCH", 8)
+    test = (X.flatten(0, 1), Y.flatten())
+
+    def f1(outputs: Tensor, y: Tensor) -> Tensor:
+        hit = (outputs.argmax(1) * y).sum()
+        return 2 * hit / (outputs.argmax(1).sum() + y.sum())
+
+    def fails(outputs: Tensor, y: Tensor) -> float:
+        if len(y) < 6:
+            raise ValueError("too few")
+        return 0.5
+
+    means = {"right": right, "mean": lambda o, y: right(o, y).mean(), "whole": fedcams.over_test_set(f1)}
+    run(linear(), PLAIN, test, metric={**means, "f1": f1, "fails": fails}).evaluate_clients({"all": test})
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.split()[1] for text in said] == ["f1", "fails"]
+    assert "metric f1 is not a mean over examples" in said[0]
+    assert "give fedcams.over_test_set(f1), or return one number per example" in said[0]
+    caplog.clear()
+    run(linear(), PLAIN, (test[0][:8], test[1][:8]), metric=f1)
+    assert not caplog.records, "one batch is the whole test set"
+
+
+@pytest.mark.parametrize("mark", [lambda metric: metric, fedcams.over_test_set])
+def test_a_metric_that_fails_is_named_with_what_it_got(mark: Any) -> None:
+    def matching(outputs: Tensor, y: Tensor) -> Tensor:
+        return outputs.view(-1) - y
+
+    message = (
+        r"metric accuracy fails with outputs float32 \[6, 2\] and targets int64 \[6\]: The size of tensor .*argmax"
+    )
+    with pytest.raises(SpecError, match=message):
+        run(linear(), PLAIN, PLAIN[0], metric=mark(matching))
+
+
 def test_a_metric_without_a_value_is_none() -> None:
     one_class = (X[0], torch.ones(6).long())
     history = run(linear(), PLAIN, one_class, metric=fedcams.over_test_set(lambda o, y: float("nan")))

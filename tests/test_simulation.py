@@ -131,6 +131,22 @@ def test_evaluation_every_few_rounds() -> None:
     assert all(r.test_loss is None for r in simulate(net(), CLIENTS, rounds=2, cohort=2))
 
 
+@pytest.mark.parametrize("every", [2, 99])
+def test_the_last_round_is_always_evaluated(every: int) -> None:
+    assert [r.round for r in run(rounds=3, evaluate_every=every) if r.test_loss is not None] == [2, 3][every == 99 :]
+
+
+def test_a_history_says_its_last_score_and_that_it_has_no_round_yet() -> None:
+    history = simulate(net(), CLIENTS, TEST, rounds=3, cohort=2, evaluate_every=2)
+    with pytest.raises(IndexError, match=r"no round has run yet; call history.run\(\) first"):
+        history[-1]
+    steps = iter(history)
+    first, second = repr(next(steps) and history), next(steps)
+    assert first.endswith("test accuracy None)")
+    assert repr(history).endswith(f"test accuracy {second.test_accuracy})")
+    assert len(history.run()) == 3
+
+
 def test_gamma_is_zero_without_compression_and_not_with_it() -> None:
     assert all(record.probes["gamma"] < 1e-6 for record in run(probes="q + gamma"))
     assert all(record.probes["gamma"] > 0.01 for record in run(probes="q + gamma", uplink="sign"))

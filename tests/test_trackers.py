@@ -9,6 +9,7 @@ import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +23,9 @@ from fedcams.cli.session import Session
 from fedcams.errors import SpecError
 from fedcams.experiment import Experiment
 from fedcams.extras import ExtraMissing
-from fedcams.runs import Run
+from fedcams.runs import Run, RunError
 from fedcams.simulation import RoundRecord
-from fedcams.trackers import Tracker, scalars, tracker
+from fedcams.trackers import Tracker, check_trackers, scalars, tracker
 
 TINY = Experiment(task="logistic(size=20)", model="linear", clients=2, sampler="full", rounds=3)  # type: ignore[arg-type]
 
@@ -61,11 +62,21 @@ def test_a_tracker_follows_a_run(tmp_path: Path) -> None:
 
 def test_it_is_finished_when_the_run_breaks_off_and_told_what_is_there_when_it_goes_on(tmp_path: Path) -> None:
     broken, next_one = Fake(fails_in=2), Fake()
-    with pytest.raises(RuntimeError, match="connection lost"):
+    with pytest.raises(RunError, match=r"failed in round 2: RuntimeError: connection lost; run the same command again"):
         session(broken).carry_out(TINY, tmp_path / "r")
     assert broken.notes == [("start", "r", 0), 1, "finish"]
     session(next_one).carry_out(TINY, tmp_path / "r")
     assert next_one.notes == [("start", "r", 2), 1, 2, 3, "finish"]
+
+
+def test_one_that_cannot_start_is_named_before_the_run_begins(tmp_path: Path) -> None:
+    class Locked(Fake):
+        def start(self, run: Run) -> None:
+            raise PermissionError("no key;\nlog in")
+
+    with pytest.raises(RunError, match=r"'test_trackers' cannot start: PermissionError: no key; log in; set it up, or"):
+        session(Locked()).carry_out(TINY, tmp_path / "r")
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_finished_run_is_not_tracked_again(tmp_path: Path) -> None:
@@ -125,7 +136,7 @@ def test_tensorboard_shows_what_was_recorded(tmp_path: Path) -> None:
 def test_tensorboard_shows_a_resumed_run_as_one(tmp_path: Path) -> None:
     """Without a checkpoint rounds 1 and 2 are run twice; what the first sitting drew of them is not shown."""
     pytest.importorskip("tensorboard")
-    with pytest.raises(RuntimeError, match="connection lost"):
+    with pytest.raises(RunError, match="connection lost"):
         session(tracker("tensorboard"), Fake(fails_in=2)).carry_out(TINY, tmp_path / "r")
     run = session(tracker("tensorboard")).carry_out(TINY, tmp_path / "r")
     assert len(list((run.path / "tensorboard").glob("events.*"))) == 2
@@ -136,7 +147,7 @@ def test_tensorboard_shows_a_resumed_run_as_one(tmp_path: Path) -> None:
 
 
 def test_a_csv_file_has_every_round_also_of_a_resumed_run(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="connection lost"):
+    with pytest.raises(RunError, match="connection lost"):
         session(tracker("csv"), Fake(fails_in=2)).carry_out(TINY, tmp_path / "r")
     run = session(tracker("csv")).carry_out(TINY, tmp_path / "r")
     rows = list(csv.DictReader((run.path / "rounds.csv").read_text("utf-8").splitlines()))
@@ -202,14 +213,27 @@ def test_mlflow_keeps_every_round_of_a_resumed_run_as_one(tmp_path: Path) -> Non
     tracking = pytest.importorskip("mlflow.tracking")
     uri = f"sqlite:///{tmp_path / 'mine.db'}"
     spec = f'mlflow(uri="{uri}", experiment=mine)'
-    with pytest.raises(RuntimeError, match="connection lost"):
-        session(tracker(spec), Fake(fails_in=3)).carry_out(TINY, tmp_path / "r")
-    run = session(tracker(spec)).carry_out(TINY, tmp_path / "r")
+    with pytest.raises(RunError, match="connection lost"):
+        session(tracker(spec), Fake(fails_in=3)).carry_out(TINY, tmp_path / "it's r")
+    run = session(tracker(spec)).carry_out(TINY, tmp_path / "it's r")
     client = tracking.MlflowClient(tracking_uri=uri)
     (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
     values = {each.step: each.value for each in client.get_metric_history(found.info.run_id, "test_accuracy")}
     assert values == {record.round: record.test_accuracy for record in run.records}
     assert found.data.params["rounds"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Fake, r"trackers: Fake is a class; give an object of it, such as Fake\(\)"),
+        (SimpleNamespace(log=print), "SimpleNamespace has no method 'start'; it needs start, log and finish"),
+        (SimpleNamespace(start=print, log=print), "SimpleNamespace has no method 'finish'"),
+    ],
+)
+def test_what_could_not_follow_a_run_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        check_trackers([given], fedcams.Method().privacy)
 
 
 def test_specs_of_trackers_follow_a_run_of_ones_own(tmp_path: Path) -> None:

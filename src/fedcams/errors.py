@@ -139,3 +139,8 @@ class UnorderedStreams(WireError):
 
 class WrongStreams(WireError):
     """A message does not carry exactly the streams that its reader expects."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of another library's error, or its name if it has no text, to quote in ours."""
+    return str(error).strip().partition("\n")[0].removesuffix(".") or type(error).__name__

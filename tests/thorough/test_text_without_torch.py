@@ -116,8 +116,11 @@ def test_a_deferred_module_loads_once_when_something_in_it_is_used(package: str)
 
 def test_a_part_of_a_deferred_package_comes_after_the_whole(package: str) -> None:
     defer(package)
-    assert importlib.import_module(f"{package}.part").half == 2.5
+    part = importlib.import_module(f"{package}.part")
+    assert part.half == 2.5
     assert loads() == 1
+    assert part is sys.modules[package].part, "not loaded a second time"
+    assert part is sys.modules[f"{package}.part"]
 
 
 def test_what_is_loaded_or_not_installed_is_left_alone(package: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec, module_from_spec
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec, spec_from_loader
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +21,25 @@ class Deferred(ModuleType):
         assert spec.loader is not None
         self.__path__ = spec.submodule_search_locations or []
         spec.loader.exec_module(self)
+        if name == "__path__":
+            sys.meta_path.insert(0, _AlreadyLoaded())
         return getattr(self, name)
+
+
+class _AlreadyLoaded(MetaPathFinder, Loader):
+    """Ends `import name.part` with the part that loading `name` has loaded; Python would load it a second time."""
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Answer for the import that is under way, and no other."""
+        sys.meta_path.remove(self)
+        if target is not None or name not in sys.modules:
+            return None
+        self.part = sys.modules.pop(name)  # Python does not ask our loader for a module that is there
+        return spec_from_loader(name, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the part back in place of the new, empty module."""
+        sys.modules[module.__name__] = self.part
 
 
 def defer(name: str) -> None:

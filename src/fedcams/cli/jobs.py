@@ -16,14 +16,12 @@ from threading import Lock
 from typing import Any, NamedTuple, Self
 
 from fedcams.cli.progress import Screen, title
-from fedcams.cli.session import Session, known
+from fedcams.cli.session import AGAIN, Session, known
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, read_run
 from fedcams.simulation import RoundRecord
 from fedcams.trackers import tracker
-
-AGAIN = "run the same command again to continue from the last checkpoint"
 
 
 @dataclass(frozen=True)

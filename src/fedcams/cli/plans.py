@@ -35,7 +35,7 @@ from fedcams.sampler import Sampler, sampler
 
 SHAPE, CLASSES = (3, 32, 32), 10
 GIB = 2.0**30
-UNITS = {"k": 10**3, "m": 10**6, "b": 10**9}
+UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 """Suffixes of a number of parameters, as in `25M`."""
 MOST = 10**15
 """The most parameters that a plan takes."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedcams.cli.progress import Progress
     from fedcams.experiment import Experiment
     from fedcams.experiment.preset import Preset
+    from fedcams.experiment.sweep import Trial
     from fedcams.runs import Run
     from fedcams.simulation import RoundRecord
 
@@ -97,14 +98,11 @@ def run(
     More rounds than before (-s rounds=600) extend the runs, unless a schedule depends on their length.
     """
     from fedcams.cli.jobs import Settings
-    from fedcams.cli.session import refuse_other
     from fedcams.experiment.preset import load_preset, overridden
 
     chosen = overridden(_only(load_preset(preset), only or []), _settings(settings or []))
     folder = Path("runs") / chosen.name if out is None else out
     tasks = {folder / name: experiment for name, experiment in chosen.folders.items()}
-    for path, experiment in tasks.items():
-        refuse_other(experiment, path)  # now, not after hours of earlier runs
     options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
     progress, outcomes = _begin(tasks, options, jobs, quiet)
     done = _summarize(progress, list(outcomes))
@@ -159,17 +157,23 @@ def sweep(
     """
     from fedcams.cli.jobs import Settings
     from fedcams.experiment import sweep as sweeps
+    from fedcams.runs import read_run
 
     folder = Path("runs") / file.stem if out is None else out
-    trials = sweeps.load_sweep(file, _settings(settings or []), only or [])
+    values = _settings(settings or [])
+    trials = sweeps.load_sweep(file, values, only or [])
     tasks = {path: experiment for trial in trials for path, experiment in trial.folders(folder).items()}
     progress, outcomes = _begin(tasks, Settings(data, device, track or [], modules=context.obj), jobs, quiet)
 
     def runner(experiment: Experiment, path: Path) -> Sequence[RoundRecord]:
+        if path not in tasks:
+            return read_run(path).records
         return next(outcomes).finished().records  # they come in the order in which the sweep asks for them
 
-    for label, results in sweeps.ranking(sweeps.sweep(trials, folder, runner)).items():
-        progress.say(f"{label}: the best of {len(results)} is {results[0].setting}: {results[0].verdict}")
+    ranked = _with_finished(trials, file, values, folder) if only else trials
+    for label, results in sweeps.ranking(sweeps.sweep(ranked, folder, runner)).items():
+        best = f"the best of {len(results)} is {results[0].setting}: " if results[0].setting else ""  # without a grid
+        progress.say(f"{label}: {best}{results[0].verdict}")
     progress.say(f"leaderboard: {folder / 'leaderboard.md'}")
 
 
@@ -218,15 +222,32 @@ def _only(preset: Preset, labels: Sequence[str]) -> Preset:
     return dataclasses.replace(preset, experiments=chosen)
 
 
+def _with_finished(trials: Sequence[Trial], file: Path, values: Mapping[str, str], folder: Path) -> list[Trial]:
+    """Return these trials, and all others of the file that are finished, so that the leaderboard keeps them."""
+    from fedcams.cli.session import are_finished
+    from fedcams.experiment.sweep import load_sweep
+
+    try:
+        everything = load_sweep(file, values)
+    except SpecError:  # other runs may not take these values
+        return list(trials)
+    return [trial for trial in everything if trial in trials or are_finished(trial.folders(folder))]
+
+
 def _begin(
     tasks: Mapping[Path, Experiment], settings: Settings, jobs: int, quiet: bool
 ) -> tuple[Progress, Iterator[Outcome]]:
-    """Return the console, and an iterator that runs the experiments and yields their outcomes."""
+    """Return the console, and an iterator that runs the experiments and yields their outcomes.
+
+    Refuses all of them if one cannot run in its folder: now, not after hours of earlier runs.
+    """
     from fedcams.cli.jobs import carry_out_at_once, carry_out_in_turn
     from fedcams.cli.progress import Progress
-    from fedcams.cli.session import check_device, rounds_left
+    from fedcams.cli.session import check_device, refuse_other, rounds_left
     from fedcams.trackers import tracker
 
+    for path, experiment in tasks.items():
+        refuse_other(experiment, path)
     for spec in settings.track:
         tracker(spec)  # refuses one that is unknown
     check_device(settings.device)
@@ -264,14 +285,11 @@ def _table(done: Sequence[Run]) -> Table:
     table = Table("run", *(Column(name, justify="right") for name in NUMBERS), box=SIMPLE_HEAD)
     for label in dict.fromkeys(run.experiment.label for run in done):
         same = [run for run in done if run.experiment.label == label]
-        up, down = (decimal(round(fmean(_sent(run, key) for run in same))) for key in ("wire_up", "wire_down"))
+        sent = ([getattr(record, key) for run in same for record in run.records] for key in ("wire_up", "wire_down"))
+        up, down = (decimal(round(sum(each) / len(same))) for each in sent)
         rounds = ", ".join(sorted({str(len(run.records)) for run in same}))
         table.add_row(label, str(len(same)), rounds, _accuracy(same), up, down)
     return table
-
-
-def _sent(run: Run, key: str) -> int:
-    return sum(getattr(record, key) for record in run.records)
 
 
 def _accuracy(same: Sequence[Run]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from fedcams.runs import Run, RunError, Watch, is_run, read_run
 from fedcams.runs.folder import ROUNDS, read_experiment
 from fedcams.simulation import RoundRecord
 from fedcams.trackers import Tracker, check_trackers
+
+AGAIN = "run the same command again to continue from the last checkpoint"
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,27 @@ class Session:
             show = stack.enter_context(self.screen.follow(run))
             for tracker in self.trackers:
                 stack.callback(tracker.finish)
-                tracker.start(run)
+                with naming(tracker, "cannot start", "set it up, or leave it out of --track"):
+                    tracker.start(run)
 
             def watch(record: RoundRecord, timing: dict[str, Any]) -> None:
                 show(record, timing)
                 for tracker in self.trackers:
-                    tracker.log(record, timing)
+                    with naming(tracker, f"failed in round {record.round}", AGAIN):
+                        tracker.log(record, timing)
 
             yield watch
+
+
+@contextlib.contextmanager
+def naming(tracker: Tracker, failure: str, fix: str) -> Iterator[None]:
+    """Turn an error of a tracker's library into one line that names the tracker."""
+    try:
+        yield
+    except Exception as error:
+        name = type(tracker).__module__.rpartition(".")[2]
+        reason = " ".join(str(error).split()).removesuffix(".")
+        raise RunError(f"the tracker {name!r} {failure}: {type(error).__name__}: {reason}; {fix}") from error
 
 
 def check_device(device: str) -> None:
@@ -117,3 +132,9 @@ def known(experiment: Experiment, folder: Path) -> Run:
     except RunError:
         pass
     return Run(folder, experiment, [], [], {}, [])
+
+
+def are_finished(experiments: Mapping[Path, Experiment]) -> bool:
+    """Return whether all folders hold the finished runs of their experiments."""
+    found = [(known(experiment, folder), experiment) for folder, experiment in experiments.items()]
+    return all(run.finished and run.experiment == experiment for run, experiment in found)

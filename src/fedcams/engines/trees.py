@@ -46,6 +46,17 @@ def named_tensors(tree: Tree, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from named_tensors(value, f"{name}/{key}" if name else str(key))
 
 
+def described(tree: Tree) -> str:
+    """Return the types and shapes of all tensors in a tree, such as `float32 [2, 5]`, for errors."""
+    named = [(name, f"{dtype_name(tensor)} {list(tensor.shape)}") for name, tensor in named_tensors(tree)]
+    return ", ".join(f"{name}: {said}" if name else said for name, said in named) or type(tree).__name__
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Return the name of a tensor's type, such as `float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def size(tree: Tree) -> int:
     """Return the number of examples: the length of the first tensor, 0 if there is none."""
     return next((len(tensor) for _, tensor in named_tensors(tree)), 0)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedcams.flower.arrays import ArrayNames
-from fedcams.flower.inbox import that_average
+from fedcams.flower.inbox import that_average, unweighted
 from fedcams.flower.records import readable
 from fedcams.rounds.server import ServerState
 
@@ -63,13 +63,25 @@ class Evaluation:
         if not self.strategy.evaluates_on_clients:
             return
         messages = self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid)
-        replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
+        arrived = self.grid.send_and_receive(messages, timeout=self.timeout)
+        replies = sorted(arrived, key=lambda reply: reply.metadata.src_node_id)  # their mean depends on the order
         with tolerant("evaluation", state.round):
-            usable = that_average({i: reply.content for i, reply in enumerate(replies) if reply.has_content()})
+            metrics = {i: reply.content for i, reply in enumerate(replies) if reply.has_content()}
+            nodes = {i: f"node {replies[i].metadata.src_node_id}" for i in metrics}
+            usable = to_average("evaluation", state.round, metrics, nodes, self.strategy.weighted_by_key)
             found = self.strategy.aggregate_evaluate(state.round, [replies[i] for i in usable])
             if found is not None:
                 logger.info("[ROUND %s] on the clients: %s", state.round, readable(dict(found)))
                 result.evaluate_metrics_clientapp[state.round] = found
+
+
+def to_average(
+    what: str, round: int, metrics: Mapping[int, RecordDict], names: Mapping[int, str], key: str
+) -> list[int]:
+    """Return the keys of the metrics that can be averaged; the log names who sent some without the weight `key`."""
+    if said := unweighted({names[place]: record for place, record in metrics.items()}, key):
+        logger.warning("round %s: %s metrics are left out of the mean: %s", round, what, readable(said))
+    return that_average(metrics, key)
 
 
 @contextlib.contextmanager

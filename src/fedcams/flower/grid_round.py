@@ -167,8 +167,10 @@ class GridRound:
 
     @functools.cached_property
     def _told(self) -> ConfigRecord:
-        server = self.server
-        return instruction_about(self.checkpoint.run, server.method, self.names, server.rounds, server.population)
+        server, strategy = self.server, self.strategy
+        told = instruction_about(self.checkpoint.run, server.method, self.names, server.rounds, server.population)
+        told["arrays_key"], told["config_key"] = strategy.arrayrecord_key, strategy.configrecord_key
+        return told
 
     def _plain_content(self, state: ServerState) -> RecordDict:
         rate = float(self.server.method.in_round(state.round + 1, self.server.rounds).local.lr)

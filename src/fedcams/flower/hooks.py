@@ -84,5 +84,8 @@ def weighting_of(options: dict[str, Any], fields: dict[str, Any]) -> dict[str, s
     if key is None or "weighting" in fields:
         return {}
     if key != EXAMPLES:
-        raise SpecError(f"weighted_by_key={key!r}: updates carry {EXAMPLES!r} only; report that, and name it here")
+        raise SpecError(
+            f"weighted_by_key={key!r}: updates carry {EXAMPLES!r} only; report that, and name it here, or give "
+            "weighting='uniform' too to weight only metrics"
+        )
     return {"weighting": "examples"}

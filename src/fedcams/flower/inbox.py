@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from fedcams.engines import CohortUpdate
 from fedcams.errors import UpdateError
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.records import (
-    EXAMPLES,
     LONGEST,
     REPLY,
     about_of,
@@ -147,7 +146,7 @@ class Inbox:
             )
         state, layout, buffer_layout = self.state, self.names.layout, self.names.buffer_layout
         delta, buffers = self.names.change(only_arrays(content, self.arrays_key), state.x)
-        examples, steps, loss = told_by_metrics(content)
+        examples, steps, loss = told_by_metrics(content, self.server.method.weighting)
         rate = float(self._dense_client.method.in_round(state.round + 1, self.server.rounds).local.lr)
         trained = CohortUpdate(
             delta[None],
@@ -188,27 +187,31 @@ def _dense_reply(server: Server) -> int:
     return reply_size({name: dense_size(stream.layout) for name, stream in streams.items()}, holding=True)
 
 
-def weigh(metrics: Mapping[int, RecordDict], accepted: Iterable[int]) -> list[RecordDict]:
-    """Return the metrics of accepted replies that can be averaged, in ascending client id; see `that_average`."""
-    chosen = {client: metrics[client] for client in sorted(accepted) if client in metrics}
-    return [chosen[client] for client in that_average(chosen)]
+def that_average(metrics: Mapping[int, RecordDict], key: str) -> list[int]:
+    """Return the keys of the metrics that have a mean, weighted by the metric `key`.
 
-
-def that_average(metrics: Mapping[int, RecordDict]) -> list[int]:
-    """Return the keys of the metrics that have a mean.
-
-    Metrics without a number of examples, or with a value that is not finite, are left out. So are those whose names and
-    lengths differ from most others', because one client must not prevent the mean of the others.
+    Metrics without that weight, or with a value that is not finite, are left out. So are those whose names and lengths
+    differ from most others', because one client must not prevent the mean of the others.
     """
-    values = {key: app_metrics(record) for key, record in metrics.items() if len(record.metric_records) == 1}
-    shapes = {key: _shape(found) for key, found in values.items() if _is_sound(found)}
+    values = {place: app_metrics(record) for place, record in metrics.items() if len(record.metric_records) == 1}
+    shapes = {place: _shape(found) for place, found in values.items() if _is_sound(found, key)}
     usual = Counter(shapes.values()).most_common(1)[0][0] if shapes else ()
-    return [key for key, shape in shapes.items() if shape == usual]
+    return [place for place, shape in shapes.items() if shape == usual]
 
 
-def _is_sound(values: Mapping[str, Any]) -> bool:
+def unweighted(metrics: Mapping[str, RecordDict], key: str) -> str:
+    """Return in words whose metrics lack the weight `key`, and what the first of them are; mostly an empty string."""
+    lacking = {who: found for who, record in metrics.items() if (found := app_metrics(record)) and key not in found}
+    if not lacking:
+        return ""
+    who, found = next(iter(lacking.items()))
+    missing = f"it is missing in {len(lacking)} of {len(metrics)} replies"
+    return f"{who} reports no weighted_by_key={key!r}, only {', '.join(found)}; {missing}"
+
+
+def _is_sound(values: Mapping[str, Any], key: str) -> bool:
     numbers = itertools.chain.from_iterable(value if isinstance(value, list) else [value] for value in values.values())
-    return EXAMPLES in values and all(map(math.isfinite, numbers))
+    return isinstance(values.get(key), int | float) and all(map(math.isfinite, numbers))
 
 
 def _shape(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:

@@ -76,8 +76,8 @@ class Uplink:
 
     compressor: Compressor | None
     state_dir: Path
-    arrays_key: str
-    config_key: str
+    arrays_key: str | None
+    config_key: str | None
     initial: Initial | None = None
     privacy: Privacy | None = None
 
@@ -105,12 +105,13 @@ class Uplink:
         content = message.content
         told, names = content.config_records[ABOUT], ArrayNames.from_json(str(content.config_records[ABOUT]["model"]))
         parts = message_parts(content.array_records.pop(INSTRUCTION), UNLIMITED)
-        run = Training(message, context, app, names, self.arrays_key, self.config_key)
         folder = self._folder(told, site)
         with locked(folder):  # a killed SuperNode may have left a process that is still training
             client = self._client(folder, told, names)
             lacking = self._start_warm(client, context, names, site)
-            hides = client.client.method.privacy.at_client
+            method = client.client.method
+            run = Training(message, context, app, names, self, method.weighting)
+            hides = method.privacy.at_client
             answer = client.answer(parts, _without_reasons(run) if hides else run)
         # in one part: each additional one adds more than a kilobyte of Flower's own traffic
         records = RecordDict({REPLY: message_record([answer.reply.to_bytes()]), ABOUT: _note(answer, lacking)})
@@ -164,8 +165,8 @@ def uplink(
     spec: str | Compressor | None = None,
     *,
     state_dir: str | os.PathLike[str],
-    arrays_key: str = "arrays",
-    config_key: str = "config",
+    arrays_key: str | None = None,
+    config_key: str | None = None,
     initial: Initial | None = None,
     privacy: str | Privacy | None = None,
 ) -> Uplink:
@@ -174,8 +175,8 @@ def uplink(
     Arguments:
         spec: a compressor, or its spec string.
         state_dir: where residuals are kept, in `<run>/<site>`; choose a folder that survives restarts of the machine.
-        arrays_key: where the app expects the model's arrays.
-        config_key: where the app expects its configuration.
+        arrays_key: where the app expects the model's arrays; by default the strategy's `arrayrecord_key`.
+        config_key: where the app expects its configuration; by default the strategy's `configrecord_key`.
         initial: takes the context and returns the arrays that the server starts from. With `warm=true` in the downlink,
             the first message then carries only what has changed since. If its bits differ, the dense model follows.
         privacy: the privacy that this site requires, such as `client(clip=1, noise=2)`. It then refuses methods with
@@ -200,16 +201,13 @@ class Training:
     """Local training as the core calls it: runs the app, and converts between its arrays and the core's vectors."""
 
     def __init__(
-        self,
-        message: Message,
-        context: Context,
-        app: ClientAppCallable,
-        names: ArrayNames,
-        arrays_key: str,
-        config_key: str,
+        self, message: Message, context: Context, app: ClientAppCallable, names: ArrayNames, mod: Uplink, weighting: str
     ) -> None:
-        self.message, self.context, self.app, self.names = message, context, app, names
-        self.arrays_key, self.config_key = arrays_key, config_key
+        self.message, self.context, self.app, self.names, self.weighting = message, context, app, names, weighting
+        told = message.content.config_records[ABOUT]
+        self.server_config_key = str(told.get("config_key", "config"))
+        self.arrays_key = mod.arrays_key or str(told.get("arrays_key", "arrays"))
+        self.config_key = mod.config_key or self.server_config_key
         self.others: dict[str, MetricRecord | ConfigRecord] = {}
         """The app's other records, besides the arrays; empty if a reply is only repeated."""
 
@@ -222,7 +220,7 @@ class Training:
             raise AppFailed(reply)
         delta, after = self.names.change(only_arrays(reply.content, self.arrays_key), x, out=x)
         self.others = {**reply.content.metric_records, **reply.content.config_records}
-        examples, steps, loss = told_by_metrics(reply.content)
+        examples, steps, loss = told_by_metrics(reply.content, self.weighting)
         if shift is not None and (not steps or app_metrics(reply.content).get(SHIFTED) != 1):
             raise UpdateError(
                 f"this method corrects gradients: the app must add the array record {SHIFT!r} to each of them and "
@@ -233,7 +231,7 @@ class Training:
     def _content(self, received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> RecordDict:
         content = self.message.content
         rest = content.array_records.get(REST, ArrayRecord())
-        config = ConfigRecord(dict(content.config_records.get(self.config_key, {})))
+        config = ConfigRecord(dict(content.config_records.get(self.server_config_key, {})))
         config["server-round"], config["client"], config["seed"] = (
             instruction.round,
             instruction.client,

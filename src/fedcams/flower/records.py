@@ -113,9 +113,15 @@ def only_arrays(content: RecordDict, key: str) -> ArrayRecord:
     return next(iter(records.values()))
 
 
-def told_by_metrics(content: RecordDict) -> tuple[int, int, float]:
-    """Return the examples, the steps and the loss in an app's metrics; zero for each one that is missing."""
+def told_by_metrics(content: RecordDict, weighting: str) -> tuple[int, int, float]:
+    """Return the examples, the steps and the loss in an app's metrics; zero for each one that is missing.
+
+    Refuses metrics without the number of examples if the method weights updates by it.
+    """
     metrics = app_metrics(content)
+    if weighting == "examples" and EXAMPLES not in metrics:
+        found = ", ".join(metrics) or "none"
+        raise UpdateError(f"weighting={weighting} needs the metric {EXAMPLES!r}; the app's metrics: {found}; add it")
     loss = next((metrics[name] for name in LOSSES if name in metrics), 0.0)
     if not isinstance(loss, int | float):
         raise UpdateError(f"the app's metrics say loss={loss!r}; expected a number")

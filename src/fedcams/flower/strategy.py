@@ -19,7 +19,7 @@ from fedcams.durable import private_folder
 from fedcams.errors import SpecError
 from fedcams.flower.arrays import STATISTICS, ArrayNames
 from fedcams.flower.checkpoint import FlowerCheckpoint, identify
-from fedcams.flower.evaluation import Evaluate, Evaluation, tolerant
+from fedcams.flower.evaluation import Evaluate, Evaluation, to_average, tolerant
 from fedcams.flower.grid_round import GridRound
 from fedcams.flower.hooks import (
     RoundConfig,
@@ -31,7 +31,6 @@ from fedcams.flower.hooks import (
     sampler_of,
     weighting_of,
 )
-from fedcams.flower.inbox import weigh
 from fedcams.flower.mod import safe_name
 from fedcams.flower.tracking import Log, tracking
 from fedcams.method import Method, method_of
@@ -229,8 +228,13 @@ class FedCAMS(FedAvg):
             logger.info("[ROUND %s/%s] %s", state.round, num_rounds, _told(line))
             if said := alarm.hear(state.round, line["train_loss"], line["delta_norm"]):
                 logger.warning("%s (now %s)", said, self.method.server)
-            if chosen := weigh(metrics, [int(client) for client in line["accepted"]]):
-                with tolerant("training", state.round):
+            with tolerant("training", state.round):
+                accepted = {
+                    client: metrics[client] for client in sorted(map(int, line["accepted"])) if client in metrics
+                }
+                nodes = {client: f"client {client}, node {rounds.roster.node_of(client)}," for client in accepted}
+                if usable := to_average("training", state.round, accepted, nodes, self.weighted_by_key):
+                    chosen = [accepted[client] for client in usable]
                     found = self.train_metrics_aggr_fn(chosen, self.weighted_by_key)
                     result.train_metrics_clientapp[state.round] = found
             evaluate.on_clients(state, result)

@@ -109,6 +109,8 @@ class History:
 
     def __getitem__(self, place: int) -> RoundRecord:
         """Return the record of a round so far by its place: 0 is round 1, and -1 the last one."""
+        if not self.records:
+            raise IndexError("no round has run yet; call history.run() first")
         return self.records[place]
 
     def run(self) -> History:
@@ -201,12 +203,13 @@ class History:
         `data` gives other examples instead, by names of your choice: those of the clients, or of sites that do not
         take part. Loads the clients one after the other.
         """
-        simulation, problem, state = self.simulation, self.simulation.problem, self.state
+        simulation, problem, x, buffers = self.simulation, self.simulation.problem, self.state.x, self.state.buffers
+        metrics, engine, not_means = simulation.metrics, simulation.engine, simulation.not_means
         found = {}
         for number, client in zip(problem.clients, self.client_ids, strict=True) if data is None else enumerate(data):
             own = problem.clients[number] if data is None else test_examples(data[client], problem, str(client))
             assert own is not None
-            found[client] = evaluate(problem, state.x, state.buffers, own, simulation.metrics, simulation.engine)
+            found[client] = evaluate(problem, x, buffers, own, metrics, engine, not_means)
         return found
 
     def _model(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
@@ -240,7 +243,7 @@ class History:
         return html_table(self.records, self.rounds)
 
     def __repr__(self) -> str:
-        last = self.records[-1].test_accuracy if self.records else None
+        last = next((score for each in reversed(self.records) if (score := each.test_accuracy) is not None), None)
         return f"History({len(self.records)} of {self.rounds} rounds, test accuracy {last})"
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcams.engines import Examples, Loss, Problem
-from fedcams.engines.trees import Tree, call, map_tensors, named_tensors, size, take
-from fedcams.errors import FedcamsError, SpecError
+from fedcams.engines.trees import Tree, call, described, dtype_name, map_tensors, size, take
+from fedcams.errors import FedcamsError, SpecError, first_line
 from fedcams.keys import torch_generator
 from fedcams.layout import Layout
 from fedcams.local import Local
@@ -92,9 +92,9 @@ def _try_model(model: nn.Module, prepare: Callable[[Any], Any], inputs: Tree, na
     try:
         return call(model, prepare(inputs))
     except Exception as error:
-        dtype = _kind(next(model.parameters()))
+        dtype = dtype_name(next(model.parameters()))
         raise SpecError(
-            f"the model fails with the inputs of {name}, {_described(inputs)}: {_first_line(error)}; give inputs that "
+            f"the model fails with the inputs of {name}, {described(inputs)}: {first_line(error)}; give inputs that "
             f"the model takes (its parameters are {dtype}), or convert them in prepare="
         ) from error
 
@@ -108,9 +108,9 @@ def _try_loss(loss: Loss, model: nn.Module, prepare: Callable[[Any], Any], outpu
     except FedcamsError:
         raise
     except Exception as error:
-        got = f"outputs {_described(outputs)} and targets {_described(some[1])}"
+        got = f"outputs {described(outputs)} and targets {described(some[1])}"
         fix = "give targets that fit the outputs, or another loss"
-        raise SpecError(f"loss fails with {got}: {_first_line(error)}; {fix}") from error
+        raise SpecError(f"loss fails with {got}: {first_line(error)}; {fix}") from error
     _check_loss(value, size(some))
     try:
         alone = [loss(call(model, prepare(x)), y) for x, y in (take(some, slice(i, i + 1)) for i in range(size(some)))]
@@ -139,7 +139,7 @@ def _check_parts(value: Tensor, alone: list[Tensor], outputs: Any, targets: Any)
     """Refuse a loss that pairs each output with every target, and one that is a sum, knowing those of each example."""
     count = len(alone)
     if is_paired(value, count) and all(is_paired(each, 1) for each in alone):
-        got = f"outputs {_described(outputs)} and targets {_described(targets)}"
+        got = f"outputs {described(outputs)} and targets {described(targets)}"
         raise SpecError(
             f"loss returns the shape {list(value.shape)} for {count} examples: {got} broadcast; give both one shape"
         )
@@ -149,20 +149,6 @@ def _check_parts(value: Tensor, alone: list[Tensor], outputs: Any, targets: Any)
             f"loss returns the sum over {count} examples, {float(value.detach()):.4g}; return one number per example, "
             "as with reduction='none', or their mean"
         )
-
-
-def _described(tree: Tree) -> str:
-    """Return the types and shapes of all tensors in a tree, such as `float32 [2, 5]`."""
-    named = [(name, f"{_kind(tensor)} {list(tensor.shape)}") for name, tensor in named_tensors(tree)]
-    return ", ".join(f"{name}: {said}" if name else said for name, said in named) or type(tree).__name__
-
-
-def _kind(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].removesuffix(".") or type(error).__name__
 
 
 # -- losses and metrics ----------------------------------------------------------------------------------------------

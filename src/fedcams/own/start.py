@@ -88,7 +88,7 @@ def simulate(
         engine: how local training is computed; `auto` picks the fastest engine that supports the problem.
         prepare: turns raw inputs into the model's inputs.
         augment: random changes of the training inputs.
-        evaluate_every: the number of rounds between evaluations.
+        evaluate_every: the number of rounds between evaluations; the last round is always evaluated.
         probes: what to measure in every round; add to the default as in `q + floor + norms + guard + gamma`.
         rows: where clients keep their residuals; in memory unless given.
         out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues an

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedcams.engines import Engine, Examples, Problem, engine
-from fedcams.engines.trees import Tree, concatenate, map_tensors, size, take
-from fedcams.errors import SpecError
+from fedcams.engines.trees import Tree, concatenate, described, map_tensors, size, take
+from fedcams.errors import FedcamsError, SpecError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +24,7 @@ Metrics = Mapping[str, Metric]
 SCORE = "accuracy"
 BATCH, STRUCTURED_BATCH = 1000, 64
 """How many examples are evaluated at once. Those that are not pairs of tensors are mostly text, with large outputs."""
+logger = logging.getLogger("fedcams")
 
 
 def over_test_set(metric: Metric) -> Metric:
@@ -57,34 +59,44 @@ class _OverTestSet:
 
 
 def evaluate(
-    problem: Problem, x: Tensor, buffers: Tensor | None, test: Examples, metrics: Metrics, by: str | Engine = "loop"
+    problem: Problem,
+    x: Tensor,
+    buffers: Tensor | None,
+    test: Examples,
+    metrics: Metrics,
+    by: str | Engine = "loop",
+    not_means: set[str] | None = None,
 ) -> dict[str, float | None]:
     """Return the mean loss and all metrics by name, of the model `x [d]` with these buffers on `test`.
 
     An engine computes the outputs. A metric that is not finite, such as the AUC of one class, becomes None. Refuses a
-    metric that does not return one number, or one per example.
+    metric that does not return one number, or one per example. One that turns out not to be a mean over examples is
+    named in the log, unless it is in `not_means`, which it then joins.
     """
     with torch.no_grad():
-        return _evaluate(problem, engine(by).predictor(problem, x, buffers), test, metrics)
+        known = set() if not_means is None else not_means
+        return _evaluate(problem, engine(by).predictor(problem, x, buffers), test, metrics, known)
 
 
 def _evaluate(
-    problem: Problem, predict: Callable[[Tree], Any], test: Examples, metrics: Metrics
+    problem: Problem, predict: Callable[[Tree], Any], test: Examples, metrics: Metrics, not_means: set[str]
 ) -> dict[str, float | None]:
     means = {name: metric for name, metric in metrics.items() if not isinstance(metric, _OverTestSet)}
     wholes = {name: metric for name, metric in metrics.items() if name not in means}
     totals = torch.zeros(1 + len(means), dtype=torch.float64, device=problem.device)
     seen = []
-    for inputs, targets in _batches(problem, test):
+    for number, (inputs, targets) in enumerate(_batches(problem, test)):
         outputs, count = predict(inputs), size(targets)
         scores = [_scores(name, metric, outputs, targets) for name, metric in means.items()]
+        if not number and count < size(test):  # a single batch is the whole test set
+            _check_means(means, scores, outputs, targets, not_means)
         sums = [_total(values, count) for values in (problem.losses(outputs, targets), *scores)]
         totals = totals + torch.stack([value.to(totals) for value in sums])
         if wholes:
             seen.append(map_tensors(torch.Tensor.cpu, (outputs, targets)))
     found = dict(zip(["loss", *means], (totals / size(test)).tolist(), strict=True))
     everything = concatenate(seen) if wholes else ()
-    found |= {name: _one_number(name, metric(*everything)) for name, metric in wholes.items()}
+    found |= {name: _one_number(name, _called(name, metric, *everything)) for name, metric in wholes.items()}
     return {name: found[name] if name == "loss" else _finite(found[name]) for name in ["loss", *metrics]}
 
 
@@ -102,7 +114,7 @@ def is_paired(values: Tensor, count: int) -> bool:
 
 def _scores(name: str, metric: Metric, outputs: Any, targets: Tree) -> Tensor:
     """Return one score, or one per example; refuses another number of them, and those of all pairs of examples."""
-    values, count = _as_numbers(name, metric(outputs, targets)), size(targets)
+    values, count = _as_numbers(name, _called(name, metric, outputs, targets)), size(targets)
     if values.dim() > 0 and len(values) != count:
         fix = "return one number, or one per example; for one number of the whole test set, see fedcams.over_test_set"
         raise SpecError(f"metric {name} returns the shape {list(values.shape)} for {count} examples; {fix}")
@@ -112,6 +124,48 @@ def _scores(name: str, metric: Metric, outputs: Any, targets: Tree) -> Tensor:
             fix = "give outputs and targets one shape"
             raise SpecError(f"metric {name} returns the shape {list(values.shape)}: it compares all pairs; {fix}")
     return values
+
+
+def _called(name: str, metric: Metric, outputs: Any, targets: Tree) -> Any:
+    """Return what a metric returns; its error also says which outputs and targets it got."""
+    try:
+        return metric(outputs, targets)
+    except FedcamsError:
+        raise
+    except Exception as error:
+        got = f"outputs {described(outputs)} and targets {described(targets)}"
+        fix = "give a function of these; one of class numbers needs outputs.argmax(1) first"
+        raise SpecError(f"metric {name} fails with {got}: {first_line(error)}; {fix}") from error
+
+
+def _check_means(means: Metrics, scores: list[Tensor], outputs: Any, targets: Tree, not_means: set[str]) -> None:
+    """Name metrics in the log whose value for a batch is not the mean of those for its halves, as with F1."""
+    for (name, metric), value in zip(means.items(), scores, strict=True):
+        if value.dim() == 0 and name not in not_means:
+            whole, mean = float(value), _mean_of_halves(name, metric, outputs, targets)
+            if not math.isclose(whole, mean, rel_tol=1e-3, abs_tol=1e-6) and not math.isnan(whole):
+                not_means.add(name)
+                logger.warning(
+                    "metric %s is not a mean over examples: it is %.4g for %s of them, and on average %.4g for their "
+                    "halves, so its mean over batches is not its value on the test set; give "
+                    "fedcams.over_test_set(%s), or return one number per example",
+                    *(name, whole, size(targets), mean, getattr(metric, "__name__", "...")),
+                )
+
+
+def _mean_of_halves(name: str, metric: Metric, outputs: Any, targets: Tree) -> float:
+    """Return the mean over a batch of a metric of its halves; not a number if it fails there."""
+    count = size(targets)
+    middle = count // 2
+
+    def score(which: slice) -> float:
+        some = map_tensors(lambda part: part[which] if part.dim() else part, (outputs, targets))
+        return float(_scores(name, metric, *some))
+
+    try:
+        return (middle * score(slice(middle)) + (count - middle) * score(slice(middle, count))) / count
+    except Exception:  # such as that of an AUC of one class
+        return math.nan
 
 
 def _one_number(name: str, value: Any) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,6 +49,8 @@ class Simulation:
     probes: tuple[Probe, ...] = ()
     why_engine: str = "named"
     """Why the engine is this one."""
+    not_means: set[str] = field(default_factory=set)
+    """Metrics that the log already named, because they are not means over examples."""
 
     @classmethod
     def of(
@@ -69,9 +71,9 @@ class Simulation:
     ) -> Simulation:
         """Return the simulation of a method on a problem.
 
-        `test` and `metrics` are for evaluation every `evaluate_every` rounds, `sampling_weights` for samplers that need
-        them, and `rows` is where clients keep theirs, in memory unless given. Refuses a cohort larger than the
-        population, and rows and engines that do not fit.
+        `test` and `metrics` are for evaluation every `evaluate_every` rounds and after the last one, `sampling_weights`
+        for samplers that need them, and `rows` is where clients keep theirs, in memory unless given. Refuses a cohort
+        larger than the population, and rows and engines that do not fit.
         """
         layout, buffer_layout, device = problem.layout, problem.buffer_layout, problem.device
         memory = method.memory(layout, buffer_layout)
@@ -171,9 +173,12 @@ class Simulation:
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
+    def _is_evaluated(self, round: int) -> bool:
+        return round % self.evaluate_every == 0 or round == self.server.rounds
+
     def _evaluate(self, state: ServerState) -> dict[str, float | None]:
         """Return loss and metrics of the server's model, of the one that clients hold, and of the average."""
-        if self.test is None or state.round % self.evaluate_every:
+        if self.test is None or not self._is_evaluated(state.round):
             return {}
         common = self.server.method.downlink.common(state.downlink)
         models = {"test": (state.x, state.buffers), "held": (common.get(MODEL), common.get(BUFFERS, state.buffers))}
@@ -182,7 +187,7 @@ class Simulation:
         found: dict[str, float | None] = {}
         for name, (x, buffers) in models.items():
             if x is not None:
-                scores = evaluate(self.problem, x, buffers, self.test, self.metrics, self.engine)
+                scores = evaluate(self.problem, x, buffers, self.test, self.metrics, self.engine, self.not_means)
                 scores[SCORE] = next((scores[first] for first in self.metrics), None)
                 found |= {f"{name}_{key}": value for key, value in scores.items()}
         return found

@@ -93,11 +93,22 @@ def check_trackers(trackers: Any, privacy: Privacy) -> None:
     listed = isinstance(trackers, Sequence) and not isinstance(trackers, str)
     if not listed or not all(isinstance(each, str | TrackerSpec) or hasattr(each, "log") for each in trackers):
         raise SpecError(f"trackers={trackers!r}; give a list of trackers, such as ['tensorboard']")
+    for each in trackers:
+        _check_methods(each)
     if trackers and privacy.active:
         raise SpecError(
             f"privacy={privacy} and a tracker: it would receive losses and norms, which epsilon does not cover; "
             "leave trackers out, and read rounds.jsonl, which only its owner can"
         )
+
+
+def _check_methods(each: Any) -> None:
+    """Refuse a class, and an object that lacks a method of a tracker."""
+    if isinstance(each, type):
+        raise SpecError(f"trackers: {each.__name__} is a class; give an object of it, such as {each.__name__}()")
+    for name in ("start", "log", "finish") if not isinstance(each, str | TrackerSpec) else ():
+        if not callable(getattr(each, name, None)):
+            raise SpecError(f"trackers: {type(each).__name__} has no method {name!r}; it needs start, log and finish")
 
 
 def scalars(record: RoundRecord, timing: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

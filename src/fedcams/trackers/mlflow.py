@@ -35,15 +35,18 @@ class MLflow(TrackerSpec):
 
 class _Run:
     def __init__(self, mlflow: Any, settings: MLflow) -> None:
-        self._client, self._settings = mlflow.MlflowClient(tracking_uri=settings.uri), settings
+        self._mlflow, self._settings = mlflow, settings
+        self._client: Any = None
         self._id: str | None = None
 
     def start(self, run: Run) -> None:
         """Begin a run there, or continue the one that this folder began."""
-        client, name, folder = self._client, self._settings.experiment, str(run.path.resolve())
+        client = self._client = self._mlflow.MlflowClient(tracking_uri=self._settings.uri)
+        name, folder = self._settings.experiment, str(run.path.resolve())
         known = client.get_experiment_by_name(name)
         experiment = client.create_experiment(name) if known is None else known.experiment_id
-        found = client.search_runs([experiment], filter_string=f"tags.`{FOLDER}` = '{folder}'")
+        quote = '"' if "'" in folder else "'"
+        found = client.search_runs([experiment], filter_string=f"tags.`{FOLDER}` = {quote}{folder}{quote}")
         made = found[0] if found else client.create_run(experiment, tags={FOLDER: folder}, run_name=run.path.name)
         self._id = made.info.run_id
         if not found:
