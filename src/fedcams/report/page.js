@@ -221,20 +221,36 @@ function sort(head) {
 
 // -- start -----------------------------------------------------------------------------------------------------------
 
-// The text that an element holds as base64 of gzip.
-function inflate(id) {
-  const text = atob(document.getElementById(id).textContent), bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i); // ten times as fast as Uint8Array.from
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+// What an element holds as base64 of gzip.
+function inflate(id, type) {
+  const text = document.getElementById(id).textContent;
+  const inflated = new Blob([Uint8Array.fromBase64?.(text) ?? decoded(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(inflated, { headers: { "Content-Type": type } });
+}
+
+// For browsers that do not have Uint8Array.fromBase64, which came in 2025.
+function decoded(text) {
+  const binary = atob(text), bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i); // ten times as fast as Uint8Array.from
+  return bytes;
+}
+
+// Run a script from an address: unlike one in the page, the browser compiles it on another thread.
+function run(script) {
+  const src = URL.createObjectURL(script);
+  return new Promise((onload, failed) => {
+    const onerror = () => failed("the browser does not run Plotly");
+    document.head.append(Object.assign(document.createElement("script"), { src, onload, onerror }));
+  });
 }
 
 async function start() {
-  const [data, plotly] = await Promise.all(["data", "plotly"].map(inflate));
-  report = JSON.parse(data);
+  const ready = inflate("plotly", "text/javascript").blob().then(run);
+  report = await inflate("data", "application/json").json();
   for (const chart of report.charts.filter(c => Object.keys(c.x).length)) chart.data.forEach(t => { t.y = report.lists[t.y]; });
   for (const run of report.runs) for (const [key, list] of Object.entries(run.link)) run[key] = report.lists[list];
   axis = report.axes[0];
-  document.head.append(Object.assign(document.createElement("script"), { textContent: plotly }));
+  await ready;
   $("#axes button").forEach(button => { button.onclick = () => choose(button); });
   $(".network input").forEach(input => { input.oninput = times; });
   addEventListener("scroll", drawNear, { passive: true });
