@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from html import escape
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ def facts(collection: Collection, summary: Summary) -> str:
         shown["Uplink"] += NO_FEEDBACK
     shown["Seeds"] = whole["Seeds"] = _distinct(sorted(e.seed for e in described))
     shown["Partition"] = whole["Partition"]  # in full, because how uneven the data is matters most
-    sizes = _distinct(f"{fmean(len(record.cohort) for record in run.records):.4g}" for run in collection.runs)
+    sizes = _distinct(f"{run.cohort_sizes.mean():.4g}" for run in collection.runs)
     shown["Cohort"] += f", {sizes} clients"
     return "".join(
         f'<div><dt>{name}</dt><dd title="{escape(whole[name])}">{escape(value)}</dd></div>'
