@@ -22,9 +22,9 @@ from fedcams.runs import Run, RunError, is_run, read_run
 from fedcams.runs.folder import EXPERIMENT
 from fedcams.simulation.record import FIELDS
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df", "#807840")
 """The colours of Okabe and Ito, which colour-blind readers can tell apart. Yellow and black, which are invisible on
-white or black, are left out; a violet that differs from the others is added."""
+white or black, are left out; a violet and an olive that differ from the others are added."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
 ASIDE = ("seed", "probes")
