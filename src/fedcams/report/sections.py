@@ -164,7 +164,8 @@ NETWORK = """<section class="live"><h2 id="network-head">Time to accuracy on you
 <label class="row">Target accuracy{unit}{target}</label>
 <label class="row">Computation ×{factor}</label>{averaged}</div>
 <div class="card"><h3 id="title-network">Time to the target</h3>
-<div class="chart" id="chart-network" role="figure" aria-labelledby="title-network"></div></div>
+<div class="chart" id="chart-network" role="figure" aria-labelledby="title-network"></div>
+<div class="legend"></div></div>
 <div class="card scroll wide" role="region" aria-labelledby="network-head" tabindex="0">
 <table id="times">{table}</table></div>
 </div>
