@@ -23,7 +23,7 @@ function themed(layout) {
   return {
     margin: { l: 56, r: 12, t: 34, b: 48 } /* above the plot is room for its buttons */, paper_bgcolor: colour("--card"), plot_bgcolor: "rgba(0,0,0,0)",
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
-    showlegend: false, // the page has its own, which takes a tenth of the time with many methods
+    showlegend: false, // the page has its own, which is quicker to draw with many methods
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink"), size: 12.5 }, namelength: -1 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--accent") },
     ...layout, font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("--ink") },
