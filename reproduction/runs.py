@@ -19,13 +19,13 @@ LAST = 100
 APART = ("label", "probes", "engine", "evaluate_every")
 """Keys that do not change how the model is trained."""
 LOOKS = {
-    "FedAvg": 0, "FedAdam": 1, "FedYogi": 2, "FedAMSGrad": 10, "FedAMS": 4, "FedAMS without bias correction": 11,
-    "FedAvgM, twin of FedAMS": 18, "FedAvgM, twin of FedAdam": 15, "FedAvgM, twin of FedYogi": 16,
-    "FedCAMS sign": 5, "FedCAMS top-k 1/64": 6, "FedCAMS top-k 1/128": 7, "FedCAMS top-k 1/256": 9,
+    "FedAvg": 0, "FedAdam": 1, "FedYogi": 2, "FedAMSGrad": 11, "FedAMS": 4, "FedAMS without bias correction": 12,
+    "FedAvgM, twin of FedAMS": 20, "FedAvgM, twin of FedAdam": 17, "FedAvgM, twin of FedYogi": 18,
+    "FedCAMS sign": 5, "FedCAMS top-k 1/64": 6, "FedCAMS top-k 1/128": 8, "FedCAMS top-k 1/256": 10,
     "FedCAMS sign, replica 4 bits": 0, "FedCAMS sign, replica 2 bits": 1, "FedCAMS sign, shared 4 bits": 2,
-    "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 13,
-    "FedCAMS sign, stateless 8 bits": 12, "FedAMS, lower falling rate": 11, "FedAMS, recipes' rate": 11,
-    "FedCAMS one-way": 2, "FedCAMS one-way, lower falling rate": 9, "FedCAMS light": 5, "FedCAMS lighter": 1,
+    "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 14,
+    "FedCAMS sign, stateless 8 bits": 13, "FedAMS, lower falling rate": 12, "FedAMS, recipes' rate": 12,
+    "FedCAMS one-way": 2, "FedCAMS one-way, lower falling rate": 10, "FedCAMS light": 5, "FedCAMS lighter": 1,
     "FedCAMS lightest": 3, "FedCAMS sign of tensors": 6,
 }  # fmt: skip
 """A method looks the same in every picture, and no two methods in one picture look the same."""

@@ -235,6 +235,15 @@ def test_a_finished_run_whose_model_is_gone_is_not_run_again(out: Path) -> None:
         start(out)
 
 
+def test_a_finished_run_with_a_damaged_checkpoint_starts_again_as_the_message_says(out: Path) -> None:
+    whole = start(out).run()
+    (out / "checkpoint" / "state.json").write_text("")
+    with pytest.raises(RunError, match=r"damaged.*if the run is finished, delete its whole folder instead"):
+        start(out)
+    shutil.rmtree(out)
+    assert same(start(out).run(), whole)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -444,6 +444,7 @@ def test_scores_for_people() -> None:
 def test_looks_stay_distinct_when_colours_are_used_up() -> None:
     looks = [look(i) for i in range(3 * len(COLOURS))]
     assert len(set(looks)) == len(looks)
+    assert len({look.colour for look in looks[:8]}) == 8, "the methods of the demo differ in colour, not only in dash"
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -462,21 +463,36 @@ SEEN = {
 """What becomes of linear red, green and blue (Machado, Oliveira, Fernandes 2009, severity 1)."""
 
 
-def lab(linear: Any) -> Any:
+def lab(light: Any) -> Any:
     """CIE L*a*b* under D65, where distances are about as the eye has them."""
     xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ np.clip(
-        linear, 0, 1
+        light, 0, 1
     )
     x, y, z = np.cbrt(xyz / np.array([0.9505, 1.0, 1.0888]))
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
+def linear(colour: str) -> Any:
+    """Linear red, green and blue of a colour such as `#0072b2`."""
+    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def luminance(colour: str) -> float:
+    return float(linear(colour) @ np.array([0.2126, 0.7152, 0.0722]))
+
+
 @pytest.mark.parametrize("sight", SEEN)
 def test_the_colour_blind_can_tell_methods_apart(sight: str) -> None:
-    parts = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in COLOURS])
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    seen = [lab(np.array(SEEN[sight]) @ colour) for colour in linear]
+    seen = [lab(np.array(SEEN[sight]) @ linear(colour)) for colour in COLOURS]
     assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 15
+
+
+def test_every_colour_stands_out_from_both_backgrounds() -> None:
+    """The ratios of WCAG to the cards of the light and of the dark page."""
+    light, dark, *colours = (luminance(colour) for colour in ("#ffffff", "#171b21", *COLOURS))
+    assert min((light + 0.05) / (colour + 0.05) for colour in colours) > 2.2
+    assert min((colour + 0.05) / (dark + 0.05) for colour in colours) > 3
 
 
 def test_a_report_is_complete(two_way_report: Path) -> None:

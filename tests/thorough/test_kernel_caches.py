@@ -22,7 +22,7 @@ from fedcams.bits import signs
 for _ in range(2):
     if not os.fork():
         signs.pack_signs(torch.ones(1, 9))
-        stats = signs._pack_rows_.stats
+        stats = signs._pack_rows_.compiled.stats
         print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()), flush=True)
         os._exit(0)
     os.wait()

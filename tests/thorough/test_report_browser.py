@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def test_every_chart_is_drawn(page: Any) -> None:
     assert page.locator(".chart").count() == 3 + 2 + 1 + 1
     for chart in ("test_accuracy", "test_loss", "train_loss"):
         assert len(visible(page, chart)) == 3 + 1 + 1  # two seeds: lowest, highest and mean
-        assert page.locator(f"#chart-{chart} .legend .traces").count() == 3
+        assert page.locator(f"#chart-{chart} + .legend button").count() == 3
         assert drawn(page, chart) >= 3
     assert (drawn(page, "q"), drawn(page, "gamma")) == (2, 1)
     assert drawn(page, "network", ".barlayer .trace") == 3
@@ -130,7 +131,7 @@ def test_charts_are_not_offered_to_a_cloud(page: Any) -> None:
 
 def test_labels_are_shown_as_they_are(page: Any) -> None:
     assert HOSTILE in page.locator("#summary tbody .method").all_inner_texts()
-    assert HOSTILE in page.locator("#chart-q .legendtext").all_text_contents()
+    assert HOSTILE in page.locator("#chart-q + .legend button").all_inner_texts()
     assert page.locator("img").count() == 0
 
 
@@ -144,9 +145,8 @@ AXES = {
 
 def test_curves_move_to_the_axis_that_is_chosen_and_hidden_ones_stay_hidden(own_page: Any) -> None:
     page, chart = own_page, "document.getElementById('chart-test_accuracy')"
-    page.locator("#chart-test_accuracy .legendtoggle").first.click()
+    page.locator("#chart-test_accuracy + .legend button").first.click()
     hidden = ["legendonly"] * 3 + [True, True]  # the band goes with the mean
-    page.wait_for_timeout(600)  # Plotly waits for the second half of a double click
     assert visible(page, "test_accuracy") == hidden
     assert visible(page, "test_loss") == [True] * 5
     for button, (kind, last) in AXES.items():
@@ -155,6 +155,24 @@ def test_curves_move_to_the_axis_that_is_chosen_and_hidden_ones_stay_hidden(own_
         assert page.evaluate(f"[...{chart}._fullData[3].x].at(-1)") == pytest.approx(last)
         assert page.locator("#axes [aria-pressed=true]").inner_text() == button
         assert visible(page, "test_accuracy") == hidden
+        buttons = page.locator("#chart-test_accuracy + .legend button")
+        assert buttons.evaluate_all("all => all.map(b => b.ariaPressed)") == ["false", "true", "true"]
+
+
+def test_a_double_click_in_a_legend_shows_one_method_alone(own_page: Any) -> None:
+    own_page.locator("#chart-train_loss + .legend button").nth(1).dblclick()
+    assert visible(own_page, "train_loss") == ["legendonly"] * 3 + [True, "legendonly"]
+
+
+def test_a_chart_is_downloaded_with_its_legend(own_page: Any) -> None:
+    page = own_page
+    before = page.locator("#chart-q").bounding_box()
+    with page.expect_download() as started:
+        page.locator("#chart-q .modebar-btn[data-title='Download plot as a PNG']").click()
+    assert started.value.suggested_filename == "q.png"
+    width, height = struct.unpack(">II", Path(started.value.path()).read_bytes()[16:24])
+    assert width == 2 * before["width"]
+    assert height > 2 * before["height"]
 
 
 def times(page: Any, row: int) -> list[float | None]:
@@ -434,8 +452,8 @@ def test_what_many_methods_say_is_not_cut_off_and_one_evaluation_is_a_point(brow
     assert page.locator("#chart-test_accuracy .scatterlayer .point").count() == 20
     for chart in ("test_accuracy", "network"):
         inside = page.evaluate(f"""(chart => {{
-            const right = chart.getBoundingClientRect().right;
-            return [...chart.querySelectorAll(".legendtext")].map(t => t.getBoundingClientRect().right <= right);
+            const right = chart.getBoundingClientRect().right, names = chart.nextElementSibling.children;
+            return [...names].map(name => name.getBoundingClientRect().right <= right);
         }})(document.getElementById("chart-{chart}"))""")
         assert inside == [True] * 20
     page.locator("#chart-test_accuracy .nsewdrag").hover()

@@ -7,19 +7,15 @@ safe in a forked child only with `torch.set_num_threads(1)`; this limit is torch
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 import torch
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S")
@@ -38,29 +34,38 @@ EXTRA_THREADS = 2  # beyond one per core, for work that mostly waits
 _pool: ThreadPoolExecutor | None = None
 
 
+class Kernel:
+    """A loop over arrays. Its first call loads Numba, which reports and lists, that call none, do without."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the loop on these arguments, compiled for their types."""
+        return self.compiled(*args)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The loop as Numba's dispatcher."""
+        from fedcams.bits.compiling import compiled
+
+        return compiled(self._function)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What Numba takes this for where another kernel calls it."""
+        return self.compiled._numba_type_
+
+
 def kernel(function: F) -> F:
-    """Compile a loop over arrays; sums may be reordered within a block, nothing else is relaxed."""
-    settings: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "nsz"}}
-    try:
-        compiled = numba.njit(cache=True, **settings)(function)
-    except RuntimeError:  # Numba can write neither next to this file nor to the home folder
-        warnings.warn(NO_CACHE, stacklevel=1)
-        compiled = numba.njit(**settings)(function)
-    return cast(F, compiled)
+    """Make a loop over arrays a kernel."""
+    return cast(F, Kernel(function))
 
 
-@intrinsic
-def _trailing_zeros(typing: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], cgutils.false_bit)
-
-    return types.int64(types.uint64), generate
-
-
-@kernel
 def trailing_zeros(word: np.uint64) -> int:
-    """Return how many zeros come before the lowest one of a word, 64 if there is none: one instruction."""
-    return _trailing_zeros(word)  # type: ignore[call-arg]
+    """Return how many zeros come before the lowest one of a word, 64 if there is none: in kernels, one instruction."""
+    return (int(word) & -int(word)).bit_length() - 1 if word else 64
 
 
 def map_ranges(size: int, work: Callable[[int, int], T], threads: int | None = None) -> list[T]:

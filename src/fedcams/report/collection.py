@@ -20,10 +20,11 @@ from fedcams.recipes import RECIPES
 from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
 from fedcams.runs.folder import EXPERIMENT
+from fedcams.simulation.record import FIELDS
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df", "#807840")
 """The colours of Okabe and Ito, which colour-blind readers can tell apart. Yellow and black, which are invisible on
-white or black, are left out; a violet that differs from the others is added."""
+white or black, are left out; a violet and an olive that differ from the others are added."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
 ASIDE = ("seed", "probes")
@@ -31,6 +32,8 @@ ASIDE = ("seed", "probes")
 
 NUMBERS = frozenset({int, float, bool, type(None)})
 """What JSON makes of the numbers in a record, and of those that were not measured."""
+KINDS = {"cohort": frozenset({list}), "refused": frozenset({dict})}
+"""The fields of a record that are no numbers."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class Method:
         found = []
         for run in self.runs:
             alarm = Alarm()
-            said = [alarm.hear(each.round, each.train_loss, each.delta_norm) for each in run.records]
+            said = map(alarm.hear, *map(run.recorded, ("round", "train_loss", "delta_norm")))
             found += [f"{self.label}, seed {run.experiment.seed}, {line}" for line in said if line]
         return found
 
@@ -202,12 +205,13 @@ def _read(folder: Path) -> Run:
 
 def _check(run: Run) -> None:
     """Refuse values that no run writes, before they become a wrong curve."""
-    for record in run.records:
-        numbers = record.to_dict()
-        cohort, _ = numbers.pop("cohort"), numbers.pop("refused")
-        if not isinstance(cohort, list) or not NUMBERS.issuperset(map(type, numbers.values())):
-            raise ValueError(f"round {record.round!r} contains something other than numbers and a cohort")
-    if any(later.round <= earlier.round for earlier, later in pairwise(run.records)):
+    for name in (*sorted(FIELDS), *run.probed):
+        column, kinds = run.recorded(name), KINDS.get(name, NUMBERS)
+        if not kinds.issuperset(map(type, column)):
+            wrong = next(value for value in column if type(value) not in kinds)
+            round, what = run.recorded("round")[column.index(wrong)], f"{name}={wrong!r}"
+            raise ValueError(f"round {round!r} contains something other than numbers and a cohort: {what}")
+    if any(later <= earlier for earlier, later in pairwise(run.recorded("round"))):
         raise ValueError("rounds are not in ascending order")
     if not all(isinstance(line, dict) for line in list[object](run.timings)):
         raise ValueError("a timing is not an object")

@@ -4,11 +4,10 @@ let report, axis; // the data and the horizontal axis of the curves; set once `s
 let bars; // the times as they were last computed
 // By default Plotly offers to share charts through its cloud: keep the data in the page.
 const config = {
-  displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
+  displaylogo: false, modeBarButtonsToRemove: ["toImage", "select2d", "lasso2d"],
   showSendToCloud: false, plotlyServerURL: "", topojsonURL: "",
 };
 const $ = (selector, root = document) => [...root.querySelectorAll(selector)];
-const NARROW = 500; // pixels; in a narrower chart the legend begins at its edge, which takes longer to draw
 const place = key => document.getElementById("chart-" + key);
 
 // -- theme -----------------------------------------------------------------------------------------------------------
@@ -24,8 +23,7 @@ function themed(layout) {
   return {
     margin: { l: 56, r: 12, t: 34, b: 48 } /* above the plot is room for its buttons */, paper_bgcolor: colour("--card"), plot_bgcolor: "rgba(0,0,0,0)",
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
-    legend: { orientation: "h", x: 0, xref: layout.width < NARROW ? "container" : "paper", y: 0, yref: "container", yanchor: "bottom", tracegroupgap: 0, font: { size: 12.5 },
-      maxheight: 1 /* the chart has room for it; by default it would be half of the chart, and scroll */ },
+    showlegend: false, // the page has its own, which is quicker to draw with many methods
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink"), size: 12.5 }, namelength: -1 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--accent") },
     ...layout, font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("--ink") },
@@ -35,23 +33,52 @@ function themed(layout) {
 
 // Break a long text at spaces; Plotly reads names as HTML, in which labels are escaped.
 const fold = (text, letters) => text.replaceAll("<br>", " ").replace(RegExp(`((?:&\\w+;|.){1,${Math.floor(letters)}})( +|$)`, "g"), "$1<br>").replace(/<br>$/, "");
-const lines = texts => texts.join("<br>").split("<br>").length;
+const lines = text => text.split("<br>").length;
 
-// A chart grows with its legend, whose columns are as wide as the longest name, and with the names beside bars.
+// A chart grows with the names beside its bars.
 function show(key, data, layout) {
   const element = place(key), width = element.clientWidth, letter = 6.5; // pixels, on average
-  const named = data.filter(t => t.name && t.showlegend !== false), bars = data[0]?.orientation === "h" ? data[0].y : [];
-  named.forEach(t => { t.name = fold(t.name, (width - (width < NARROW ? 75 : 115)) / letter); });
-  const beside = bars.map(name => fold(name, 0.4 * width / letter)), names = named.map(t => t.name);
+  const bars = data[0]?.orientation === "h" ? data[0].y : [], beside = bars.map(name => fold(name, 0.4 * width / letter));
   if (bars.length) Object.assign(layout.yaxis, { tickmode: "array", tickvals: bars, ticktext: beside });
-  const columns = Math.max(1, Math.floor((width - 70) / (Math.max(0, ...names.map(n => n.length)) * letter + 45)));
-  const rows = columns > 1 ? Math.ceil(names.length / columns) : lines(names);
-  const least = parseFloat(getComputedStyle(element).minHeight);
-  const tallest = Math.max(0, ...beside.map(name => lines([name]))); // bars are equally far apart, so each gets the room of the tallest
-  const height = least + 20 * Math.max(0, rows - 2) + 16 * Math.max(0, beside.length * tallest - 12);
+  const tallest = Math.max(0, ...beside.map(lines)); // bars are equally far apart, so each gets the room of the tallest
+  const height = parseFloat(getComputedStyle(element).minHeight) + 16 * Math.max(0, beside.length * tallest - 12);
   element.style.height = height + "px";
-  const picture = { filename: key, scale: 2 };
-  return Plotly.react(element, data, themed({ ...layout, width, height }), { ...config, toImageButtonOptions: picture });
+  const picture = { name: "png", title: "Download plot as a PNG", icon: Plotly.Icons.camera, click: download };
+  const drawn = Plotly.react(element, data, themed({ ...layout, width, height }), { ...config, modeBarButtonsToAdd: [picture] });
+  legend(element);
+  return drawn;
+}
+
+// -- legends ---------------------------------------------------------------------------------------------------------
+
+const named = chart => chart.data.filter(t => t.name && t.showlegend !== false);
+const together = (chart, trace) => chart.data.filter(t => t === trace || (t.legendgroup && t.legendgroup === trace.legendgroup));
+
+// List the methods of a chart below it; each button hides a method or shows it again, a double click shows it alone.
+function legend(chart) {
+  const list = chart.parentElement.querySelector(".legend"), shown = named(chart);
+  list.replaceChildren(...(shown.length > 1 ? shown : []).map(trace => {
+    const button = document.createElement("button"), { color } = trace.marker ?? trace.line, dash = trace.dash ?? trace.line?.dash;
+    button.type = "button";
+    button.innerHTML = `<span class="dot" data-dash="${dash}" style="--c:${color}"></span>${trace.name}`; // names are escaped
+    button.setAttribute("aria-pressed", trace.visible !== "legendonly");
+    button.onclick = () => hide(chart, together(chart, trace), trace.visible !== "legendonly");
+    button.ondblclick = () => { hide(chart, chart.data, true); hide(chart, together(chart, trace), false); };
+    return button;
+  }));
+}
+
+function hide(chart, traces, hidden) {
+  Plotly.restyle(chart, { visible: hidden ? "legendonly" : true }, traces.map(t => chart.data.indexOf(t)));
+  $("button", chart.parentElement.querySelector(".legend")).forEach((button, i) => button.setAttribute("aria-pressed", named(chart)[i].visible !== "legendonly"));
+}
+
+// A picture has Plotly's own legend, since it leaves the page.
+function download(chart) {
+  const { width, height } = chart._fullLayout, taller = height + 20 * named(chart).length;
+  const below = { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", tracegroupgap: 0, maxheight: 1 };
+  const layout = { ...chart.layout, showlegend: named(chart).length > 1, legend: below, height: taller };
+  return Plotly.downloadImage({ data: chart.data, layout }, { format: "png", filename: chart.id.slice("chart-".length), scale: 2, width, height: taller });
 }
 
 // -- curves ----------------------------------------------------------------------------------------------------------
@@ -221,20 +248,36 @@ function sort(head) {
 
 // -- start -----------------------------------------------------------------------------------------------------------
 
-// The text that an element holds as base64 of gzip.
-function inflate(id) {
-  const text = atob(document.getElementById(id).textContent), bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i); // ten times as fast as Uint8Array.from
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+// What an element holds as base64 of gzip.
+function inflate(id, type) {
+  const text = document.getElementById(id).textContent;
+  const inflated = new Blob([Uint8Array.fromBase64?.(text) ?? decoded(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(inflated, { headers: { "Content-Type": type } });
+}
+
+// For browsers that do not have Uint8Array.fromBase64, which came in 2025.
+function decoded(text) {
+  const binary = atob(text), bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i); // ten times as fast as Uint8Array.from
+  return bytes;
+}
+
+// Run a script from an address: unlike one in the page, the browser compiles it on another thread.
+function run(script) {
+  const src = URL.createObjectURL(script);
+  return new Promise((onload, failed) => {
+    const onerror = () => failed("the browser does not run Plotly");
+    document.head.append(Object.assign(document.createElement("script"), { src, onload, onerror }));
+  });
 }
 
 async function start() {
-  const [data, plotly] = await Promise.all(["data", "plotly"].map(inflate));
-  report = JSON.parse(data);
+  const ready = inflate("plotly", "text/javascript").blob().then(run);
+  report = await inflate("data", "application/json").json();
   for (const chart of report.charts.filter(c => Object.keys(c.x).length)) chart.data.forEach(t => { t.y = report.lists[t.y]; });
   for (const run of report.runs) for (const [key, list] of Object.entries(run.link)) run[key] = report.lists[list];
   axis = report.axes[0];
-  document.head.append(Object.assign(document.createElement("script"), { textContent: plotly }));
+  await ready;
   $("#axes button").forEach(button => { button.onclick = () => choose(button); });
   $(".network input").forEach(input => { input.oninput = times; });
   addEventListener("scroll", drawNear, { passive: true });

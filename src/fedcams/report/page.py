@@ -196,7 +196,8 @@ def _cards(shown: list[Chart], wide: int) -> str:
     """Return one card per chart; the first `wide` of them take the full width."""
     return "".join(
         f'<div class="card{" wide" if i < wide else ""}"><h3 id="title-{c.key}">{escape(c.title)}</h3>'
-        f'<div class="chart" id="chart-{c.key}" role="figure" aria-labelledby="title-{c.key}"></div></div>'
+        f'<div class="chart" id="chart-{c.key}" role="figure" aria-labelledby="title-{c.key}"></div>'
+        '<div class="legend"></div></div>'
         for i, c in enumerate(shown)
     )
 

@@ -39,14 +39,14 @@ def parts(collection: Collection) -> list[Parts]:
 
 def share_of_down(run: Run, key: str) -> float | None:
     """Return the part `wire_down_<key>` of all bytes down; None if it was not recorded."""
-    down = sum(record.wire_down for record in run.records)
+    down = int(sum(run.recorded("wire_down")))
     if not _has_parts(run) or not down:
         return None
-    return float(sum(getattr(record, f"wire_down_{key}") for record in run.records)) / down
+    return float(sum(run.recorded(f"wire_down_{key}"))) / down
 
 
 def _has_parts(run: Run) -> bool:
-    return all(record.wire_down_dense is not None for record in run.records)
+    return None not in run.recorded("wire_down_dense")
 
 
 def _parts(method: Method) -> Parts:
@@ -56,9 +56,9 @@ def _parts(method: Method) -> Parts:
 
 def _bytes_of(run: Run) -> tuple[int, ...]:
     down, deltas, catchup, dense = (
-        sum(getattr(record, key) or 0 for record in run.records)
+        sum(filter(None, run.recorded(key)))
         for key in ("wire_down", "wire_down_deltas", "wire_down_catchup", "wire_down_dense")
     )
-    apart = sum(record.wire_up_buffers for record in run.records)
-    up = sum(record.wire_up for record in run.records) - apart
+    apart = sum(run.recorded("wire_up_buffers"))
+    up = sum(run.recorded("wire_up")) - apart
     return up, deltas, catchup, dense, down - deltas - catchup - dense + apart

@@ -120,6 +120,7 @@ def _point(chart: Chart, series: Series) -> list[Trace]:
             **_named(series),
             **shown,
             **told,
+            "dash": series.look.dash,  # for the legend
         }
     ]
 
@@ -135,7 +136,8 @@ def _bar(chart: Chart, series: Series) -> list[Trace]:
     """Return bars labelled with network names only, because readers can edit the rates that are shown below them."""
     values = {"x": [lines[0] for lines in chart.x[0].names], "y": json.loads(short(series.y))}
     marker = {"color": series.look.colour, "pattern": {"shape": series.look.pattern}}
-    return [{"type": "bar", **values, "name": text(series.name), "marker": marker, "hoverinfo": "text+name"}]
+    named = {"name": text(series.name), "dash": series.look.dash}  # the dash is for the legend
+    return [{"type": "bar", **values, **named, "marker": marker, "hoverinfo": "text+name"}]
 
 
 def _map(chart: Chart, series: Series) -> list[Trace]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from html import escape
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ def facts(collection: Collection, summary: Summary) -> str:
         shown["Uplink"] += NO_FEEDBACK
     shown["Seeds"] = whole["Seeds"] = _distinct(sorted(e.seed for e in described))
     shown["Partition"] = whole["Partition"]  # in full, because how uneven the data is matters most
-    sizes = _distinct(f"{fmean(len(record.cohort) for record in run.records):.4g}" for run in collection.runs)
+    sizes = _distinct(f"{run.cohort_sizes.mean():.4g}" for run in collection.runs)
     shown["Cohort"] += f", {sizes} clients"
     return "".join(
         f'<div><dt>{name}</dt><dd title="{escape(whole[name])}">{escape(value)}</dd></div>'
@@ -165,7 +164,8 @@ NETWORK = """<section class="live"><h2 id="network-head">Time to accuracy on you
 <label class="row">Target accuracy{unit}{target}</label>
 <label class="row">Computation ×{factor}</label>{averaged}</div>
 <div class="card"><h3 id="title-network">Time to the target</h3>
-<div class="chart" id="chart-network" role="figure" aria-labelledby="title-network"></div></div>
+<div class="chart" id="chart-network" role="figure" aria-labelledby="title-network"></div>
+<div class="legend"></div></div>
 <div class="card scroll wide" role="region" aria-labelledby="network-head" tabindex="0">
 <table id="times">{table}</table></div>
 </div>

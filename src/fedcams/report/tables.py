@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,25 +37,27 @@ def write_summary_csv(path: Path, summary: Summary) -> None:
 def write_rounds_csv(path: Path, collection: Collection) -> None:
     """Write one row per round of every run: what was recorded, the sums so far and the seconds."""
     sums = [axis.key for axis in AXES if axis.unit]
-    probed = dict.fromkeys(name for run in collection.runs for record in run.records for name in record.probes)
+    probed = dict.fromkeys(name for run in collection.runs for name in run.probed)
     names = [*RECORDED, *(name for name in probed if name not in RECORDED)]
     header = ["label", "seed", "round", "cohort", "refused", *names, *(f"cumulative_{key}" for key in sums), "seconds"]
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(_line(header) + "\n")
         for method in collection.methods:
             for run in method.runs:
-                named = _line([method.label, run.experiment.seed])
-                file.writelines(f"{named},{row}\n" for row in map(",".join, zip(*_texts(run, names), strict=True)))
+                file.write(_rows(method.label, run, names))
 
 
-def _texts(run: Run, names: Sequence[str]) -> Iterator[list[str]]:
-    """Return the columns of a run. They hold numbers, which need no quotes, so that no row has to be looked through."""
-    refused = [len(record.refused) for record in run.records]
+def _rows(label: str, run: Run, names: Sequence[str]) -> str:
+    """Return the rows of a run. They hold numbers, which need no quotes, so that all of them become text at once."""
+    refused = list(map(len, run.recorded("refused")))
     places = [position(run, axis).astype(int).tolist() for axis in AXES if axis.unit]
     seconds = [None if value != value else value for value in run.seconds.tolist()]
     sizes = run.cohort_sizes.astype(int).tolist()
-    for column in (run.recorded("round"), sizes, refused, *map(run.recorded, names), *places, seconds):
-        yield ["" if value is None else repr(value) for value in column]
+    columns = (run.recorded("round"), sizes, refused, *map(run.recorded, names), *places, seconds)
+    text = repr(list(zip(*columns, strict=True)))  # [(1, 10, None), (2, 10, 0.5)]
+    numbers, named = text[2:-2].replace("None", "").replace(", ", ","), _line([label, run.experiment.seed])
+    between = f"\n{named},"
+    return between[1:] + numbers.replace("),(", between) + "\n"
 
 
 def _exact(row: Row, target: float | None) -> dict[str, object]:

@@ -251,8 +251,11 @@ def read_sealed(path: Path, fix: str) -> dict[str, Any] | None:
 
 
 def start_over(folder: Path) -> str:
-    """Return what to do about a checkpoint that cannot be used."""
-    return f"restore it, or delete {folder} and resume to run from the first round"
+    """Return what to do about a checkpoint that cannot be used; a finished run does not run again without one."""
+    return (
+        f"restore it, or delete {folder} and resume to run from the first round; "
+        "if the run is finished, delete its whole folder instead and start it again"
+    )
 
 
 def _digest(values: Mapping[str, Any]) -> str:

@@ -7,24 +7,23 @@ import os
 import platform
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numba
-import numpy as np
 import torch
 
 from fedcams.engines import Engine
 from fedcams.version import __version__
 
-PACKAGES = (torch, np, numba)
+PACKAGES = ("torch", "numpy", "numba")
 
 
 def environment(device: str | torch.device, engine: Engine | None = None, why_engine: str = "") -> dict[str, Any]:
     """Return everything besides the experiment that may affect its numbers and its speed; `why_engine` is a note."""
     return {
         "fedcams": __version__,
-        **{package.__name__: package.__version__ for package in PACKAGES},
+        **{name: version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu(),

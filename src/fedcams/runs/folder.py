@@ -79,10 +79,16 @@ class Run:
         return len(self.records) == self.experiment.rounds or len(self.records) == self.stopped
 
     def recorded(self, name: str) -> list[Any]:
-        """Return a field or a probe of the records by its name, exactly as recorded; None where it is missing."""
-        if name in FIELDS:
-            return list(map(attrgetter(name), self.records))
-        return [record.probes.get(name) for record in self.records]
+        """Return a field or a probe of the records by its name, exactly as recorded; None where it is missing.
+
+        The list is made once: do not change it.
+        """
+        if name not in self._recorded:
+            field = name in FIELDS
+            self._recorded[name] = list(map(attrgetter(name if field else "probes"), self.records))
+            if not field:
+                self._recorded[name] = [probes.get(name) for probes in self._recorded[name]]
+        return self._recorded[name]
 
     def column(self, name: str) -> NDArray[np.float64]:
         """Return a field or a probe of the records by its name, `[T]`; NaN where it is missing or not finite.
@@ -95,24 +101,34 @@ class Run:
         return self._columns[name]
 
     @functools.cached_property
+    def _recorded(self) -> dict[str, list[Any]]:
+        return {}
+
+    @functools.cached_property
     def _columns(self) -> dict[str, NDArray[np.float64]]:
         return {}
 
     @functools.cached_property
     def cohort_sizes(self) -> NDArray[np.float64]:
         """How many clients were asked in each round, `[T]`."""
-        return _read_only(np.array([len(record.cohort) for record in self.records], np.float64))
+        return _read_only(np.array(list(map(len, self.recorded("cohort"))), np.float64))
 
     @functools.cached_property
     def seconds(self) -> NDArray[np.float64]:
         """The measured seconds of each round without its evaluation, `[T]`; NaN where none were recorded."""
         known = {line.get("round"): _seconds(line) for line in self.timings}
-        return _read_only(np.array([known.get(record.round, np.nan) for record in self.records], np.float64))
+        return _read_only(np.array([known.get(round, np.nan) for round in self.recorded("round")], np.float64))
+
+    @functools.cached_property
+    def probed(self) -> list[str]:
+        """The names of what its probes measured, in the order of appearance."""
+        lines = dict.fromkeys(tuple(record.probes) for record in self.records)  # a few, however many rounds
+        return list(dict.fromkeys(name for line in lines for name in line))
 
     @property
     def on_floor(self) -> str | None:
         """A sentence if its adaptive server never adapted, naming the `fedavgm` that it was; otherwise None."""
-        return floor_note((record.probes.get("off_floor") for record in self.records), self.experiment.server)
+        return floor_note(self.recorded("off_floor"), self.experiment.server)
 
     @property
     def refusals(self) -> str | None:
@@ -122,7 +138,7 @@ class Run:
             return None
         (round, client, why), clients = refused[-1], len({client for _, client, _ in refused})
         return (
-            f"{len(refused)} of {sum(len(record.cohort) for record in self.records)} updates were refused, from "
+            f"{len(refused)} of {self.cohort_sizes.sum():.0f} updates were refused, from "
             f"{clients} client{'s' * (clients > 1)}; the last from client {client} in round {round}: {why[:REASON]}"
         )
 

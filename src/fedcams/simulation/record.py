@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -80,13 +81,14 @@ class RoundRecord:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
         """Return a record of these values; names that are not fields count as probes."""
-        own = {**DEFAULTS, **values}
-        own["probes"] = {key: own.pop(key) for key in values if key not in FIELDS}
+        probes = _probes(tuple(values))
+        own = dict(values) if len(values) - len(probes) == len(FIELDS) else {**DEFAULTS, **values}
+        own["probes"] = {name: own.pop(name) for name in probes}
         own["refused"] = {int(client): str(reason) for client, reason in own.get("refused", {}).items()}
         if len(own) <= len(FIELDS):
             return cls(**own)  # refuses: a field without a default is missing
         record = object.__new__(cls)  # half the time of `__init__`, which sets fields one by one: a report makes many
-        vars(record).update(own)
+        object.__setattr__(record, "__dict__", own)
         return record
 
     @classmethod
@@ -99,6 +101,12 @@ FIELDS = frozenset(key.name for key in dataclasses.fields(RoundRecord)) - {"prob
 """The names in a line that are fields of a record; all others are probes."""
 DEFAULTS = {key.name: key.default for key in dataclasses.fields(RoundRecord) if key.default is not dataclasses.MISSING}
 """The values of fields that an older version did not write."""
+
+
+@functools.lru_cache
+def _probes(names: tuple[str, ...]) -> list[str]:
+    """Return those of the names in a line that are probes; all lines of a run have the same few sets of names."""
+    return [name for name in names if name not in FIELDS]
 
 
 class Phases:
