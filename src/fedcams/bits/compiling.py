@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -22,8 +23,13 @@ def compiled(function: Callable[..., Any]) -> Any:
     try:
         return numba.njit(cache=True, **SETTINGS)(function)
     except RuntimeError:  # Numba can write neither next to the function's file nor to the home folder
-        warnings.warn(NO_CACHE, stacklevel=1)
+        _say_that_nothing_is_kept()
         return numba.njit(**SETTINGS)(function)
+
+
+@functools.cache  # once: Python forgets what it has warned of whenever filters change between two kernels
+def _say_that_nothing_is_kept() -> None:
+    warnings.warn(NO_CACHE, stacklevel=1)
 
 
 @intrinsic
