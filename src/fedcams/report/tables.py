@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedcams.durable import write_text
 from fedcams.escaping import csv_cell, plain
 from fedcams.registry import resolve
 from fedcams.report.collection import Collection
@@ -29,9 +30,7 @@ RECORDED = (
 def write_summary_csv(path: Path, summary: Summary) -> None:
     """Write one row per method: exact numbers, in bytes and seconds."""
     rows = [_exact(row, summary.target) for row in summary.rows]
-    path.write_text(
-        "".join(f"{_line(row)}\n" for row in (rows[0], *(row.values() for row in rows))), "utf-8", newline=""
-    )
+    write_text(path, "".join(f"{_line(row)}\n" for row in (rows[0], *(row.values() for row in rows))))
 
 
 def write_rounds_csv(path: Path, collection: Collection) -> None:
@@ -40,12 +39,12 @@ def write_rounds_csv(path: Path, collection: Collection) -> None:
     probed = dict.fromkeys(name for run in collection.runs for record in run.records for name in record.probes)
     names = [*RECORDED, *(name for name in probed if name not in RECORDED)]
     header = ["label", "seed", "round", "cohort", "refused", *names, *(f"cumulative_{key}" for key in sums), "seconds"]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(_line(header) + "\n")
-        for method in collection.methods:
-            for run in method.runs:
-                named = _line([method.label, run.experiment.seed])
-                file.writelines(f"{named},{row}\n" for row in map(",".join, zip(*_texts(run, names), strict=True)))
+    lines = [_line(header)]
+    for method in collection.methods:
+        for run in method.runs:
+            named = _line([method.label, run.experiment.seed])
+            lines += (f"{named},{row}" for row in map(",".join, zip(*_texts(run, names), strict=True)))
+    write_text(path, "\n".join([*lines, ""]))
 
 
 def _texts(run: Run, names: Sequence[str]) -> Iterator[list[str]]:
