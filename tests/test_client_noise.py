@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 import oracle
-from fedcams import Layout, Method, SpecError
+from fedcams import Layout, Method, SpecError, encode
 from fedcams.engines import CohortUpdate
 from fedcams.errors import ResidualError
 from fedcams.flower import FedCAMS, uplink
@@ -32,6 +32,7 @@ from fedcams.report.collection import collect
 from fedcams.report.sections import notes
 from fedcams.rounds import Client, Outgoing, Received, Reply, answer_from_parts
 from fedcams.rounds import client as client_side
+from fedcams.rounds import server as server_side
 from fedcams.rounds.private import simulated_keys
 from fedcams.rounds.site_secret import FILE, SiteSecret
 from fedcams.runs import resume, run
@@ -239,6 +240,20 @@ def test_samplers_by_size_buffers_and_large_deltas_are_refused() -> None:
     trained = CohortUpdate(torch.ones(1, D), None, torch.zeros(1), [1], [1], 0.1)
     with pytest.raises(SpecError, match=r"there are no keys; give Client\(noise_keys"):
         client_side.respond_(client, [0], received, trained, 1, seed=0)
+
+
+def test_a_fixed_bound_stands_where_the_guard_is_refused() -> None:
+    """Nothing at the server clips these rows: one client of 1e30 would void every round."""
+    with pytest.raises(SpecError, match="set guard=none, max_norm is the bound"):
+        Method(**{**NOISY, "guard": "adaptive"})
+    history = run_small(**NOISY, transforms="max_norm(100)", cohort="full")
+    server, layout = history.simulation.server, history.simulation.server.layout
+    rows = {client: torch.full((layout.d,), 1e30 if client == 2 else 0.1) for client in range(8)}
+    replies = [Reply(1, client, {"update": encode("identity", row, layout)}, 1, 1, 0.0) for client, row in rows.items()]
+    intake = server_side.take_answers(server, history.state, range(8), replies)
+    _, concluded = server_side.conclude_(server, history.state, intake)
+    assert concluded.accepted == [0, 1, 3, 4, 5, 6, 7]
+    assert "at most max_norm=100 is accepted" in concluded.refused[2]
 
 
 # -- keys and files ----------------------------------------------------------------------------------------------------

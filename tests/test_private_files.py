@@ -12,7 +12,10 @@ import pytest
 from flwr.app import Message
 
 from fedcams.durable import private_folder, write_whole
+from fedcams.experiment.sweep import write_leaderboard
 from fedcams.flower.checkpoint import read_ledger
+from fedcams.report import report
+from fedcams.report.page import ReportError
 from fedcams.runs import RunError, resume, run
 from flower_apps import experiment, federation, quick
 from flower_apps import run as run_federation
@@ -90,6 +93,33 @@ def test_a_backup_of_hard_links_stays_what_it_was(tmp_path: Path) -> None:
     resume(tmp_path / "backup")
     assert contents(folder) == finished
     assert lasting(folder) == lasting(tmp_path / "backup")
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+def test_reports_and_leaderboards_replace_links_and_do_not_follow_them(tmp_path: Path, kind: str) -> None:
+    """A report is written into the folder of its run unless another is named."""
+    run(small(rounds=1), tmp_path / "run")
+    out, precious = tmp_path / "run" / "report", tmp_path / "precious"
+    out.mkdir()
+    precious.write_bytes(b"precious")
+    names = "index.html", "summary.md", "summary.csv", "rounds.csv", "leaderboard.md", "leaderboard.csv"
+    for name in names:
+        (os.link if kind == "hard" else os.symlink)(precious, out / name)
+    report([tmp_path / "run"], out)
+    write_leaderboard([], out)
+    assert precious.read_bytes() == b"precious"
+    assert not any((out / name).is_symlink() or b"precious" in (out / name).read_bytes() for name in names)
+
+
+def test_a_linked_folder_for_a_report_is_refused(tmp_path: Path) -> None:
+    run(small(rounds=1), tmp_path / "run")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "run" / "report").symlink_to(tmp_path / "outside")
+    with pytest.raises(
+        ReportError, match=r"cannot write to .*report: report is a symbolic link, which is not followed"
+    ):
+        report([tmp_path / "run"], tmp_path / "run" / "report")
+    assert contents(tmp_path / "outside") == {}
 
 
 @pytest.mark.parametrize("name", ["state.json", "ledger.jsonl", "replies", "replicas", "run.json.tmp"])

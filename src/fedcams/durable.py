@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import stat
@@ -17,6 +18,8 @@ REPAIR = "free space or make the folder writable; what was stored before is inta
 
 OWNER_ONLY = 0o600
 """The permissions of clients' state and checkpoints, whatever the process's umask."""
+EVERYONE = 0o666
+"""The mode of files that describe a run, as far as the umask allows."""
 PIECE = 2**23
 """Bytes per piece of a long file; pieces are synced while the next ones are written."""
 
@@ -39,6 +42,11 @@ def write_whole(path: Path, *parts: bytes | memoryview, over: Path | None = None
     sync_folder(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text for others to read, such as a table, in the same way: links in its place are not followed."""
+    write_whole(path, text.encode(), mode=EVERYONE)
+
+
 def _open_own(temporary: Path, over: Path | None, mode: int) -> int:
     """Open a file that nothing else shares: `over` under the temporary name, as it is, or a new one."""
     if over is not None and _is_own(over):
@@ -59,6 +67,13 @@ def private_folder(folder: Path) -> None:
     for path in reversed([folder, *folder.parents]):
         if path == folder or not path.exists():
             path.mkdir(0o700, exist_ok=True)  # refuses what is not a folder
+
+
+def own_folder(folder: Path) -> None:
+    """Make a folder, and those above it; raises OSError for a symbolic link in its place, which may lead anywhere."""
+    if folder.is_symlink():
+        raise OSError(errno.ENOTDIR, f"{folder.name} is a symbolic link, which is not followed")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _write(file: io.FileIO, parts: list[memoryview]) -> None:

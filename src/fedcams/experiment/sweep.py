@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedcams.durable import os_errors
+from fedcams.durable import os_errors, write_text
 from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.escaping import csv_cell, plain
 from fedcams.experiment.experiment import Experiment
@@ -212,8 +212,8 @@ def write_leaderboard(results: Sequence[Result], folder: Path) -> None:
     ranked = ranking(results)
     with os_errors(FedcamsError, "write to", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "leaderboard.md").write_text(_markdown(ranked), "utf-8")
-        (folder / "leaderboard.csv").write_text(_csv(ranked), "utf-8")
+        write_text(folder / "leaderboard.md", _markdown(ranked))
+        write_text(folder / "leaderboard.csv", _csv(ranked))
 
 
 def _place(result: Result) -> float:

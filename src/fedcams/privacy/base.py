@@ -145,10 +145,13 @@ def clip_rows_(rows: Tensor, bound: float) -> None:
     rows.mul_((bound / row_norms(rows).clamp(min=bound)).to(rows.dtype)[:, None])
 
 
-def unsound_parts(method: PrivateParts) -> Iterator[str]:
-    """Yield the parts of a method that no claim on a mean of bounded rows covers, why, and the fix."""
+def unsound_parts(method: PrivateParts, bound: str) -> Iterator[str]:
+    """Yield the parts of a method that no claim on a mean of bounded rows covers, why, and the fix.
+
+    `bound` names what bounds the rows that arrive, in place of the guard.
+    """
     if method.guard.active:
-        yield f"guard={method.guard}: what it refuses depends on other clients; set guard=none, clip is the bound"
+        yield f"guard={method.guard}: what it refuses depends on other clients; set guard=none, {bound} is the bound"
     if not method.aggregate.streaming:
         yield f"aggregate={method.aggregate}: one client may change it by more than clip; set aggregate=mean"
     if method.weighting != "uniform":

@@ -33,7 +33,7 @@ class GaussianNoise(Privacy):
 
     def reasons(self, method: PrivateParts) -> Iterator[str]:
         """Yield what would invalidate the claim, why, and the fix."""
-        yield from unsound_parts(method)
+        yield from unsound_parts(method, "max_norm" if self.at_client else "clip")
 
     def multiplier(self, who: Participation) -> float:
         if self.noise is not None:

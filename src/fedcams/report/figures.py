@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedcams.durable import EVERYONE, own_folder, write_whole
 from fedcams.extras import load
 from fedcams.report.charts import Chart, Charts, Series
 from fedcams.report.series import Axis
@@ -45,7 +47,7 @@ def library(module: str = "matplotlib") -> Any:
 def write_figures(folder: Path, charts: Charts) -> list[Path]:
     """Write every chart as PNG and SVG, a chart with several horizontal axes once for each; return the files."""
     matplotlib = library()
-    folder.mkdir(parents=True, exist_ok=True)
+    own_folder(folder)
     written = []
     with matplotlib.rc_context(STYLE):
         for chart in (chart for section in charts for chart in section):
@@ -54,7 +56,9 @@ def write_figures(folder: Path, charts: Charts) -> list[Path]:
                 frame = _laid_out(drawn)
                 for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
                     path = folder / f"{chart.key}{f'-{axis.key}' if chart.kind == 'lines' else ''}.{kind}"
-                    drawn.savefig(path, bbox_inches=frame, metadata=metadata)
+                    image = io.BytesIO()
+                    drawn.savefig(image, format=kind, bbox_inches=frame, metadata=metadata)
+                    write_whole(path, image.getbuffer(), mode=EVERYONE)
                     written.append(path)
     return written
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedcams.durable import os_errors
+from fedcams.durable import os_errors, own_folder, write_text
 from fedcams.errors import FedcamsError
 from fedcams.report.charts import Chart, Charts, describe
 from fedcams.report.collection import Collection, collect
@@ -82,13 +82,13 @@ def _report(runs: Sequence[Path], out: Path, target: float | None, figures: bool
     charts = describe(collection, summary)
     text = page(collection, summary, charts)
     with os_errors(ReportError, "write to", out, "free space, or name a folder that can be written"):
-        out.mkdir(parents=True, exist_ok=True)
+        own_folder(out)
         if figures:
             write_figures(out / "figures", charts)
         write_summary_csv(out / "summary.csv", summary)
         write_rounds_csv(out / "rounds.csv", collection)
-        (out / "summary.md").write_text(markdown(collection, summary), "utf-8")
-        (out / "index.html").write_text(text, "utf-8")
+        write_text(out / "summary.md", markdown(collection, summary))
+        write_text(out / "index.html", text)
     return out / "index.html"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedcams.durable import write_text
 from fedcams.escaping import csv_cell, plain
 from fedcams.registry import resolve
 from fedcams.report.collection import Collection
@@ -29,9 +30,7 @@ RECORDED = (
 def write_summary_csv(path: Path, summary: Summary) -> None:
     """Write one row per method: exact numbers, in bytes and seconds."""
     rows = [_exact(row, summary.target) for row in summary.rows]
-    path.write_text(
-        "".join(f"{_line(row)}\n" for row in (rows[0], *(row.values() for row in rows))), "utf-8", newline=""
-    )
+    write_text(path, "".join(f"{_line(row)}\n" for row in (rows[0], *(row.values() for row in rows))))
 
 
 def write_rounds_csv(path: Path, collection: Collection) -> None:
@@ -40,11 +39,8 @@ def write_rounds_csv(path: Path, collection: Collection) -> None:
     probed = dict.fromkeys(name for run in collection.runs for name in run.probed)
     names = [*RECORDED, *(name for name in probed if name not in RECORDED)]
     header = ["label", "seed", "round", "cohort", "refused", *names, *(f"cumulative_{key}" for key in sums), "seconds"]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(_line(header) + "\n")
-        for method in collection.methods:
-            for run in method.runs:
-                file.write(_rows(method.label, run, names))
+    parts = [_rows(method.label, run, names) for method in collection.methods for run in method.runs]
+    write_text(path, "".join([f"{_line(header)}\n", *parts]))
 
 
 def _rows(label: str, run: Run, names: Sequence[str]) -> str:

@@ -10,12 +10,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedcams.durable import REPAIR, os_errors, sync_folder, write_whole
+from fedcams.durable import EVERYONE, REPAIR, os_errors, sync_folder, write_whole
 from fedcams.errors import ResidualError
 from fedcams.runs.folder import RunError
 
-EVERYONE = 0o666
-"""The mode of files that describe a run, as far as the umask allows."""
 FOLDERS = ("checkpoint", "rows", "replicas", "replies", "held", "tensorboard", "wandb")
 SUFFIXES = (".json", ".jsonl", ".toml", ".safetensors", ".reply", ".rows", ".spare", ".held", ".staged", ".tmp")
 """The names of folders, and the ends of names of files, that runs, their trackers and clients write."""

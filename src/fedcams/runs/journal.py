@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedcams.durable import OWNER_ONLY
+from fedcams.durable import EVERYONE, OWNER_ONLY
 from fedcams.errors import UpdateError
 from fedcams.rounds import ServerState
 from fedcams.rows import SavedRows
 from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
-from fedcams.runs.files import EVERYONE, Lines, write_public
+from fedcams.runs.files import Lines, write_public
 from fedcams.runs.folder import CHECKPOINT, ENVIRONMENT, ROUNDS, TIMINGS, read_object
 from fedcams.simulation import Phases, RoundRecord, Simulation
 
