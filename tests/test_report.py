@@ -381,6 +381,19 @@ def test_times_of_averaged_models_and_what_latency_takes_of_them(tmp_path: Path)
     assert "3G (plain); Satellite (all methods). Bytes dominate elsewhere." in text
 
 
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        (100, "Latency is more than half of the time on all these networks, so fewer bytes hardly shorten a round."),
+        (10**9, "Bytes dominate on all these networks: latency is less than half of the time on each."),
+    ],
+)
+def test_a_report_says_if_latency_or_bytes_dominate_everywhere(tmp_path: Path, size: int, says: str) -> None:
+    write_run(tmp_path / "run", [0.5], up=size, down=size)
+    collection = collect([tmp_path])
+    assert markdown(collection, summarize(collection)).endswith(f"{says}\n")
+
+
 def test_a_round_without_clients_costs_no_latency(tmp_path: Path) -> None:
     (method,) = methods(write_run(tmp_path / "run", [0.5], up=0, down=0, seconds=None))
     assert time_to(method, PROFILES[0], 0.5) == 0
