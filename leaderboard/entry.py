@@ -95,8 +95,8 @@ class Entry:
             _not_default(method.experiment),
             round(fmean(_sum(run, "wire_up") for run in method.runs)),
             round(fmean(_sum(run, "wire_down") for run in method.runs)),
-            round(fmean(accuracies), 2),
-            round(fmean(averaged), 2) if len(averaged) == len(method.runs) else None,
+            _hundredths(accuracies),
+            _hundredths(averaged) if len(averaged) == len(method.runs) else None,
             [run.experiment.seed for run in method.runs],
             source or _place(method.runs[0].path.parent),
             str(about.get("device", "not recorded")),
@@ -193,6 +193,11 @@ def _percent(score: float | None, run: Run) -> float:
     if score is None:
         raise SpecError(f"{run.path}: nothing was evaluated, so there is no accuracy to compare")
     return 100 * score
+
+
+def _hundredths(percents: Sequence[float]) -> float:
+    """Return the mean with two digits; 90.125 is 90.12 as on other pages, even if rounding left 90.12500000000001."""
+    return round(round(fmean(percents), 9), 2)
 
 
 def _last_averaged(run: Run) -> float | None:

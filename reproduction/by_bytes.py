@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reproduction.runs import Done, Results
+from fedcams.report import summarize
+from fedcams.report.networks import network_markdown
+from reproduction.runs import Done, Results, collection
 from reproduction.tables import GB, MB, missing, table, where
 
 PRESETS = {
@@ -48,6 +50,13 @@ models. *Fewer* compares a run and its delivery with dense FedAMS and a dense de
 and are not counted: they add 0.04 MB per client. Accuracies are means over {tested} clients of one run (seed {seed}),
 whose averaged model reaches {accuracy:.2f} %.
 """
+NETWORKS = """\
+### Time on a network
+
+How long ResNet-18 takes to reach {target:.2f} % on each network, with the last and with the averaged model; means over
+seeds. A round takes the network's latency, one client's transfers and the measured seconds of the GPU, which some runs
+shared with others. *Latency* is its part of the time without the GPU's. Every tenth round was tested.
+"""
 PICTURE = "Accuracy of averaged models against rounds and against all bytes"
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks" / "records" / "delivery.json"
 
@@ -60,6 +69,7 @@ def by_bytes(results: Results) -> Iterator[str]:
     for preset, runs in found.items():
         yield from _preset(preset, PRESETS[preset], runs)
     if "bytes-resnet18" in found:
+        yield from networks(found["bytes-resnet18"])
         yield from delivery(found["bytes-resnet18"], json.loads(RECORD.read_text()))
 
 
@@ -114,6 +124,17 @@ def _table(runs: list[Done]) -> Iterator[str]:
         rows.append([done.label, f"{done.accuracy:.2f}", averaged, *sizes, *fewer, ", ".join(map(str, done.seeds))])
     heads = "run | last 100 | averaged | up | down | up + down | fewer up | fewer up + down | seeds"
     yield from table(heads, "lrrrrrrrr", rows)
+
+
+def networks(runs: list[Done]) -> Iterator[str]:
+    """Yield the time to a common accuracy on each network, and where latency decides; nothing without accuracies."""
+    shown = collection(runs)
+    summary = summarize(shown)
+    if summary.target is None:
+        return
+    yield NETWORKS.format(target=100 * summary.target)
+    _, _, times = network_markdown(shown, summary).partition("\n\n")
+    yield f"{times}\n"
 
 
 def delivery(runs: list[Done], record: dict[str, Any]) -> Iterator[str]:

@@ -381,6 +381,19 @@ def test_times_of_averaged_models_and_what_latency_takes_of_them(tmp_path: Path)
     assert "3G (plain); Satellite (all methods). Bytes dominate elsewhere." in text
 
 
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        (100, "Latency is more than half of the time on all these networks, so fewer bytes hardly shorten a round."),
+        (10**9, "Bytes dominate on all these networks: latency is less than half of the time on each."),
+    ],
+)
+def test_a_report_says_if_latency_or_bytes_dominate_everywhere(tmp_path: Path, size: int, says: str) -> None:
+    write_run(tmp_path / "run", [0.5], up=size, down=size)
+    collection = collect([tmp_path])
+    assert markdown(collection, summarize(collection)).endswith(f"{says}\n")
+
+
 def test_a_round_without_clients_costs_no_latency(tmp_path: Path) -> None:
     (method,) = methods(write_run(tmp_path / "run", [0.5], up=0, down=0, seconds=None))
     assert time_to(method, PROFILES[0], 0.5) == 0
@@ -591,7 +604,7 @@ def test_markdown_is_two_tables(runs: Path) -> None:
     assert "## Time to 75.00 % on a network (last models)" in text
     # Ten rounds of 0.5 s; 2000 bytes of a client down and up take almost no time compared with latency.
     assert "| dense | 4.59 s (latency 99%) |" in text
-    assert "so fewer bytes hardly shorten a round, on Fibre (all methods); 4G (all methods)" in text
+    assert "on all these networks, so fewer bytes hardly shorten a round" in text
 
 
 def test_what_all_methods_share_stands_above_the_table(tmp_path: Path) -> None:

@@ -80,6 +80,12 @@ def test_an_entry_is_the_mean_over_seeds_and_reads_back(tmp_path: Path) -> None:
     assert not entry.dense
 
 
+def test_a_mean_halfway_between_two_hundredths_is_the_one_on_other_pages(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "1", [0.5] * 8 + [0.8907, 0.9118], label="FedAvg")
+    (path,) = add([tmp_path / "runs"], tmp_path / "entries")
+    assert f"{Entry.read(path).accuracy:.2f}" == f"{90.125:.2f}"
+
+
 def test_a_page_compares_with_dense_messages(tmp_path: Path) -> None:
     averaged(tmp_path / "runs" / "1", 1, 0.8)
     write_run(tmp_path / "runs" / "2", rising(0.9), up=4000, down=4000, label="FedAMS")

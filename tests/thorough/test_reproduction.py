@@ -15,11 +15,13 @@ from PIL import Image
 
 from fedcams.experiment.preset import folder_name, load_preset
 from fedcams.optimizers import server
+from fedcams.report.profiles import PROFILES, time_to
+from fedcams.report.series import AVERAGED
 from reproduction import page as make
 from reproduction.by_bytes import delivery
 from reproduction.page import html, inflated
 from reproduction.pictures import is_current, smooth
-from reproduction.runs import Results
+from reproduction.runs import Results, collection
 from reproduction.scales import root
 from test_report import rising, write_run
 
@@ -55,6 +57,15 @@ def test_the_page_on_two_way_compression_shows_the_same_runs(results: Results) -
     found = make.BLOCK.search((make.DOCS / "two-way.md").read_text("utf-8"))
     assert found
     assert found[0] == make.two_way_block(results), f"docs/two-way.md {STALE}"
+
+
+def test_a_recipe_is_sooner_on_every_network(results: Results) -> None:
+    """The page on bytes and time says so of `lighter`; both models are averaged."""
+    methods = {method.label: method for method in collection(results.of("bytes-resnet18")).methods}
+    for profile in PROFILES:
+        times = [time_to(methods[label], profile, 0.88, AVERAGED) for label in ("FedCAMS lighter", "FedAMS")]
+        assert None not in times
+        assert times == sorted(times), profile.name
 
 
 def test_reports_in_the_repository_are_small() -> None:
@@ -224,6 +235,15 @@ def test_accuracy_against_bytes_is_a_mean_over_seeds(tmp_path: Path) -> None:
     # 0.901 of the top, 0.8 on average; 4000 + 4000 bytes per round against 80 + 600.
     assert "| FedAMS | 72.08 | 91.00 | 0.00 GB | 0.00 GB | 0.00 GB | 1.0x | 1.0x | 1, 2 |" in text
     assert "| FedCAMS lighter | 54.06 | 90.00 | 0.00 GB | 0.00 GB | 0.00 GB | 50.0x | 11.8x | 1 |" in text
+
+
+def test_times_on_networks_say_where_latency_decides(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    add(root, "bytes-resnet18", "FedAMS", seed=2)
+    text = made(tmp_path).split("### Time on a network\n")[1].split("###")[0]
+    assert "to reach 77.04 % on each network" in text, "95 % of the mean over the last fifth of the rounds, 81.09"
+    assert re.search(r"\| FedAMS \| [^|]*\(latency 99%\) \|.* \(latency 82%\) \|", text), "400 B each way"
+    assert "Latency is more than half of the time on all these networks" in text
 
 
 def test_a_delivery_counts_beside_the_bytes_of_the_run(tmp_path: Path) -> None:

@@ -33,14 +33,17 @@ def _cell(method: Method, row: Row, target: float, profile: Profile) -> str:
 
 def bound_by_latency(collection: Collection) -> str:
     """Return which networks are bound by latency for which methods, as a sentence or two."""
-    told = []
+    told, count = [], 0
     for profile in PROFILES:
         bound = [m.label for m in collection.methods if latency_share(m, profile) > BOUND]
+        count += len(bound)
         if bound:
             everyone = len(bound) == len(collection.methods)
             told.append(f"{profile.name} ({'all methods' if everyone else ', '.join(map(plain, bound))})")
     if not told:
         return "Bytes dominate on all these networks: latency is less than half of the time on each."
+    if count == len(PROFILES) * len(collection.methods):
+        return "Latency is more than half of the time on all these networks, so fewer bytes hardly shorten a round."
     return (
         f"Latency is more than half of the time, so fewer bytes hardly shorten a round, on "
         f"{'; '.join(told)}. Bytes dominate elsewhere."
