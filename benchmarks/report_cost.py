@@ -1,8 +1,8 @@
 """What a report on 40 runs of 500 rounds costs: CPU seconds to write it, and until the browser shows its first chart.
 
-Run by `make bench`, on the first such runs in results/. `fedcams report` is timed in new processes, with all that
-they load; the page is timed in Chromium, where there is one, as the CPU time of its main thread. A debugger, through
-which Playwright drives the browser, makes Plotly load slower than it does for readers. The best of several counts.
+Run by `make bench`, on the first such runs in results/. `fedcams report` is timed in new processes, including all that
+they load. The page is timed in Chromium, if it is installed, as the CPU time of its main thread. Playwright drives the
+browser through a debugger, so Plotly loads more slowly than it does for readers. The best of several turns counts.
 """
 
 from __future__ import annotations

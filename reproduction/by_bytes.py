@@ -1,4 +1,4 @@
-"""The sections on accuracy against all bytes, of images and of text: all methods averaged, as means over seeds."""
+"""The sections on accuracy against all bytes, for images and for text: all methods averaged, as means over seeds."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ training breaks down around round 50 and recovers, and the averaged model ends l
 PLAYS_TEXT = """\
 ## Shakespeare's plays
 
-The models predict the next character of what a role says. Each of {clients} roles is one client: 10 of them train per
+The models predict the next character of a role's lines. Each of {clients} roles is one client; 10 of them train per
 round, for {rounds} rounds of one local epoch. Clients, local training and the rates of FedAvg and FedAdam are those of
-[Adaptive Federated Optimization](https://arxiv.org/abs/2003.00295). Columns are those of the section above; every 50th
-round was tested. The longest role has 85 times the text of the shortest, so the [guard](methods.md#the-guard) accepts
-10 times the usual norm here.
+[Adaptive Federated Optimization](https://arxiv.org/abs/2003.00295). The columns are the same as in the section on
+[all bytes](#accuracy-against-all-bytes); the models were evaluated every 50 rounds. The longest role has 85 times as
+much text as the shortest, so the [guard](methods.md#the-guard) accepts 10 times the usual norm here.
 """
 DELIVERY = """\
 ### Delivering the final model

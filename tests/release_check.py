@@ -75,7 +75,7 @@ def use(archive: Path) -> None:
 
 
 def test(sdist: Path) -> None:
-    """Run the tests of an sdist, but for the thorough ones, in its unpacked folder."""
+    """Run the tests of an sdist, except the thorough ones, in its unpacked folder."""
     with tarfile.open(sdist) as archive:
         archive.extractall(WORK, filter="data")
     folder = WORK / sdist.name.removesuffix(".tar.gz")

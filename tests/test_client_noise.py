@@ -243,8 +243,8 @@ def test_samplers_by_size_buffers_and_large_deltas_are_refused() -> None:
 
 
 def test_a_fixed_bound_stands_where_the_guard_is_refused() -> None:
-    """Nothing at the server clips these rows: one client of 1e30 would void every round."""
-    with pytest.raises(SpecError, match="set guard=none, max_norm is the bound"):
+    """The server does not clip these rows: one client that sends 1e30 would ruin every round."""
+    with pytest.raises(SpecError, match="set guard=none; max_norm is the bound instead"):
         Method(**{**NOISY, "guard": "adaptive"})
     history = run_small(**NOISY, transforms="max_norm(100)", cohort="full")
     server, layout = history.simulation.server, history.simulation.server.layout

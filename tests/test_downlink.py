@@ -61,7 +61,7 @@ WITH_BUFFERS = [
 WORLDS = [*((spec, "") for spec in ALL), *((spec, "blockq(bits=2, block=8)") for spec in WITH_BUFFERS)]
 """A downlink, and the codec of the buffers; the model has none if that is empty."""
 KINDS = list({(*re.findall(r"\w+", spec)[:2], buffers): (spec, buffers) for spec, buffers in WORLDS}.values())
-"""One of each downlink with each kind of codec: what happens to messages has nothing to do with a codec's settings."""
+"""One of each downlink with each kind of codec: a codec's settings do not change what happens to messages."""
 START = torch.randn(D, generator=torch.Generator().manual_seed(1))
 START_BUFFERS = torch.cat([torch.zeros(6), torch.ones(6)])
 

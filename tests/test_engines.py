@@ -136,7 +136,7 @@ LOCALS = [
 @pytest.mark.parametrize("spec", LOCALS)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_whole_round_in_float64(spec: str, model: str) -> None:
-    """Engines in turn, and losses of examples or their mean: every two of engine, rule, model and loss meet."""
+    """Engines in turn, and losses of examples or their mean: every pair of engine, rule, model and loss occurs."""
     place, kind = LOCALS.index(spec), [*MODELS].index(model)
     fast, mean_loss = FAST[(place + kind) % len(FAST)], (place // 2 + kind) % 2 == 1
     task = problem(model, spec, mean_loss=mean_loss)

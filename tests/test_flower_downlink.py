@@ -37,7 +37,7 @@ BUFFERS = {**BATCH_NORM, "buffers": "blockq"}
 
 
 def two_way(downlink: str, **changes: Any) -> Any:
-    """Three of four clients in every round; by this seed two of them miss one each and come back in the next."""
+    """Three of four clients in every round; with this seed, two of them miss one each and return in the next."""
     few_steps = "sgd(lr=0.05, steps=2, batch=8)"
     return experiment(**{"downlink": downlink, "rounds": ROUNDS, "local": few_steps, "seed": 1, **changes})
 

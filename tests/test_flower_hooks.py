@@ -216,7 +216,7 @@ def test_an_update_without_its_weight_is_refused_by_the_name_of_the_metric(tmp_p
     line = read_ledger(tmp_path / "server")[-1]
     ((client, why),) = line["refused"].items()
     assert client == ("1" if mod else "6")
-    assert "weighting=examples needs the metric 'num-examples'; the app's metrics: samples, loss; add it" in why
+    assert "weighting=examples needs the metric 'num-examples', but the app reports samples, loss; add it" in why
 
 
 def test_metrics_without_their_weight_are_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -227,7 +227,7 @@ def test_metrics_without_their_weight_are_named_in_the_log(tmp_path: Path, caplo
         found = shifted(strategy, mods, ("arrays", "config"), sent)
     assert found.train_metrics_clientapp[2] == found.evaluate_metrics_clientapp[2] == {"x": 1.0}
     said = [each.getMessage() for each in caplog.records if each.getMessage().startswith("round 2: ")]
-    lacks = "reports no weighted_by_key='batches', only x; it is missing in 2 of 3 replies"
+    lacks = "reports no weighted_by_key='batches', only x; it is missing from 2 of 3 replies"
     assert said == [
         f"round 2: training metrics are left out of the mean: client 1, node 6, {lacks}",
         f"round 2: evaluation metrics are left out of the mean: node 6 {lacks}",

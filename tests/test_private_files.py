@@ -97,7 +97,7 @@ def test_a_backup_of_hard_links_stays_what_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 def test_reports_and_leaderboards_replace_links_and_do_not_follow_them(tmp_path: Path, kind: str) -> None:
-    """A report is written into the folder of its run unless another is named."""
+    """A report is written into the folder of its run unless you name another."""
     run(small(rounds=1), tmp_path / "run")
     out, precious = tmp_path / "run" / "report", tmp_path / "precious"
     out.mkdir()

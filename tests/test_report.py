@@ -502,7 +502,7 @@ def test_the_colour_blind_can_tell_methods_apart(sight: str) -> None:
 
 
 def test_every_colour_stands_out_from_both_backgrounds() -> None:
-    """The ratios of WCAG to the cards of the light and of the dark page."""
+    """WCAG's contrast ratios against the cards of the light and the dark page."""
     light, dark, *colours = (luminance(colour) for colour in ("#ffffff", "#171b21", *COLOURS))
     assert min((light + 0.05) / (colour + 0.05) for colour in colours) > 2.2
     assert min((colour + 0.05) / (dark + 0.05) for colour in colours) > 3

@@ -485,8 +485,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ),
     (r"loss returns the shape \[3\] for 2 examples; .*\[2\], or their mean", {"loss": lambda out, y: out.mean(0)}),
     ("loss returns a float; return a float tensor", {"loss": lambda out, y: out.mean().item()}),
-    ("loss=CrossEntropyLoss is a class; give an object of it", {"loss": nn.CrossEntropyLoss}),
-    ("metric=Module is a class; give an object of it", {"metric": {"mine": nn.Module}}),
+    ("loss=CrossEntropyLoss is a class; give an instance", {"loss": nn.CrossEntropyLoss}),
+    ("metric=Module is a class; give an instance", {"metric": {"mine": nn.Module}}),
     ("loss does not depend on the trainable parameters", {"loss": lambda out, y: out.detach().mean()}),
     (r"loss fails with outputs float32 \[2, 3\] and targets int64 \[2\]: .*; give targets", {"loss": nn.MSELoss()}),
     (

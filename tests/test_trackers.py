@@ -226,7 +226,7 @@ def test_mlflow_keeps_every_round_of_a_resumed_run_as_one(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Fake, r"trackers: Fake is a class; give an object of it, such as Fake\(\)"),
+        (Fake, r"trackers: Fake is a class; give an instance, such as Fake\(\)"),
         (SimpleNamespace(log=print), "SimpleNamespace has no method 'start'; it needs start, log and finish"),
         (SimpleNamespace(start=print, log=print), "SimpleNamespace has no method 'finish'"),
     ],

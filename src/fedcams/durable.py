@@ -43,7 +43,7 @@ def write_whole(path: Path, *parts: bytes | memoryview, over: Path | None = None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text for others to read, such as a table, in the same way: links in its place are not followed."""
+    """Write a text for others to read, such as a table, in the same way: a link in its place is not followed."""
     write_whole(path, text.encode(), mode=EVERYONE)
 
 
@@ -70,7 +70,7 @@ def private_folder(folder: Path) -> None:
 
 
 def own_folder(folder: Path) -> None:
-    """Make a folder, and those above it; raises OSError for a symbolic link in its place, which may lead anywhere."""
+    """Make a folder and those above it. Raises OSError if it is a symbolic link, which may lead anywhere."""
     if folder.is_symlink():
         raise OSError(errno.ENOTDIR, f"{folder.name} is a symbolic link, which is not followed")
     folder.mkdir(parents=True, exist_ok=True)

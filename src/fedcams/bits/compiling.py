@@ -1,4 +1,4 @@
-"""What Numba does for kernels: the only module that imports it, loaded when a kernel is called for the first time."""
+"""Compiles kernels with Numba: the only module that imports it, loaded when a kernel is called for the first time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from numba.extending import intrinsic, overload
 from fedcams.bits.parallel import NO_CACHE, trailing_zeros
 
 SETTINGS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "nsz"}}
-"""Sums may be reordered within a block, nothing else is relaxed."""
+"""Sums may be reordered within a block; nothing else is relaxed."""
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Return a loop as Numba's dispatcher, which compiles it for the types of its arguments or takes it from disk."""
+    """Return a loop as Numba's dispatcher, which compiles it for the types of its arguments or loads it from disk."""
     try:
         return numba.njit(cache=True, **SETTINGS)(function)
     except RuntimeError:  # Numba can write neither next to the function's file nor to the home folder
@@ -27,7 +27,7 @@ def compiled(function: Callable[..., Any]) -> Any:
         return numba.njit(**SETTINGS)(function)
 
 
-@functools.cache  # once: Python forgets what it has warned of whenever filters change between two kernels
+@functools.cache  # warns once: Python forgets its past warnings whenever filters change between two kernels
 def _say_that_nothing_is_kept() -> None:
     warnings.warn(NO_CACHE, stacklevel=1)
 

@@ -35,7 +35,7 @@ _pool: ThreadPoolExecutor | None = None
 
 
 class Kernel:
-    """A loop over arrays. Its first call loads Numba, which reports and lists, that call none, do without."""
+    """A loop over arrays. Numba is loaded on the first call, so reports and lists, which call no kernel, skip it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -54,17 +54,17 @@ class Kernel:
 
     @property
     def _numba_type_(self) -> Any:
-        """What Numba takes this for where another kernel calls it."""
+        """The type that Numba sees when another kernel calls this one."""
         return self.compiled._numba_type_
 
 
 def kernel(function: F) -> F:
-    """Make a loop over arrays a kernel."""
+    """Turn a loop over arrays into a kernel."""
     return cast(F, Kernel(function))
 
 
 def trailing_zeros(word: np.uint64) -> int:
-    """Return how many zeros come before the lowest one of a word, 64 if there is none: in kernels, one instruction."""
+    """Return how many zeros are below the lowest one of a word, or 64 if it has none; one instruction in kernels."""
     return (int(word) & -int(word)).bit_length() - 1 if word else 64
 
 

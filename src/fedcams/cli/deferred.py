@@ -27,14 +27,14 @@ class Deferred(ModuleType):
 
 
 class _AlreadyLoaded(MetaPathFinder, Loader):
-    """Ends `import name.part` with the part that loading `name` has loaded; Python would load it a second time."""
+    """Makes `import name.part` return the part that `name` has already loaded; Python would load it a second time."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Answer for the import that is under way, and no other."""
+        """Answer only for the import in progress."""
         sys.meta_path.remove(self)
         if target is not None or name not in sys.modules:
             return None
-        self.part = sys.modules.pop(name)  # Python does not ask our loader for a module that is there
+        self.part = sys.modules.pop(name)  # Python does not ask our loader for a module that is already there
         return spec_from_loader(name, self)
 
     def exec_module(self, module: ModuleType) -> None:

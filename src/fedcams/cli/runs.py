@@ -223,13 +223,13 @@ def _only(preset: Preset, labels: Sequence[str]) -> Preset:
 
 
 def _with_finished(trials: Sequence[Trial], file: Path, values: Mapping[str, str], folder: Path) -> list[Trial]:
-    """Return these trials, and all others of the file that are finished, so that the leaderboard keeps them."""
+    """Return these trials and all others in the file that are finished, so that the leaderboard keeps them."""
     from fedcams.cli.session import are_finished
     from fedcams.experiment.sweep import load_sweep
 
     try:
         everything = load_sweep(file, values)
-    except SpecError:  # other runs may not take these values
+    except SpecError:  # other runs may not accept these values
         return list(trials)
     return [trial for trial in everything if trial in trials or are_finished(trial.folders(folder))]
 

@@ -55,7 +55,7 @@ class Experiment(Method):
     rounds: int = integer(100, low=1, doc="how many rounds")
     seed: int = integer(1, low=0, high=2**63 - 1, doc="the source of all randomness")
     engine: str = text("auto", doc="how local training is computed: auto, or an engine's spec")
-    evaluate_every: int = integer(1, low=1, doc="rounds between evaluations; the last is always evaluated")
+    evaluate_every: int = integer(1, low=1, doc="rounds between evaluations; the last round is always evaluated")
     probes: tuple[Probe, ...] = several("probe", DEFAULT, doc="what to measure in every round")
 
     kind = "experiment"

@@ -78,7 +78,7 @@ class Evaluation:
 def to_average(
     what: str, round: int, metrics: Mapping[int, RecordDict], names: Mapping[int, str], key: str
 ) -> list[int]:
-    """Return the keys of the metrics that can be averaged; the log names who sent some without the weight `key`."""
+    """Return the keys of the metrics that can be averaged; the log names the first sender without the weight `key`."""
     if said := unweighted({names[place]: record for place, record in metrics.items()}, key):
         logger.warning("round %s: %s metrics are left out of the mean: %s", round, what, readable(said))
     return that_average(metrics, key)

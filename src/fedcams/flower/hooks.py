@@ -85,7 +85,7 @@ def weighting_of(options: dict[str, Any], fields: dict[str, Any]) -> dict[str, s
         return {}
     if key != EXAMPLES:
         raise SpecError(
-            f"weighted_by_key={key!r}: updates carry {EXAMPLES!r} only; report that, and name it here, or give "
-            "weighting='uniform' too to weight only metrics"
+            f"weighted_by_key={key!r}: updates carry only {EXAMPLES!r}; report that and name it here, or also give "
+            "weighting='uniform' to weight only metrics"
         )
     return {"weighting": "examples"}

@@ -191,7 +191,7 @@ def that_average(metrics: Mapping[int, RecordDict], key: str) -> list[int]:
     """Return the keys of the metrics that have a mean, weighted by the metric `key`.
 
     Metrics without that weight, or with a value that is not finite, are left out. So are those whose names and lengths
-    differ from most others', because one client must not prevent the mean of the others.
+    differ from most others', so that one client cannot prevent the mean of the others.
     """
     values = {place: app_metrics(record) for place, record in metrics.items() if len(record.metric_records) == 1}
     shapes = {place: _shape(found) for place, found in values.items() if _is_sound(found, key)}
@@ -200,12 +200,12 @@ def that_average(metrics: Mapping[int, RecordDict], key: str) -> list[int]:
 
 
 def unweighted(metrics: Mapping[str, RecordDict], key: str) -> str:
-    """Return in words whose metrics lack the weight `key`, and what the first of them are; mostly an empty string."""
+    """Return a note on metrics that lack the weight `key`, naming the first sender; an empty string if none do."""
     lacking = {who: found for who, record in metrics.items() if (found := app_metrics(record)) and key not in found}
     if not lacking:
         return ""
     who, found = next(iter(lacking.items()))
-    missing = f"it is missing in {len(lacking)} of {len(metrics)} replies"
+    missing = f"it is missing from {len(lacking)} of {len(metrics)} replies"
     return f"{who} reports no weighted_by_key={key!r}, only {', '.join(found)}; {missing}"
 
 

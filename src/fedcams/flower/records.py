@@ -121,7 +121,7 @@ def told_by_metrics(content: RecordDict, weighting: str) -> tuple[int, int, floa
     metrics = app_metrics(content)
     if weighting == "examples" and EXAMPLES not in metrics:
         found = ", ".join(metrics) or "none"
-        raise UpdateError(f"weighting={weighting} needs the metric {EXAMPLES!r}; the app's metrics: {found}; add it")
+        raise UpdateError(f"weighting={weighting} needs the metric {EXAMPLES!r}, but the app reports {found}; add it")
     loss = next((metrics[name] for name in LOSSES if name in metrics), 0.0)
     if not isinstance(loss, int | float):
         raise UpdateError(f"the app's metrics say loss={loss!r}; expected a number")

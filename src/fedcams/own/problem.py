@@ -210,7 +210,7 @@ def named_metrics(metric: Any, loss: Loss) -> Metrics:
 def refuse_class(name: str, function: Any) -> None:
     """Refuse a class where a function is needed: calling it would make an object."""
     if isinstance(function, type):
-        raise SpecError(f"{name}={function.__name__} is a class; give an object of it, such as {function.__name__}()")
+        raise SpecError(f"{name}={function.__name__} is a class; give an instance, such as {function.__name__}()")
 
 
 def test_examples(test: Any, problem: Problem, name: str) -> Examples | None:

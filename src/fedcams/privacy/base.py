@@ -148,10 +148,10 @@ def clip_rows_(rows: Tensor, bound: float) -> None:
 def unsound_parts(method: PrivateParts, bound: str) -> Iterator[str]:
     """Yield the parts of a method that no claim on a mean of bounded rows covers, why, and the fix.
 
-    `bound` names what bounds the rows that arrive, in place of the guard.
+    `bound` names the setting that bounds arriving rows in place of the guard.
     """
     if method.guard.active:
-        yield f"guard={method.guard}: what it refuses depends on other clients; set guard=none, {bound} is the bound"
+        yield f"guard={method.guard}: refusals depend on other clients; set guard=none; {bound} is the bound instead"
     if not method.aggregate.streaming:
         yield f"aggregate={method.aggregate}: one client may change it by more than clip; set aggregate=mean"
     if method.weighting != "uniform":

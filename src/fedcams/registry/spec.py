@@ -248,5 +248,5 @@ def _schedules(piece: Spec, prefix: str = "") -> Iterator[tuple[str, Schedule]]:
         value = getattr(piece, key)
         for inner in value if isinstance(value, tuple) else (value,):
             place = f"{prefix}{key}.{inner.name}" if isinstance(value, tuple) else f"{prefix}{key}"
-            if isinstance(inner, Spec):  # asked first: most fields are neither, and an abstract class is slow to ask
+            if isinstance(inner, Spec):  # checked first: most fields are neither, and abstract classes check slowly
                 yield from [(place, inner)] if isinstance(inner, Schedule) else _schedules(inner, f"{place}.")

@@ -33,7 +33,7 @@ ASIDE = ("seed", "probes")
 NUMBERS = frozenset({int, float, bool, type(None)})
 """What JSON makes of the numbers in a record, and of those that were not measured."""
 KINDS = {"cohort": frozenset({list}), "refused": frozenset({dict})}
-"""The fields of a record that are no numbers."""
+"""The fields of a record that are not numbers."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def write_rounds_csv(path: Path, collection: Collection) -> None:
 
 
 def _rows(label: str, run: Run, names: Sequence[str]) -> str:
-    """Return the rows of a run. They hold numbers, which need no quotes, so that all of them become text at once."""
+    """Return the rows of a run. They hold only numbers, which need no quotes, so all of them become text at once."""
     refused = list(map(len, run.recorded("refused")))
     places = [position(run, axis).astype(int).tolist() for axis in AXES if axis.unit]
     seconds = [None if value != value else value for value in run.seconds.tolist()]

@@ -81,7 +81,7 @@ class Run:
     def recorded(self, name: str) -> list[Any]:
         """Return a field or a probe of the records by its name, exactly as recorded; None where it is missing.
 
-        The list is made once: do not change it.
+        The list is cached, so do not change it.
         """
         if name not in self._recorded:
             field = name in FIELDS
@@ -121,8 +121,8 @@ class Run:
 
     @functools.cached_property
     def probed(self) -> list[str]:
-        """The names of what its probes measured, in the order of appearance."""
-        lines = dict.fromkeys(tuple(record.probes) for record in self.records)  # a few, however many rounds
+        """The names of the numbers that its probes recorded, in order of appearance."""
+        lines = dict.fromkeys(tuple(record.probes) for record in self.records)  # only a few, even for many rounds
         return list(dict.fromkeys(name for line in lines for name in line))
 
     @property

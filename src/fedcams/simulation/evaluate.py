@@ -70,8 +70,8 @@ def evaluate(
     """Return the mean loss and all metrics by name, of the model `x [d]` with these buffers on `test`.
 
     An engine computes the outputs. A metric that is not finite, such as the AUC of one class, becomes None. Refuses a
-    metric that does not return one number, or one per example. One that turns out not to be a mean over examples is
-    named in the log, unless it is in `not_means`, which it then joins.
+    metric that does not return one number, or one per example. The log names each metric that turns out not to be
+    a mean over examples, but only once: `not_means` collects those already named.
     """
     with torch.no_grad():
         known = set() if not_means is None else not_means
@@ -134,27 +134,27 @@ def _called(name: str, metric: Metric, outputs: Any, targets: Tree) -> Any:
         raise
     except Exception as error:
         got = f"outputs {described(outputs)} and targets {described(targets)}"
-        fix = "give a function of these; one of class numbers needs outputs.argmax(1) first"
+        fix = "give a function that accepts these; if it expects class numbers, pass it outputs.argmax(1)"
         raise SpecError(f"metric {name} fails with {got}: {first_line(error)}; {fix}") from error
 
 
 def _check_means(means: Metrics, scores: list[Tensor], outputs: Any, targets: Tree, not_means: set[str]) -> None:
-    """Name metrics in the log whose value for a batch is not the mean of those for its halves, as with F1."""
+    """Warn about metrics whose value for a batch is not the mean of the values for its halves, such as F1."""
     for (name, metric), value in zip(means.items(), scores, strict=True):
         if value.dim() == 0 and name not in not_means:
             whole, mean = float(value), _mean_of_halves(name, metric, outputs, targets)
             if not math.isclose(whole, mean, rel_tol=1e-3, abs_tol=1e-6) and not math.isnan(whole):
                 not_means.add(name)
                 logger.warning(
-                    "metric %s is not a mean over examples: it is %.4g for %s of them, and on average %.4g for their "
-                    "halves, so its mean over batches is not its value on the test set; give "
+                    "metric %s is not a mean over examples: it is %.4g for %s of them, but %.4g on average for their "
+                    "halves, so its mean over batches is not its value on the test set; use "
                     "fedcams.over_test_set(%s), or return one number per example",
                     *(name, whole, size(targets), mean, getattr(metric, "__name__", "...")),
                 )
 
 
 def _mean_of_halves(name: str, metric: Metric, outputs: Any, targets: Tree) -> float:
-    """Return the mean over a batch of a metric of its halves; not a number if it fails there."""
+    """Return the mean of a metric over the halves of a batch, weighted by their sizes; NaN if it fails on one."""
     count = size(targets)
     middle = count // 2
 
@@ -164,7 +164,7 @@ def _mean_of_halves(name: str, metric: Metric, outputs: Any, targets: Tree) -> f
 
     try:
         return (middle * score(slice(middle)) + (count - middle) * score(slice(middle, count))) / count
-    except Exception:  # such as that of an AUC of one class
+    except Exception:  # such as an AUC's, if a half has only one class
         return math.nan
 
 

@@ -105,7 +105,7 @@ DEFAULTS = {key.name: key.default for key in dataclasses.fields(RoundRecord) if 
 
 @functools.lru_cache
 def _probes(names: tuple[str, ...]) -> list[str]:
-    """Return those of the names in a line that are probes; all lines of a run have the same few sets of names."""
+    """Return the names in a line that are probes; the lines of a run share a few sets of names."""
     return [name for name in names if name not in FIELDS]
 
 

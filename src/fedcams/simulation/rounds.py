@@ -50,7 +50,7 @@ class Simulation:
     why_engine: str = "named"
     """Why the engine is this one."""
     not_means: set[str] = field(default_factory=set)
-    """Metrics that the log already named, because they are not means over examples."""
+    """Metrics that are not means over examples and that the log has already named."""
 
     @classmethod
     def of(

@@ -105,7 +105,7 @@ def check_trackers(trackers: Any, privacy: Privacy) -> None:
 def _check_methods(each: Any) -> None:
     """Refuse a class, and an object that lacks a method of a tracker."""
     if isinstance(each, type):
-        raise SpecError(f"trackers: {each.__name__} is a class; give an object of it, such as {each.__name__}()")
+        raise SpecError(f"trackers: {each.__name__} is a class; give an instance, such as {each.__name__}()")
     for name in ("start", "log", "finish") if not isinstance(each, str | TrackerSpec) else ():
         if not callable(getattr(each, name, None)):
             raise SpecError(f"trackers: {type(each).__name__} has no method {name!r}; it needs start, log and finish")
