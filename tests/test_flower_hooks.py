@@ -151,7 +151,10 @@ def test_min_nodes_are_waited_for(tmp_path: Path) -> None:
             r"fraction_train=0.5 and sampler=uniform\(n=2\): give only",
         ),
         ({"fraction_train": 0.0}, r"fraction_train=0.0; allowed: a number in \(0, 1\]"),
-        ({"weighted_by_key": "num-batches"}, "updates carry 'num-examples' only; .*'uniform' too"),
+        (
+            {"weighted_by_key": "num-batches"},
+            "updates carry only 'num-examples'; .*weighting='uniform' to weight only metrics",
+        ),
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

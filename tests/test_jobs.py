@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from command_line import fedcams
 from fedcams.cli import worker
 from fedcams.cli.jobs import Settings, Worker, threads_each
 from fedcams.cli.progress import Progress
 from fedcams.experiment import Experiment
-from fedcams.runs import RunError, read_run
+from fedcams.runs import RunError
 from forked_commands import forked_commands
 from forks import Forks
 from own_pieces import forgotten
@@ -80,26 +78,6 @@ def forked_workers(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 def lines_of(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_runs_at_once_are_those_in_turn_and_one_that_fails_stops_no_other(folder: Path) -> None:
-    (folder / "mini.toml").write_text(FILE + OF_MINE)
-    arguments = ("--import", "echoes", "run", "mini.toml", "--track", "csv", "--no-report")
-    in_turn = fedcams(*arguments)
-    at_once = fedcams(*arguments, "--out", "at-once", "--jobs", "2")
-    for result in (in_turn, at_once):
-        assert result.exit_code == 2
-        assert "too fast, seed 1: diverged, " in result.stdout
-        assert re.match(r"error: 1 of 4 runs failed: too fast, seed 1 \(.*\)\n$", result.stderr)
-    names = ("fedavg-s1", "fedcams-sign-s1", "of-mine-s1")
-    for name in names:
-        assert read_run(folder / "at-once" / name).finished
-        for file in ("experiment.toml", "rounds.jsonl", "partition.json"):
-            assert (folder / "at-once" / name / file).read_bytes() == (folder / "runs/mini" / name / file).read_bytes()
-        assert lines_of(folder / "at-once" / name / "rounds.csv") == 13
-    said = [line for line in at_once.stdout.splitlines() if ": round 12/12" in line]
-    assert sorted(line.partition(",")[0] for line in said) == ["FedAvg", "FedCAMS sign", "of mine"]
 
 
 def test_cores_are_divided() -> None:

@@ -303,7 +303,7 @@ def test_a_metric_that_is_no_mean_is_named_once(
     said = [record.getMessage() for record in caplog.records]
     assert [text.split()[1] for text in said] == ["f1", "fails"]
     assert "metric f1 is not a mean over examples" in said[0]
-    assert "give fedcams.over_test_set(f1), or return one number per example" in said[0]
+    assert "use fedcams.over_test_set(f1), or return one number per example" in said[0]
     caplog.clear()
     run(linear(), PLAIN, (test[0][:8], test[1][:8]), metric=f1)
     assert not caplog.records, "one batch is the whole test set"

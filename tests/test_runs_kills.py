@@ -92,13 +92,18 @@ ALL_PARTS = {**EVERYTHING, "downlink": "replica(blockq)"}
     ("kind", "every"),
     [
         pytest.param({}, 1, id="FedCAMS", marks=pytest.mark.slow),
-        pytest.param(ALL_PARTS, 7, id="everything"),
+        pytest.param(ALL_PARTS, 21, id="everything"),
         pytest.param(ALL_PARTS, 1, id="everything, at every moment", marks=pytest.mark.slow),
     ],
 )
 def test_death_at_every_step_and_again_while_resuming(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], every: int
 ) -> None:
+    check_deaths(tmp_path, monkeypatch, kind, every)
+
+
+def check_deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], every: int) -> None:
+    """Die at every so many changes of the disk, again while resuming, and end as a run that never died."""
     for name in SYNCS:
         monkeypatch.setattr(os, name, lambda descriptor: None)  # it is the process that dies here, not the machine
     # Started hundreds of times, so it trains little and neither tries engines nor evaluates before its end.

@@ -16,6 +16,7 @@ from forks import Forks
 from test_cli import FEDCAMS
 from test_jobs import (
     FILE,
+    OF_MINE,
     lines_of,
 )
 from test_jobs import folder as folder
@@ -25,6 +26,26 @@ from test_jobs import forked_workers as forked_workers
 def children(pid: int) -> list[int]:
     """The processes that any thread of a process has started."""
     return [int(child) for tasks in Path(f"/proc/{pid}/task").glob("*/children") for child in tasks.read_text().split()]
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_runs_at_once_are_those_in_turn_and_one_that_fails_stops_no_other(folder: Path) -> None:
+    (folder / "mini.toml").write_text(FILE + OF_MINE)
+    arguments = ("--import", "echoes", "run", "mini.toml", "--track", "csv", "--no-report")
+    in_turn = fedcams(*arguments)
+    at_once = fedcams(*arguments, "--out", "at-once", "--jobs", "2")
+    for result in (in_turn, at_once):
+        assert result.exit_code == 2
+        assert "too fast, seed 1: diverged, " in result.stdout
+        assert re.match(r"error: 1 of 4 runs failed: too fast, seed 1 \(.*\)\n$", result.stderr)
+    names = ("fedavg-s1", "fedcams-sign-s1", "of-mine-s1")
+    for name in names:
+        assert read_run(folder / "at-once" / name).finished
+        for file in ("experiment.toml", "rounds.jsonl", "partition.json"):
+            assert (folder / "at-once" / name / file).read_bytes() == (folder / "runs/mini" / name / file).read_bytes()
+        assert lines_of(folder / "at-once" / name / "rounds.csv") == 13
+    said = [line for line in at_once.stdout.splitlines() if ": round 12/12" in line]
+    assert sorted(line.partition(",")[0] for line in said) == ["FedAvg", "FedCAMS sign", "of mine"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the workers")
