@@ -197,6 +197,19 @@ def test_clustered_positions_cost_less_than_uniform_ones() -> None:
     assert rice.rice_bits(clustered, d) < 0.65 * rice.rice_bits(uniform, d)
 
 
+def test_long_positions_lie_in_pages_of_their_own_and_outlive_their_parts() -> None:
+    """They are read into memory that is mapped for them alone; a slice keeps all of it."""
+    wanted = np.arange(0, 6 * 300_000, 6)
+    assert wanted.nbytes > rice.HUGE_PAGE
+    coded = rice.rice_encode(wanted, 2_000_000)
+    decoded, used = rice.rice_decode(coded, wanted.size, 2_000_000)
+    tail = torch.from_numpy(decoded)[-1000:]
+    assert used == coded.size
+    assert np.array_equal(decoded, wanted)
+    del decoded
+    assert np.array_equal(tail.numpy(), wanted[-1000:])
+
+
 def test_damaged_gaps_are_refused() -> None:
     def decode(data: bytes, k: int, d: int) -> None:
         rice.rice_decode(np.frombuffer(data, np.uint8), k, d)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedcams.errors import BadMagnitude, LayoutMismatch, NonCanonical
 
 if TYPE_CHECKING:
@@ -18,7 +20,8 @@ def check_magnitudes(magnitudes: Tensor, counts: Tensor) -> None:
     """
     if magnitudes.shape != counts.shape:
         raise LayoutMismatch(f"field 'magnitude' has {magnitudes.numel()} numbers; the layout needs {counts.numel()}")
-    if bool((magnitudes < 0).any()):
-        raise BadMagnitude(f"field 'magnitude': {float(magnitudes.min())} is negative; allowed: 0 or more")
-    if bool((magnitudes.signbit() | ((counts == 0) & (magnitudes != 0))).any()):
+    sizes = magnitudes.numpy()
+    if (sizes < 0).any():
+        raise BadMagnitude(f"field 'magnitude': {sizes.min()} is negative; allowed: 0 or more")
+    if (np.signbit(sizes) | ((counts.numpy() == 0) & (sizes != 0))).any():
         raise NonCanonical("field 'magnitude': -0.0, or a number other than 0 where nothing is kept; write +0.0")
