@@ -142,5 +142,17 @@ class WrongStreams(WireError):
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of another library's error, or its name if it has no text, to quote in ours."""
+    """Return the first line of another library's error, to quote in ours.
+
+    Arguments:
+        error: the error, whose text may be empty or of many lines.
+
+    Returns:
+        The line without a full stop, or the error's name if it has no text.
+
+    Examples:
+        >>> from fedcams.errors import first_line
+        >>> first_line(ValueError("no such file.\\nSee the manual."))
+        'no such file'
+    """
     return str(error).strip().partition("\n")[0].removesuffix(".") or type(error).__name__

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from fedcams.report import report
+from fedcams.report import collect, figures, report, summarize
+from fedcams.report.charts import Charts, describe
 from test_report import two_way
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The folders of the figures of two reports on the same runs."""
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a report's figures; its runs are two folders above."""
     root = tmp_path_factory.mktemp("two-way")
-    runs = two_way(root / "runs")
-    return [report([runs], root / name, target=0.75, figures=True).parent / "figures" for name in ("out", "again")]
+    return report([two_way(root / "runs")], root / "out", target=0.75, figures=True).parent / "figures"
 
 
-def test_every_chart_is_drawn_twice(made: list[Path]) -> None:
+def test_every_chart_is_drawn_in_both_formats(drawn: Path) -> None:
     axes = ("rounds", "bytes", "bytes_up", "paper_bits")
     charts = {f"{metric}-{axis}" for metric in ("test_accuracy", "test_loss", "train_loss") for axis in axes}
     charts |= {"q-rounds", "gamma-rounds", "tradeoff", "communication"}
     charts |= {"partition-1", "partition-2", "time-to-accuracy"}
-    assert {path.name for path in made[0].iterdir()} == {
-        f"{chart}.{kind}" for chart in charts for kind in ("png", "svg")
-    }
-    assert (made[0] / "q-rounds.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in drawn.iterdir()} == {f"{chart}.{kind}" for chart in charts for kind in ("png", "svg")}
+    assert (drawn / "q-rounds.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_equal_runs_make_equal_figures(made: list[Path]) -> None:
-    for path in made[0].iterdir():
-        assert path.read_bytes() == (made[1] / path.name).read_bytes(), path.name
+def test_equal_runs_make_equal_figures(drawn: Path, tmp_path: Path) -> None:
+    """One of each section."""
+    collection = collect([drawn.parents[1] / "runs"])
+    charts = describe(collection, summarize(collection, target=0.75))
+    lasts = [[dataclasses.replace(chart, x=chart.x[-1:]) for chart in section[-1:]] for section in charts]
+    made = figures.write_figures(tmp_path, Charts(*lasts))
+    assert len(made) == 2 * 6
+    for path in made:
+        assert path.read_bytes() == (drawn / path.name).read_bytes(), path.name

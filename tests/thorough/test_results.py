@@ -58,8 +58,8 @@ def test_what_the_guard_did_in_them_is_what_its_page_says() -> None:
     page = " ".join((RESULTS.parent / "docs" / "methods.md").read_text("utf-8").split())
     assert f"none of {updates[0]:,} updates was refused in the {len(iid)} runs with IID data" in page
     assert f"none of {updates[1]:,} in five runs of ResNet-18 with Dirichlet 0.3" in page
-    assert f"was at {shares} of its bound, so no update was longer than {5 * largest[0]:.1f} times the usual" in page
+    assert f"reached {shares} of its bound, so no update exceeded {5 * largest[0]:.1f} times the usual norm" in page
     assert f"none of {heard:,} updates was refused in four runs of the LSTM" in page
     assert len(plays) == 4
-    assert f"the longest was {10 * max(uses):.1f} times the usual" in page
+    assert f"the longest had {10 * max(uses):.1f} times the usual norm" in page
     assert f"refused a client in {sum(use > 0.5 for use in uses)} of the {len(uses):,} rounds" in page
