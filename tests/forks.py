@@ -164,6 +164,7 @@ def load() -> None:
     """Import what most scripts need. Torch is safe in a forked process only with one thread."""
     import torch
 
+    import fedcams.bits.compiling  # or every process would load Numba for its first kernel
     import fedcams.cli
     import fedcams.runs  # noqa: F401
     from fedcams.tasks import task
