@@ -32,7 +32,6 @@ def _say_that_nothing_is_kept() -> None:
     warnings.warn(NO_CACHE, stacklevel=1)
 
 
-@intrinsic
 def _trailing_zeros(typing: Any, word: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], cgutils.false_bit)
@@ -40,9 +39,12 @@ def _trailing_zeros(typing: Any, word: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
+_instruction: Any = intrinsic(_trailing_zeros)
+
+
 @overload(trailing_zeros)
 def _in_one_instruction(word: Any) -> Any:
     def count(word: Any) -> Any:  # Numba wants the same signature, with its annotations
-        return _trailing_zeros(word)  # type: ignore[call-arg]
+        return _instruction(word)
 
     return count

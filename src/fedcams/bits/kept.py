@@ -47,7 +47,7 @@ def group_bounds(positions: Tensor, segments: Segments) -> Tensor:
         return torch.searchsorted(positions, wanted.repeat(len(positions), 1))
     out = torch.empty(len(positions), len(cuts), dtype=torch.int64)
     for found, row in zip(out.numpy(), positions.numpy(), strict=True):
-        found[:] = row.searchsorted(cuts)  # for each payload, and torch takes ten times as long for one row
+        found[:] = row.searchsorted(cuts)  # every payload needs this, and torch is slow to call
     return out
 
 

@@ -156,15 +156,15 @@ def rice_decode(data: Bytes, k: int, d: int) -> tuple[Positions, int]:
 
 
 def _in_huge_pages(k: int) -> Positions:
-    """Return new memory for positions. Where the system has huge pages, a long array gets them.
+    """Return new memory for positions, in huge pages if they are many and the system has such pages.
 
-    Otherwise the system takes as long to make its many pages as the decoding takes.
+    Making many small pages takes a good part of the time of decoding.
     """
     size = 8 * k
     if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.empty(k, np.int64)
     memory = mmap.mmap(-1, -(-size // HUGE_PAGE) * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
+    with contextlib.suppress(OSError):  # Linux may be built without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.int64, k)
 

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from fedcams.engines import Examples, Loss, Problem
 from fedcams.engines.trees import Tree, call, described, dtype_name, map_tensors, size, take
-from fedcams.errors import FedcamsError, SpecError, first_line
+from fedcams.errors import SpecError, first_line
 from fedcams.keys import torch_generator
 from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.simulation.clients import Clients
-from fedcams.simulation.evaluate import SCORE, Metrics, is_paired
+from fedcams.simulation.evaluate import SCORE, Metrics, is_paired, naming_failure
 from fedcams.simulation.examples import Collate, Reader, check_targets
 from fedcams.tasks import Augmentation, accuracy, class_axis, cross_entropy
 
@@ -101,16 +101,10 @@ def _try_model(model: nn.Module, prepare: Callable[[Any], Any], inputs: Tree, na
 
 def _try_loss(loss: Loss, model: nn.Module, prepare: Callable[[Any], Any], outputs: Any, some: Examples) -> None:
     """Compute the loss of some examples together, and of each alone; refuses what it must not be."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", "Using a target size")  # by which torch warns of what it then broadcasts
-            value = loss(outputs, some[1])
-    except FedcamsError:
-        raise
-    except Exception as error:
-        got = f"outputs {described(outputs)} and targets {described(some[1])}"
-        fix = "give targets that fit the outputs, or another loss"
-        raise SpecError(f"loss fails with {got}: {first_line(error)}; {fix}") from error
+    fix = "give targets that fit the outputs, or another loss"
+    with naming_failure("loss", outputs, some[1], fix), warnings.catch_warnings():
+        warnings.filterwarnings("error", "Using a target size")  # by which torch warns of what it then broadcasts
+        value = loss(outputs, some[1])
     _check_loss(value, size(some))
     try:
         alone = [loss(call(model, prepare(x)), y) for x, y in (take(some, slice(i, i + 1)) for i in range(size(some)))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -126,16 +127,23 @@ def _scores(name: str, metric: Metric, outputs: Any, targets: Tree) -> Tensor:
     return values
 
 
-def _called(name: str, metric: Metric, outputs: Any, targets: Tree) -> Any:
-    """Return what a metric returns; its error also says which outputs and targets it got."""
+@contextlib.contextmanager
+def naming_failure(what: str, outputs: Any, targets: Any, fix: str) -> Iterator[None]:
+    """Turn an error of a user's function into one that says which outputs and targets it got, and the fix."""
     try:
-        return metric(outputs, targets)
+        yield
     except FedcamsError:
         raise
     except Exception as error:
         got = f"outputs {described(outputs)} and targets {described(targets)}"
-        fix = "give a function that accepts these; if it expects class numbers, pass it outputs.argmax(1)"
-        raise SpecError(f"metric {name} fails with {got}: {first_line(error)}; {fix}") from error
+        raise SpecError(f"{what} fails with {got}: {first_line(error)}; {fix}") from error
+
+
+def _called(name: str, metric: Metric, outputs: Any, targets: Tree) -> Any:
+    """Return what a metric returns; its error also says which outputs and targets it got."""
+    fix = "give a function that accepts these; if it expects class numbers, pass it outputs.argmax(1)"
+    with naming_failure(f"metric {name}", outputs, targets, fix):
+        return metric(outputs, targets)
 
 
 def _check_means(means: Metrics, scores: list[Tensor], outputs: Any, targets: Tree, not_means: set[str]) -> None:
