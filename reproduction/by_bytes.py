@@ -36,7 +36,7 @@ PLAYS_TEXT = """\
 The models predict the next character of a role's lines. Each of {clients} roles is one client; 10 of them train per
 round, for {rounds} rounds of one local epoch. Clients, local training and the rates of FedAvg and FedAdam are those of
 [Adaptive Federated Optimization](https://arxiv.org/abs/2003.00295). The columns are the same as in the section on
-[all bytes](#accuracy-against-all-bytes); the models were evaluated every 50 rounds. The longest role has 85 times as
+[all bytes](#accuracy-against-all-bytes); the models were evaluated every 50 rounds. The longest role has 88 times as
 much text as the shortest, so the [guard](methods.md#the-guard) accepts 10 times the usual norm here.
 """
 DELIVERY = """\

@@ -63,3 +63,6 @@ def test_what_the_guard_did_in_them_is_what_its_page_says() -> None:
     assert len(plays) == 4
     assert f"the longest had {10 * max(uses):.1f} times the usual norm" in page
     assert f"refused a client in {sum(use > 0.5 for use in uses)} of the {len(uses):,} rounds" in page
+    counts = json.loads((RESULTS / "shakespeare-lstm" / "fedams-s1" / "partition.json").read_text())["histogram"]
+    sizes = [sum(row) for row in counts]
+    assert f"longest role has {max(sizes) / min(sizes):.0f} times as much text as the shortest" in page
