@@ -171,7 +171,7 @@ def compile_step(problem: Problem, how: Computing, memory: Memory, frozen: dict[
     and RuntimeError for a model that branches on its data.
     """
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch uses its own deprecated code, here and on import
+        warnings.simplefilter("ignore")  # torch's hints about its own code: an error filter would end the compilation
         import torch._inductor as inductor  # takes seconds, so only processes that compile import it
 
         tensors = _tensors((tuple(memory), frozen, tuple(batch)))
