@@ -266,6 +266,17 @@ def test_integer_buffers_start_anew_for_every_client() -> None:
     assert torch.equal(alone.buffers[0], first.buffers[2])
 
 
+@pytest.mark.parametrize("fast", FAST)
+def test_padding_leaves_running_statistics_of_single_examples_alone(fast: str) -> None:
+    """Instance-norm normalises each example alone, but its running statistics are means over the batch."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(16, 4)
+        model = nn.Sequential(*layers).double()
+    ours, truth = (train(by, dataclasses.replace(problem(), model=copy.deepcopy(model))) for by in (fast, "loop"))
+    assert_close(ours, truth, 1e-9)
+
+
 @pytest.mark.parametrize("spec", ["loop", *FAST])
 def test_clients_may_start_from_models_of_their_own(spec: str) -> None:
     task = problem()
