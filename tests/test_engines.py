@@ -293,6 +293,16 @@ def test_an_empty_client_is_refused_by_name(spec: str) -> None:
         train(spec, problem(sizes=[5, 0]))
 
 
+@pytest.mark.parametrize("spec", ["loop", *FAST])
+def test_a_client_of_64_bits_is_named_by_its_number(spec: str) -> None:
+    """Next to smaller numbers, NumPy would round it to a float."""
+    (few, many), largest = problem("batch-norm", sizes=[1, 9]).clients.values(), 2**64 - 1
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.BatchNorm1d(4)).double()
+    task = dataclasses.replace(problem(), model=net, clients={3: many, largest: few})
+    with pytest.raises(UpdateError, match=rf"^client {largest}: Expected more than 1 value per channel"):
+        train(spec, dataclasses.replace(task, local=local("sgd(steps=1, batch=9)")))
+
+
 def test_layers_that_draw_are_left_to_the_loop() -> None:
     tasks = [problem() for _ in range(2)]
     for task in tasks:
