@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct(f"<4sI8sQ{DIGEST}sQ")
 _MAGIC, _VERSION = b"FCHM", 1
 _os_errors = functools.partial(os_errors, ResidualError)
-_reading = functools.partial(os_errors, ResidualError, "read", fix="restore it, or delete it to receive the model again")
+_reading = functools.partial(_os_errors, "read", fix="restore it, or delete it to receive the model again")
 
 
 class HeldStore(ABC):
