@@ -21,7 +21,7 @@ from fedcams.feedback import encode_with_feedback_
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, RESIDUAL, Method
-from fedcams.rounds.cohort import Arrival, Outgoing, Received, some_rows
+from fedcams.rounds.cohort import Arrival, Outgoing, Received, beside_the_model, some_rows
 from fedcams.rounds.messages import UPDATE, Instruction, Refusal, Reply, expect_streams
 from fedcams.rounds.private import NoiseKeys, add_noise_, without_facts_
 from fedcams.rounds.sending import Sending, not_finite, unsound
@@ -243,7 +243,7 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
     """
     who, round = instruction.client, instruction.round
     delivered = client.method.delivered(client.layout, client.buffer_layout)
-    beside = {name: layout for name, layout in _down(client).items() if name not in delivered}
+    beside = beside_the_model(client.method, client.layout, client.buffer_layout)
     expect_streams(instruction, {*delivered, *beside})
     streams = {name: instruction.streams[name] for name in delivered}
     try:
@@ -269,12 +269,6 @@ def is_accepted(sent: Reply, instruction: Instruction) -> bool:
     """Return whether the instruction names this reply as the last one accepted."""
     last = instruction.accepted
     return last is not None and (last.round, last.digest) == (sent.round, sent.digest)
-
-
-def _down(client: Client) -> dict[str, Layout]:
-    """Return the layouts of what instructions carry besides the model, by name."""
-    layouts = {BUFFERS: client.buffer_layout, CONTROL: client.layout if client.method.control.active else None}
-    return {name: layout for name, layout in layouts.items() if layout is not None}
 
 
 def reply_of(outgoing: Outgoing, layout: Layout, buffer_layout: Layout | None, held: Held | None) -> Reply:
