@@ -159,7 +159,7 @@ class Inbox:
         server, round = self.server, state.round + 1
         base = server.method.downlink.buffers_of(state.downlink, client)  # what the server adds the change to
         received = Received(state.x, state.buffers if base is None else base)
-        outgoing = respond_(self._dense_client, [client], received, trained, round, server.seed, server.population)
+        outgoing = respond_(self._dense_client, [client], received, trained, round, server.seed)
         if outgoing.refused:
             raise UpdateError(outgoing.refused[client])
         held = self.server.method.downlink.expected(state.downlink, client)
@@ -169,7 +169,8 @@ class Inbox:
     def _dense_client(self) -> Client:
         """The client's side for apps without the mod: their updates are not compressed, so nothing is kept for them."""
         method = dataclasses.replace(self.server.method, uplink=IDENTITY, feedback=False, control=NoControl())
-        return Client(method, self.names.layout, self.names.buffer_layout, rounds=self.server.rounds)
+        layouts, server = (self.names.layout, self.names.buffer_layout), self.server
+        return Client(method, *layouts, rounds=server.rounds, population=server.population)
 
 
 def _private(path: str, flags: int) -> int:

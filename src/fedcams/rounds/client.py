@@ -47,7 +47,7 @@ class Client:
     rounds: int | None = None
     """The number of rounds in the run, for schedules that depend on it."""
     population: int = 0
-    """The number of clients, for `answer`; 0 if it is not known."""
+    """The number of clients; 0 if it is not known."""
     noise_keys: NoiseKeys | None = None
     """The keys of the clients' noise, for methods in which clients add it."""
 
@@ -85,7 +85,6 @@ def respond_(
     trained: CohortUpdate,
     round: int,
     seed: int,
-    population: int = 0,
     needs: Collection[str] = (),
 ) -> Outgoing:
     """Return what these clients send after training; overwrites `trained.delta`, whose memory the residuals use.
@@ -96,10 +95,8 @@ def respond_(
     """
     method = client.method.in_round(round, client.rounds)
     losses = trained.loss.tolist()
-    ones = (1.0,) * len(ids)
-    facts = Facts(
-        round, seed, tuple(ids), tuple(trained.examples), tuple(trained.steps), ones, trained.rate, population
-    )
+    examples, steps, ones = tuple(trained.examples), tuple(trained.steps), (1.0,) * len(ids)
+    facts = Facts(round, seed, tuple(ids), examples, steps, ones, trained.rate, client.population)
     sending = Sending(facts, losses, trained.delta.detach(), trained.buffers, received, {})
     failed = unsound(ids, losses, trained.buffers, client.buffer_layout)
     sending = sending.without({} if method.privacy.at_client else failed)
@@ -259,7 +256,7 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
         update.delta[None], None if update.buffers is None else update.buffers[None],
         torch.tensor([update.loss], dtype=torch.float64), [update.examples], [update.steps], rate,
     )  # fmt: skip
-    outgoing = respond_(client, [who], received, cohort, round, instruction.seed, client.population)
+    outgoing = respond_(client, [who], received, cohort, round, instruction.seed)
     if outgoing.refused:
         return Refusal(round, who, held, outgoing.refused[who]), None
     return reply_of(outgoing, client.layout, client.buffer_layout, held), outgoing
