@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from fedcams.errors import FedcamsError
 
@@ -106,6 +109,22 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sealed(values: Mapping[str, Any]) -> bytes:
+    """Return values and their digest as JSON, for `unsealed` to read."""
+    digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return json.dumps({**values, "digest": digest}).encode()
+
+
+def unsealed(data: bytes) -> dict[str, Any] | None:
+    """Return the values that `sealed` wrote; None if any byte differs from what it wrote."""
+    try:
+        values = dict(json.loads(data))
+        del values["digest"]
+        return values if sealed(values) == data else None
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 @contextlib.contextmanager
