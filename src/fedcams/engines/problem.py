@@ -110,12 +110,18 @@ class Problem:
         if any(map(_mixes_examples, self.model.modules())):
             return False
         x, y = take(self.examples_of(next(iter(self.clients))), slice(1))
+        with self.evaluating() as model:
+            return self.losses(call(model, self.prepare(x)), y).dim() > 0
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Yield the model in evaluation mode, without gradients; afterwards it trains as before, if it did."""
         training = self.model.training
         try:
             with torch.no_grad():
-                return self.losses(call(self.model.eval(), self.prepare(x)), y).dim() > 0
+                yield self.model.eval()
         finally:
-            self.model.train(training)  # this may be called in the middle of training
+            self.model.train(training)
 
     @functools.cached_property
     def has_tensor_pairs(self) -> bool:
