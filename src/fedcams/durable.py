@@ -52,14 +52,14 @@ def write_text(path: Path, text: str) -> None:
 
 def _open_own(temporary: Path, over: Path | None, mode: int) -> int:
     """Open a file that nothing else shares: `over` under the temporary name, as it is, or a new one."""
-    if over is not None and _is_own(over):
+    if over is not None and is_own(over):
         over.replace(temporary)
         return os.open(temporary, os.O_WRONLY | os.O_NOFOLLOW)
     temporary.unlink(missing_ok=True)
     return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
 
 
-def _is_own(path: Path) -> bool:
+def is_own(path: Path) -> bool:
     """Return whether a path is a file that no other name leads to; a backup may consist of hard links."""
     found = path.lstat()
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
@@ -133,4 +133,4 @@ def os_errors(error: type[FedcamsError], what: str, path: Path, fix: str = REPAI
     try:
         yield
     except OSError as refused:
-        raise error(f"cannot {what} {path}: {refused.strerror}; {fix}") from refused
+        raise error(f"cannot {what} {path}: {refused.strerror or refused}; {fix}") from refused
