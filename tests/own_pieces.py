@@ -155,7 +155,7 @@ from dataclasses import dataclass
 from fedcams.compress import Compressor
 from fedcams.downlink.base import Delivery, Downlink, Sent
 from fedcams.registry import nested, register
-from fedcams.wire import encode, sizes, unpack
+from fedcams.wire import encode, sizes
 
 
 @register("rounded")
@@ -176,9 +176,6 @@ class Rounded(Downlink):
 
     def paper_bits(self, layout):
         return self.codec.paper_bits(layout)
-
-    def receive(self, streams, layouts, store, client, crc_checked=False):
-        return {"model": unpack(streams["model"], layouts["model"], crc_checked=crc_checked).decode()}, None
 '''
 
 FILES = {

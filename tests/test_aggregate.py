@@ -10,6 +10,7 @@ import torch
 
 from fedcams import Aggregator, Layout, encode
 from fedcams.compress import Compressor
+from fedcams.compress.identity import IDENTITY
 from fedcams.errors import ChecksumMismatch, LayoutError, LayoutMismatch, NonFinite, UpdateError
 from fedcams.registry import registered
 from fedcams.wire import pack, unpack
@@ -120,6 +121,16 @@ def test_what_comes_out_of_order_is_refused() -> None:
     with pytest.raises(UpdateError, match="client 4 came after client 5"):
         aggregator.add(4, encode("sign", torch.ones(8)))
     assert torch.equal(aggregator.mean(), torch.ones(8))
+
+
+@together("in_order", [False, True])
+def test_a_client_that_comes_twice_in_one_call_is_refused(in_order: bool) -> None:
+    aggregator = Aggregator(Layout.flat(2), in_order=in_order)
+    code = {"values": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+    with pytest.raises(UpdateError, match="client 3 already has an update in this round"):
+        aggregator.add_rows([3, 3], IDENTITY, code, [1.0, 1.0])
+    aggregator.add_rows([3, 4], IDENTITY, code, [1.0, 1.0])
+    assert torch.equal(aggregator.mean(), torch.tensor([2.0, 3.0]))
 
 
 def test_a_mean_in_order_gives_its_sum_away() -> None:

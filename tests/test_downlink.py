@@ -21,6 +21,7 @@ from fedcams import HeldStore, Layout, LayoutError, Method, RowStore, WireError,
 from fedcams.downlink import REPLICA, ROWS, Broadcast, Downlink, Held, downlink
 from fedcams.downlink.message import ADD, DENSE, SET, Message, digest_of, message_size
 from fedcams.downlink.shared import Shared
+from fedcams.errors import ResidualError
 from fedcams.registry import registered
 from fedcams.rounds import (
     Client,
@@ -532,6 +533,15 @@ def test_files_that_are_damaged_or_foreign_count_as_nothing(tmp_path: Path) -> N
     assert store.staged(3) == {"model": message}
     (tmp_path / "3.staged").write_bytes(message.to_bytes()[:-1])
     assert store.staged(3) is None
+
+
+def test_a_file_that_cannot_be_read_is_refused_by_its_path(tmp_path: Path) -> None:
+    """Unlike one that is missing or damaged: the dense model would have to be written in its place."""
+    store = HeldStore.on_disk(LAYOUT, tmp_path)
+    for read, kind in {store.held: "held", store.staged: "staged", store.vectors: "held"}.items():
+        (tmp_path / f"3.{kind}").mkdir(exist_ok=True)
+        with pytest.raises(ResidualError, match=rf"cannot read .*3\.{kind}: Is a directory; restore it, or delete it"):
+            read(3)
 
 
 def test_a_kill_between_keeping_and_forgetting_what_was_staged_does_no_harm(tmp_path: Path) -> None:

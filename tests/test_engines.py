@@ -266,6 +266,17 @@ def test_integer_buffers_start_anew_for_every_client() -> None:
     assert torch.equal(alone.buffers[0], first.buffers[2])
 
 
+@pytest.mark.parametrize("fast", FAST)
+def test_padding_leaves_running_statistics_of_single_examples_alone(fast: str) -> None:
+    """Instance-norm normalises each example alone, but its running statistics are means over the batch."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(16, 4)
+        model = nn.Sequential(*layers).double()
+    ours, truth = (train(by, dataclasses.replace(problem(), model=copy.deepcopy(model))) for by in (fast, "loop"))
+    assert_close(ours, truth, 1e-9)
+
+
 @pytest.mark.parametrize("spec", ["loop", *FAST])
 def test_clients_may_start_from_models_of_their_own(spec: str) -> None:
     task = problem()
@@ -280,6 +291,16 @@ def test_clients_may_start_from_models_of_their_own(spec: str) -> None:
 def test_an_empty_client_is_refused_by_name(spec: str) -> None:
     with pytest.raises(UpdateError, match="client 10 has 0 inputs"):
         train(spec, problem(sizes=[5, 0]))
+
+
+@pytest.mark.parametrize("spec", ["loop", *FAST])
+def test_a_client_of_64_bits_is_named_by_its_number(spec: str) -> None:
+    """Next to smaller numbers, NumPy would round it to a float."""
+    (few, many), largest = problem("batch-norm", sizes=[1, 9]).clients.values(), 2**64 - 1
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.BatchNorm1d(4)).double()
+    task = dataclasses.replace(problem(), model=net, clients={3: many, largest: few})
+    with pytest.raises(UpdateError, match=rf"^client {largest}: Expected more than 1 value per channel"):
+        train(spec, dataclasses.replace(task, local=local("sgd(steps=1, batch=9)")))
 
 
 def test_layers_that_draw_are_left_to_the_loop() -> None:

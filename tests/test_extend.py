@@ -11,9 +11,9 @@ import pytest
 
 from command_line import fedcams
 from fedcams import runs
+from fedcams.durable import sealed
 from fedcams.experiment import Experiment
 from fedcams.runs import RunError, check_extension, extend, read_run
-from fedcams.runs.checkpoint import sealed
 from fedcams.simulation import RoundRecord
 
 BASE: dict[str, Any] = {"task": "logistic(size=40)", "model": "linear", "clients": 4, "sampler": "uniform(n=2)"}

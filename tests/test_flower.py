@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,17 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3] + b"abc")
     with pytest.raises(RunError, match="damaged, checksum"):
         run(*federation(tmp_path, experiment()))
+
+
+def test_replies_that_cannot_be_stored_end_the_run_by_name_and_it_can_continue(tmp_path: Path) -> None:
+    replies, what = tmp_path / "checkpoint" / "replies", experiment()
+    run(*federation(tmp_path, what), rounds=1)
+    shutil.rmtree(replies)
+    replies.touch()
+    with pytest.raises(RunError, match=r"cannot make .*replies: File exists; free space or make the folder writable"):
+        run(*federation(tmp_path, what))
+    replies.unlink()
+    assert torch.equal(vector(run(*federation(tmp_path, what)).arrays, what), simulated(what)[0])
 
 
 def test_a_new_run_of_the_same_name_does_not_meet_the_old_residuals(tmp_path: Path) -> None:

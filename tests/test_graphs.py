@@ -18,7 +18,7 @@ from fedcams.engines import CohortUpdate, Problem, Shards, choose, engine
 from fedcams.engines.batches import Batches
 from fedcams.engines.graphs.block import ALIGN, Packing
 from fedcams.engines.graphs.engine import check_device, check_loss, check_rule
-from fedcams.engines.graphs.prepared import Prepared, prepared
+from fedcams.engines.graphs.prepared import Prepared, prepared, refuse_single_values
 from fedcams.engines.graphs.program import ConvNorm
 from fedcams.engines.graphs.tiles import depth, power, splits, together
 from fedcams.engines.graphs.translation import translate
@@ -230,6 +230,17 @@ def test_a_batch_of_one_value_is_refused_with_its_client() -> None:
     task = problem("resnet18(width=4)", "sgd(batch=4)", (8, 5), side=8)  # the last stage has one pixel
     with pytest.raises(UpdateError, match="client 7: Expected more than 1 value per channel"):
         prepared(task).train(task, "float32", 8, 1, *start(task), [0, 7], round=1, seed=0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_asking_whether_it_can_train_leaves_the_mode_of_the_model(training: bool) -> None:
+    task = problem("resnet18(width=4)", "sgd(batch=4)", (8, 5), side=8)
+    task.model.train(training)
+    check_loss(task)
+    with pytest.raises(UpdateError, match="client 7"):
+        refuse_single_values(task, [7], Batches(task, [7], 1, 0, 1))
+    assert {module.training for module in task.model.modules()} == {training}
+    assert not any(module._forward_pre_hooks for module in task.model.modules())
 
 
 def test_a_loss_that_is_a_mean_is_refused() -> None:

@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from fedcams import durable
+from fedcams.durable import sealed
 from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, is_run, read_run, resume, run
-from fedcams.runs.checkpoint import sealed
 from forks import Forks
 from test_runs import (
     EVERYTHING,

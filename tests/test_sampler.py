@@ -94,6 +94,15 @@ def test_ids_may_be_larger_than_any_machine_integer(method: Sampler) -> None:
 
 
 @everyone
+def test_weights_stay_with_their_clients_if_ids_are_not_all_machine_integers(method: Sampler) -> None:
+    """NumPy makes floats of such a mixture, which cannot tell neighbours apart."""
+    clients = [0, *(2**63 + client for client in reversed(range(1, len(WEIGHTS))))]
+    order = [0, *reversed(range(1, len(WEIGHTS)))]
+    expected = method.sample(order, 0, seed=0, weights=WEIGHTS)
+    assert method.sample(clients, 0, seed=0, weights=WEIGHTS) == [c and 2**63 + c for c in expected]
+
+
+@everyone
 def test_clients_and_weights_may_be_arrays(method: Sampler) -> None:
     cohort = method.sample(np.array(CLIENTS), 0, seed=0, weights=np.array(WEIGHTS))  # type: ignore[arg-type]
     assert cohort == method.sample(CLIENTS, 0, seed=0, weights=WEIGHTS)

@@ -96,9 +96,9 @@ class Aggregator:
         self._weights |= dict(zip(ids, weights, strict=True))
 
     def _check(self, ids: Sequence[int], weights: Sequence[float]) -> None:
-        last = max(self._weights, default=-1)
+        last, here = next(reversed(self._weights), -1), set[int]()  # in order, the last one added is the largest
         for client_id, weight in zip(ids, weights, strict=True):
-            if client_id in self._weights:
+            if client_id in self._weights or client_id in here:
                 raise UpdateError(
                     f"client {client_id} already has an update in this round; send one per client and round"
                 )
@@ -107,6 +107,7 @@ class Aggregator:
             if self.in_order and client_id < last:
                 raise UpdateError(f"client {client_id} came after client {last}; in_order=True needs ascending ids")
             last = client_id
+            here.add(client_id)
 
     def mean(self, out: Tensor | None = None) -> Tensor:
         """Return the weighted mean `[d]`, in new memory or in `out`, which saves allocating new pages every round.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from fedcams.errors import FedcamsError
 
@@ -49,14 +52,14 @@ def write_text(path: Path, text: str) -> None:
 
 def _open_own(temporary: Path, over: Path | None, mode: int) -> int:
     """Open a file that nothing else shares: `over` under the temporary name, as it is, or a new one."""
-    if over is not None and _is_own(over):
+    if over is not None and is_own(over):
         over.replace(temporary)
         return os.open(temporary, os.O_WRONLY | os.O_NOFOLLOW)
     temporary.unlink(missing_ok=True)
     return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
 
 
-def _is_own(path: Path) -> bool:
+def is_own(path: Path) -> bool:
     """Return whether a path is a file that no other name leads to; a backup may consist of hard links."""
     found = path.lstat()
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
@@ -108,10 +111,26 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def sealed(values: Mapping[str, Any]) -> bytes:
+    """Return values and their digest as JSON, for `unsealed` to read."""
+    digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return json.dumps({**values, "digest": digest}).encode()
+
+
+def unsealed(data: bytes) -> dict[str, Any] | None:
+    """Return the values that `sealed` wrote; None if any byte differs from what it wrote."""
+    try:
+        values = dict(json.loads(data))
+        del values["digest"]
+        return values if sealed(values) == data else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
 @contextlib.contextmanager
 def os_errors(error: type[FedcamsError], what: str, path: Path, fix: str = REPAIR) -> Iterator[None]:
     """Turn an OSError inside the `with` block into `error`, whose message says `what` failed, the path and the fix."""
     try:
         yield
     except OSError as refused:
-        raise error(f"cannot {what} {path}: {refused.strerror}; {fix}") from refused
+        raise error(f"cannot {what} {path}: {refused.strerror or refused}; {fix}") from refused

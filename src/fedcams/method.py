@@ -18,7 +18,7 @@ import fedcams.local
 import fedcams.optimizers
 import fedcams.privacy
 import fedcams.schedules
-import fedcams.transforms  # noqa: F401  (what they register is what specs may name)
+import fedcams.transforms  # what these modules register is what specs may name
 from fedcams.aggregates import Aggregate
 from fedcams.averages import Average
 from fedcams.compress import Compressor
@@ -44,7 +44,7 @@ While v̂ is at its floor, as it is for small updates, a step is 0.03/√0.001, 
 FedAvg. Otherwise it is shorter. The paper's `fedams` has `lr=1` and momentum: steps 32 times as long, too long for some
 models.
 """
-RESIDUAL, BUFFERS, CONTROL = "residual", "buffers", "control"
+RESIDUAL, BUFFERS, CONTROL = "residual", fedcams.downlink.BUFFERS, "control"
 """The rows that a client may keep: what the compression of its updates and buffers lost, and its control variate."""
 
 

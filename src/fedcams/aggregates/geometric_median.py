@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NEAR = 1e-6
-"""Distances below this part of the largest norm count as this, so that an update is never divided by zero."""
+"""Distances below this part of the norm of the coordinate-wise median count as this: an update may lie on it."""
 
 
 @register("geometric_median")

@@ -150,7 +150,8 @@ class Workers:
                 self.screen.say(f"{title(experiment)}: {failure(error)}")
             raise
         finally:
-            self._idle.append(worker)
+            with self._lock:  # `_take` replaces the list
+                self._idle.append(worker)
 
     def _take(self) -> Worker:
         with self._lock:

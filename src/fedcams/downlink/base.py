@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from fedcams.buffers import add_change, change_between
 from fedcams.compress import Code, Compressor
+from fedcams.compress.identity import IDENTITY
 from fedcams.downlink.held import HeldStore
 from fedcams.downlink.message import BUFFERS, MODEL, Held, Message, OutOfStep, apply_messages, base_of
 from fedcams.errors import SpecError
@@ -16,6 +17,7 @@ from fedcams.layout import Layout
 from fedcams.registry import Spec
 from fedcams.rows import RowStore
 from fedcams.sampler import Contacts
+from fedcams.wire import unpack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -216,9 +218,14 @@ class Downlink(Spec, ABC):
         """Return what to train from, name -> `[d]`, and what to tell the server about it.
 
         `streams` are those that `send` made, `layouts` those of what they carry, `store` is where the client keeps its
-        own; `crc_checked` means that the checksum at the end of the model was verified. Raises OutOfStep for a message
-        that does not build on what the client holds, and a WireError for damaged data.
+        own; `crc_checked` means that the checksum at the end of the model was verified. If clients keep no model, it is
+        one payload. Raises OutOfStep for a message that does not build on what the client holds, and a WireError for
+        damaged data.
         """
+        if not self.client_keeps_model:
+            payload = unpack(streams[MODEL], layouts[MODEL], crc_checked=crc_checked)
+            dense = payload.compressor == IDENTITY  # used as it was read, which saves a copy
+            return {MODEL: payload.code["values"] if dense else payload.decode()}, None
         if store is None:
             raise SpecError(f"{self}: clients must keep their model; give store=HeldStore.in_memory(layout) or on_disk")
         if store.layouts != layouts:

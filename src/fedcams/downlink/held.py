@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct(f"<4sI8sQ{DIGEST}sQ")
 _MAGIC, _VERSION = b"FCHM", 1
 _os_errors = functools.partial(os_errors, ResidualError)
+_reading = functools.partial(_os_errors, "read", fix="restore it, or delete it to receive the model again")
 
 
 class HeldStore(ABC):
@@ -157,7 +158,7 @@ class DiskHeld(HeldStore):
 
     def held(self, client: int) -> Held | None:
         path = self._path(client, "held")
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        with _reading(path), contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             header = file.read(_HEADER.size)
             whole = os.fstat(file.fileno()).st_size == _HEADER.size + 4 * self._joint.d
             if whole and (found := _HEADER.unpack(header))[:3] == (_MAGIC, _VERSION, self._joint.id):
@@ -166,14 +167,15 @@ class DiskHeld(HeldStore):
 
     def vectors(self, client: int) -> dict[str, Tensor]:
         path = self._path(client, "held")
-        with _os_errors("read", path, "restore it, or delete it to receive the model again"):
+        with _reading(path):
             values = torch.from_numpy(np.fromfile(path, "<f4", offset=_HEADER.size))
         parts = values.split([layout.d for layout in self.layouts.values()])
         return dict(zip(self.layouts, parts, strict=True))
 
     def staged(self, client: int) -> dict[str, Message] | None:
-        with contextlib.suppress(FileNotFoundError, WireError):
-            data = self._path(client, "staged").read_bytes()
+        path = self._path(client, "staged")
+        with _reading(path), contextlib.suppress(FileNotFoundError, WireError):
+            data = path.read_bytes()
             parts = [data] if len(self.layouts) == 1 else split_payloads(data)
             if len(parts) == len(self.layouts):
                 return {name: Message.from_bytes(part) for name, part in zip(self.layouts, parts, strict=True)}

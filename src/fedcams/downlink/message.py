@@ -24,7 +24,6 @@ import torch
 
 from fedcams.bits.parallel import map_threads
 from fedcams.buffers import add_change
-from fedcams.compress import compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.compress.topk import TopK
 from fedcams.errors import FedcamsError, NonCanonical, Truncated
@@ -204,9 +203,7 @@ def _set_(model: Tensor, payload: bytes, layout: Layout) -> None:
 
 def replacing(count: int) -> TopK:
     """Return the compressor by which `count` values to set travel."""
-    codec = compressor(f"topk(k={max(1, count)})")
-    assert isinstance(codec, TopK)
-    return codec
+    return TopK(k=max(1, count))
 
 
 def as_tensor(data: bytes) -> Tensor:

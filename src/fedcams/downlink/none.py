@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent, Streams
-from fedcams.downlink.held import HeldStore
 from fedcams.downlink.message import MODEL
 from fedcams.layout import Layout
 from fedcams.registry import register
 from fedcams.sampler import Contacts
-from fedcams.wire import pack, size, unpack
+from fedcams.wire import pack, size
 from fedcams.wire.estimate import payload_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @register("none")
@@ -43,17 +38,3 @@ class NoDownlink(Downlink):
 
     def cost(self, layout: Layout, contacts: Contacts, rounds: int) -> DownlinkCost:
         return DownlinkCost(deltas=0.0, catchup=0.0, dense=payload_bytes(IDENTITY, layout) * contacts.total)
-
-    def receive(
-        self,
-        streams: Streams,
-        layouts: Mapping[str, Layout],
-        store: HeldStore | None,
-        client: int,
-        crc_checked: bool = False,
-    ) -> tuple[dict[str, Tensor], None]:
-        payload = unpack(streams[MODEL], layouts[MODEL], crc_checked=crc_checked)
-        read = (
-            payload.code["values"] if payload.compressor == IDENTITY else payload.decode()
-        )  # used as read, which saves a copy
-        return {MODEL: read}, None

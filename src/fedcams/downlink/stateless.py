@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fedcams.compress import Compressor
 from fedcams.downlink.base import Broadcast, Delivery, Downlink, DownlinkCost, Sent, Streams, bound_of
-from fedcams.downlink.held import HeldStore
 from fedcams.downlink.message import MODEL
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.registry import nested, register
 from fedcams.sampler import Contacts
-from fedcams.wire import encode, sizes, unpack
+from fedcams.wire import encode, sizes
 from fedcams.wire.estimate import payload_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @register("stateless")
@@ -63,13 +58,3 @@ class Stateless(Downlink):
     def cost(self, layout: Layout, contacts: Contacts, rounds: int) -> DownlinkCost:
         sent = payload_bytes(self.codec, layout) * contacts.total
         return DownlinkCost(deltas=sent, catchup=0.0, dense=0.0, bound=bound_of(self.codec, layout))
-
-    def receive(
-        self,
-        streams: Streams,
-        layouts: Mapping[str, Layout],
-        store: HeldStore | None,
-        client: int,
-        crc_checked: bool = False,
-    ) -> tuple[dict[str, Tensor], None]:
-        return {MODEL: unpack(streams[MODEL], layouts[MODEL], crc_checked=crc_checked).decode()}, None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import Tree, call
 from fedcams.errors import SpecError
-from fedcams.registry import Spec, resolve
+from fedcams.registry import Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,9 +119,7 @@ def engine(spec: str | Engine) -> Engine:
         >>> str(engine("loop"))
         'loop'
     """
-    found = resolve("engine", spec)
-    assert isinstance(found, Engine)
-    return found
+    return Engine.parse(spec)
 
 
 def rows(vector: Tensor, cohort: Sequence[int]) -> Tensor:

@@ -107,16 +107,21 @@ class Problem:
     @functools.cached_property
     def may_pad(self) -> bool:
         """Return whether examples of weight zero change nothing: no layer mixes examples, and each has its own loss."""
-        mixes_examples = torch.nn.modules.batchnorm._BatchNorm
-        if any(isinstance(module, mixes_examples) for module in self.model.modules()):
+        if any(map(_mixes_examples, self.model.modules())):
             return False
         x, y = take(self.examples_of(next(iter(self.clients))), slice(1))
+        with self.evaluating() as model:
+            return self.losses(call(model, self.prepare(x)), y).dim() > 0
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Yield the model in evaluation mode, without gradients; afterwards it trains as before, if it did."""
         training = self.model.training
         try:
             with torch.no_grad():
-                return self.losses(call(self.model.eval(), self.prepare(x)), y).dim() > 0
+                yield self.model.eval()
         finally:
-            self.model.train(training)  # this may be called in the middle of training
+            self.model.train(training)
 
     @functools.cached_property
     def has_tensor_pairs(self) -> bool:
@@ -229,3 +234,12 @@ class Problem:
     def inputs(self, x: Tree, draws: Tensor | None) -> Tree:
         """Return raw inputs `[B, ...]` augmented by these draws and prepared for the model."""
         return self.prepare(x if draws is None or self.augment is None else self.augment.apply(x, draws))
+
+
+def _mixes_examples(module: nn.Module) -> bool:
+    """Return whether what a layer computes for an example, or keeps after a batch, depends on the whole batch.
+
+    Instance-norm normalises each example alone, but keeps running statistics of batches if it is told to.
+    """
+    is_batch_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+    return is_batch_norm or bool(getattr(module, "track_running_stats", False))

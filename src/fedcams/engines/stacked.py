@@ -79,7 +79,7 @@ class Stacked(Engine):
         held, shifts = (None if rows is None else _chosen(rows, order) for rows in (buffers, shift))
         stack = _Stack.of(problem, _chosen(start, order), held, shifts, used)
         losses = stack.parameters.new_zeros(grid.size.shape)
-        clients = np.array(cohort)[order]
+        clients = np.array(cohort, object)[order]  # ids of 64 bits next to smaller ones would become floats
         if not self.compile:  # compiled steps were recorded in training mode
             problem.model.train()
         for step, batch in enumerate(_batches(problem, pool, grid, draws)):

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcams.durable import OWNER_ONLY
+from fedcams.durable import OWNER_ONLY, sealed
 from fedcams.rounds import Server, ServerState
 from fedcams.rows import DirectRows
 from fedcams.runs.checkpoint import (
@@ -29,7 +29,6 @@ from fedcams.runs.checkpoint import (
     differences,
     old_format,
     read_sealed,
-    sealed,
 )
 from fedcams.runs.files import Lines, disk_errors, end_of, write_file
 from fedcams.runs.folder import RunError

@@ -43,6 +43,7 @@ from fedcams.rounds.client import Client, reply_of, respond_
 from fedcams.rounds.cohort import Received, streams_up
 from fedcams.rounds.messages import Refusal, Reply, answer_from_parts, reply_size
 from fedcams.rounds.server import Server, ServerState
+from fedcams.runs.files import disk_errors
 
 SLACK = 2
 """A reply may be this many times as long as a dense one: top-k with a ratio near one is longer than the vector."""
@@ -68,7 +69,8 @@ class Inbox:
         self.notes: dict[int, str] = {}
         self.metrics: dict[int, RecordDict] = {}
         shutil.rmtree(folder, ignore_errors=True)
-        private_folder(folder)
+        with disk_errors("make", folder):
+            private_folder(folder)
 
     def take(self, client: int, plain: bool, message: Message) -> None:
         """Check a reply as far as possible without decoding it; if it is refused, record the reason in `refused`."""
@@ -87,7 +89,8 @@ class Inbox:
                 record.clear()  # messages form reference cycles, which would keep their bytes until the next collection
         if not parts:
             return
-        with open(self.folder / str(client), "wb", opener=_private) as file:
+        path = self.folder / str(client)
+        with disk_errors("write", path), open(path, "wb", opener=_private) as file:
             file.writelines(parts)
         self.came[client] = [len(part) for part in parts]
         try:
@@ -113,7 +116,8 @@ class Inbox:
         """Yield refusals, and then the replies in ascending client id; only one reply is in memory at a time."""
         yield from self.refusals.values()
         for client in sorted(self.came):
-            with (self.folder / str(client)).open("rb") as file:
+            path = self.folder / str(client)
+            with disk_errors("read", path), path.open("rb") as file:
                 parts = [file.read(size) for size in self.came[client]]  # part by part, so that none is copied
             yield Reply.from_parts(parts)
             del parts
@@ -159,7 +163,7 @@ class Inbox:
         server, round = self.server, state.round + 1
         base = server.method.downlink.buffers_of(state.downlink, client)  # what the server adds the change to
         received = Received(state.x, state.buffers if base is None else base)
-        outgoing = respond_(self._dense_client, [client], received, trained, round, server.seed, server.population)
+        outgoing = respond_(self._dense_client, [client], received, trained, round, server.seed)
         if outgoing.refused:
             raise UpdateError(outgoing.refused[client])
         held = self.server.method.downlink.expected(state.downlink, client)
@@ -169,7 +173,8 @@ class Inbox:
     def _dense_client(self) -> Client:
         """The client's side for apps without the mod: their updates are not compressed, so nothing is kept for them."""
         method = dataclasses.replace(self.server.method, uplink=IDENTITY, feedback=False, control=NoControl())
-        return Client(method, self.names.layout, self.names.buffer_layout, rounds=self.server.rounds)
+        layouts, server = (self.names.layout, self.names.buffer_layout), self.server
+        return Client(method, *layouts, rounds=server.rounds, population=server.population)
 
 
 def _private(path: str, flags: int) -> int:

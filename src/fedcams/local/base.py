@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 import torch
 
 from fedcams.errors import SpecError
-from fedcams.registry import Number, Spec, flag, integer, resolve
+from fedcams.registry import Number, Spec, flag, integer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,9 +114,7 @@ def local(spec: str | Local) -> Local:
         >>> local("sgd(lr=0.05, epochs=3)").epochs
         3
     """
-    rule = resolve("local", spec)
-    assert isinstance(rule, Local)
-    return rule
+    return Local.parse(spec)
 
 
 # -- parts of a step ---------------------------------------------------------------------------------------------------

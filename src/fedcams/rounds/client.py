@@ -21,7 +21,7 @@ from fedcams.feedback import encode_with_feedback_
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, RESIDUAL, Method
-from fedcams.rounds.cohort import Arrival, Outgoing, Received, some_rows
+from fedcams.rounds.cohort import Arrival, Outgoing, Received, beside_the_model, some_rows
 from fedcams.rounds.messages import UPDATE, Instruction, Refusal, Reply, expect_streams
 from fedcams.rounds.private import NoiseKeys, add_noise_, without_facts_
 from fedcams.rounds.sending import Sending, not_finite, unsound
@@ -47,7 +47,7 @@ class Client:
     rounds: int | None = None
     """The number of rounds in the run, for schedules that depend on it."""
     population: int = 0
-    """The number of clients, for `answer`; 0 if it is not known."""
+    """The number of clients; 0 if it is not known."""
     noise_keys: NoiseKeys | None = None
     """The keys of the clients' noise, for methods in which clients add it."""
 
@@ -85,7 +85,6 @@ def respond_(
     trained: CohortUpdate,
     round: int,
     seed: int,
-    population: int = 0,
     needs: Collection[str] = (),
 ) -> Outgoing:
     """Return what these clients send after training; overwrites `trained.delta`, whose memory the residuals use.
@@ -96,10 +95,8 @@ def respond_(
     """
     method = client.method.in_round(round, client.rounds)
     losses = trained.loss.tolist()
-    ones = (1.0,) * len(ids)
-    facts = Facts(
-        round, seed, tuple(ids), tuple(trained.examples), tuple(trained.steps), ones, trained.rate, population
-    )
+    examples, steps, ones = tuple(trained.examples), tuple(trained.steps), (1.0,) * len(ids)
+    facts = Facts(round, seed, tuple(ids), examples, steps, ones, trained.rate, client.population)
     sending = Sending(facts, losses, trained.delta.detach(), trained.buffers, received, {})
     failed = unsound(ids, losses, trained.buffers, client.buffer_layout)
     sending = sending.without({} if method.privacy.at_client else failed)
@@ -243,7 +240,7 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
     """
     who, round = instruction.client, instruction.round
     delivered = client.method.delivered(client.layout, client.buffer_layout)
-    beside = {name: layout for name, layout in _down(client).items() if name not in delivered}
+    beside = beside_the_model(client.method, client.layout, client.buffer_layout)
     expect_streams(instruction, {*delivered, *beside})
     streams = {name: instruction.streams[name] for name in delivered}
     try:
@@ -259,7 +256,7 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
         update.delta[None], None if update.buffers is None else update.buffers[None],
         torch.tensor([update.loss], dtype=torch.float64), [update.examples], [update.steps], rate,
     )  # fmt: skip
-    outgoing = respond_(client, [who], received, cohort, round, instruction.seed, client.population)
+    outgoing = respond_(client, [who], received, cohort, round, instruction.seed)
     if outgoing.refused:
         return Refusal(round, who, held, outgoing.refused[who]), None
     return reply_of(outgoing, client.layout, client.buffer_layout, held), outgoing
@@ -269,12 +266,6 @@ def is_accepted(sent: Reply, instruction: Instruction) -> bool:
     """Return whether the instruction names this reply as the last one accepted."""
     last = instruction.accepted
     return last is not None and (last.round, last.digest) == (sent.round, sent.digest)
-
-
-def _down(client: Client) -> dict[str, Layout]:
-    """Return the layouts of what instructions carry besides the model, by name."""
-    layouts = {BUFFERS: client.buffer_layout, CONTROL: client.layout if client.method.control.active else None}
-    return {name: layout for name, layout in layouts.items() if layout is not None}
 
 
 def reply_of(outgoing: Outgoing, layout: Layout, buffer_layout: Layout | None, held: Held | None) -> Reply:

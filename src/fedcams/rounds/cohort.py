@@ -42,6 +42,14 @@ def streams_up(method: Method, layout: Layout, buffer_layout: Layout | None) -> 
     return found
 
 
+def beside_the_model(method: Method, layout: Layout, buffer_layout: Layout | None) -> dict[str, Layout]:
+    """Return the layouts of what instructions carry dense, besides what the downlink sends, by name."""
+    found = {CONTROL: layout} if method.control.active else {}
+    if buffer_layout is not None and BUFFERS not in method.delivered(layout, buffer_layout):
+        found[BUFFERS] = buffer_layout
+    return found
+
+
 class Received(NamedTuple):
     """What the clients of a cohort receive at the start of a round."""
 

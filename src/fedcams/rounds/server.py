@@ -20,6 +20,7 @@ from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
 from fedcams.privacy import Participation, Spent
 from fedcams.privacy.secret import new_key
+from fedcams.rounds.cohort import beside_the_model
 from fedcams.rounds.intake import Intake
 from fedcams.rounds.messages import Accepted, Instruction, Refusal, Reply
 from fedcams.rounds.private import check_privacy
@@ -169,7 +170,7 @@ def instruct(server: Server, state: ServerState, cohort: Collection[int]) -> tup
     """
     downlink = server.method.in_round(state.round + 1, server.rounds).downlink
     streams, sent = downlink.send(state.downlink, broadcast(server, state), sorted(cohort))
-    others = {name: encode(IDENTITY, vector, layout) for name, vector, layout in _beside(server, state)}
+    others = _beside(server, state)
     instructions = {
         client: Instruction(
             state.round + 1, client, server.seed, {**others, **own}, state.accepted.get(client), crc_checked=True
@@ -243,15 +244,12 @@ def conclude_(server: Server, state: ServerState, intake: Intake) -> tuple[Serve
     return state, Concluded(round, list(facts.ids), intake.refused, means.norm, means.update, facts, loss)
 
 
-def _beside(server: Server, state: ServerState) -> list[tuple[str, Tensor, Layout]]:
-    """Return what instructions carry besides what the downlink sends: name, vector and layout."""
-    found = []
-    delivered = server.method.delivered(server.layout, server.buffer_layout)
-    if state.buffers is not None and server.buffer_layout is not None and BUFFERS not in delivered:
-        found.append((BUFFERS, state.buffers, server.buffer_layout))
-    if state.control is not None:
-        found.append((CONTROL, state.control, server.layout))
-    return found
+def _beside(server: Server, state: ServerState) -> dict[str, bytes]:
+    """Return the payloads that instructions carry besides what the downlink sends, by name."""
+    vectors = {BUFFERS: state.buffers, CONTROL: state.control}
+    layouts = beside_the_model(server.method, server.layout, server.buffer_layout)
+    found = ((name, vectors[name], layout) for name, layout in layouts.items())
+    return {name: encode(IDENTITY, vector, layout) for name, vector, layout in found if vector is not None}
 
 
 def _averaged_(method: Method, state: ServerState) -> ServerState:

@@ -8,12 +8,9 @@ is counted on disk before it is trained, so that a kill counts it too often rath
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
-from fedcams.durable import os_errors, write_whole
+from fedcams.durable import os_errors, sealed, unsealed, write_whole
 from fedcams.errors import ResidualError, UpdateError
 from fedcams.privacy.secret import new_key
 
@@ -42,29 +39,13 @@ class SiteSecret:
 
     def _write(self, key: str, answers: int) -> None:
         with os_errors(ResidualError, "write", self.path):
-            write_whole(
-                self.path, json.dumps({**(values := _values(key, answers)), "digest": _digest(values)}).encode()
-            )
+            write_whole(self.path, sealed({"key": key, "answers": answers}))
 
     def _read(self) -> tuple[str, int]:
         with os_errors(ResidualError, "read", self.path):
-            data = self.path.read_bytes()
-        try:
-            found = dict(json.loads(data))
-            values = _values(str(found["key"]), int(found["answers"]))
-            whole = found == {**values, "digest": _digest(values)}
-        except (ValueError, TypeError, KeyError):
-            whole = False
-        if not whole:
+            values = unsealed(self.path.read_bytes())
+        if values is None or values.keys() != {"key", "answers"}:
             raise ResidualError(
                 f"{self.path}: damaged, so it is unknown what this site has spent; take part under another run name"
             )
-        return values["key"], values["answers"]
-
-
-def _values(key: str, answers: int) -> dict[str, Any]:
-    return {"key": key, "answers": answers}
-
-
-def _digest(values: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return str(values["key"]), int(values["answers"])

@@ -14,7 +14,6 @@ import itertools
 import json
 import operator
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -25,7 +24,7 @@ import torch
 from fedcams.bits.checksum import sums, whole
 from fedcams.bits.parallel import map_ranges
 from fedcams.bits.vectors import add_
-from fedcams.durable import os_errors, private_folder, sync_folder, write_whole
+from fedcams.durable import is_own, os_errors, private_folder, sync_folder, write_whole
 from fedcams.errors import ResidualError
 from fedcams.layout import Layout
 from fedcams.rows.base import RowStore, Versions
@@ -224,9 +223,8 @@ class DiskRows(RowStore):
         while self._spare:
             path = self.folder / self._spare.pop()
             with _os_errors("read", path):
-                found = path.lstat()
-            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:  # a backup may consist of hard links
-                return path
+                if is_own(path):
+                    return path
             self._remove([path.name])
         return None
 

@@ -20,8 +20,6 @@ steps 3 and 4, they belong to the current checkpoint, and the next start moves t
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +27,7 @@ from typing import Any, Protocol
 
 import safetensors
 
-from fedcams.durable import private_folder
+from fedcams.durable import private_folder, sealed, unsealed
 from fedcams.errors import ResidualError
 from fedcams.rounds import Server, ServerState
 from fedcams.rows import Versions
@@ -228,24 +226,13 @@ def old_format(found: Any, known: int) -> str:
     return f"format {found}, this fedcams reads {known}"
 
 
-def sealed(values: Mapping[str, Any]) -> bytes:
-    """Return the values and their digest as JSON."""
-    return json.dumps({**values, "digest": _digest(values)}).encode()
-
-
 def read_sealed(path: Path, fix: str) -> dict[str, Any] | None:
     """Return the values that `sealed` wrote; None if there is no file. Refuses a file whose digest does not match."""
     if not path.exists():
         return None
     with disk_errors("read", path, fix):
         data = path.read_bytes()
-    try:
-        values = dict(json.loads(data))
-        del values["digest"]
-        whole = sealed(values) == data  # byte for byte
-    except (ValueError, TypeError, KeyError):
-        whole = False
-    if not whole:
+    if (values := unsealed(data)) is None:
         raise RunError(f"{path}: damaged, its contents do not match its digest; {fix}")
     return values
 
@@ -256,7 +243,3 @@ def start_over(folder: Path) -> str:
         f"restore it, or delete {folder} and resume to run from the first round; "
         "if the run is finished, delete its whole folder instead and start it again"
     )
-
-
-def _digest(values: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()

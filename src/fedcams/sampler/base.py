@@ -45,8 +45,10 @@ class Sampler(Spec, ABC):
         `weights`, one per client, such as its number of examples, are for samplers that need them.
         """
         self._check(clients, weights)
-        ids = sorted(clients)
-        weight = None if weights is None else np.asarray(weights, dtype=np.float64)[np.argsort(clients)]
+        ids, weight = sorted(clients), None
+        if weights is not None:  # not by NumPy's argsort: it takes integers of more than 63 bits for floats
+            order = sorted(range(len(ids)), key=clients.__getitem__)
+            weight = np.asarray(weights, dtype=np.float64)[order]
         return [int(ids[place]) for place in np.sort(self.places(len(ids), round, seed, weight)).tolist()]
 
     def places(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import MODEL, Delivery, Sent
-from fedcams.layout import Layout
-from fedcams.method import BUFFERS, CONTROL, Method
-from fedcams.rounds.cohort import Outgoing, streams_up
+from fedcams.method import BUFFERS, Method
+from fedcams.rounds.cohort import Outgoing, beside_the_model, streams_up
 from fedcams.rounds.messages import instruction_size, refusal_size, reply_size
 from fedcams.rounds.server import Server
 from fedcams.wire import sizes
@@ -18,7 +17,7 @@ KINDS = {"delta": "deltas", "catchup": "catchup", "dense": "dense"}
 
 def count_bytes(server: Server, method: Method, outgoing: Outgoing, delivery: Delivery) -> dict[str, int]:
     """Return the byte counts and paper bits of a round, by their keys in the record."""
-    up, beside = _up(server, method, outgoing), _beside_the_model(server, method)
+    up, beside = _up(server, method, outgoing), _beside(server, method)
     down = [_down(sent) | beside for sent in delivery.sent]
     kinds = {kind: sum(sent.size for sent in delivery.sent if sent.kind == kind) for kind in KINDS}
     holding = method.downlink.client_keeps_model
@@ -45,9 +44,7 @@ def _down(sent: Sent) -> dict[str, int]:
     return {MODEL: sent.size} | ({BUFFERS: sent.buffers} if sent.buffers else {})
 
 
-def _beside_the_model(server: Server, method: Method) -> dict[str, int]:
+def _beside(server: Server, method: Method) -> dict[str, int]:
     """Return the bytes of what one instruction carries besides what the downlink sends, by name."""
-    layouts: dict[str, Layout] = {CONTROL: server.layout} if method.control.active else {}
-    if server.buffer_layout is not None and BUFFERS not in method.delivered(server.layout, server.buffer_layout):
-        layouts[BUFFERS] = server.buffer_layout
+    layouts = beside_the_model(method, server.layout, server.buffer_layout)
     return {name: fixed_payload_size(IDENTITY, layout) for name, layout in layouts.items()}

@@ -84,7 +84,7 @@ class Simulation:
         sampler.expected(population)  # refuses a cohort larger than the population
         drawn_by = dict(zip(problem.clients, sampling_weights, strict=True)) if sampling_weights else None
         server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler, drawn_by)
-        client = Client(method, layout, buffer_layout, rows, None, rounds)
+        client = Client(method, layout, buffer_layout, rows, rounds=rounds, population=population)
         chosen, why = choose_with_reason(engine, problem, rounds, sampler.size_varies)
         return cls(
             problem, server, client, sampler, chosen, test, metrics, sampling_weights, evaluate_every, probes, why
@@ -137,9 +137,8 @@ class Simulation:
             trained = self._train(method, received, cohort, round)
         measurement = Measurement(self.probes, state.x, cohort, trained)
         with phases("encode"):
-            seed, population = self.server.seed, len(self._population)
             outgoing = client_side.respond_(
-                self._client(state), cohort, received, trained, round, seed, population, measurement.needs
+                self._client(state), cohort, received, trained, round, self.server.seed, measurement.needs
             )
         with phases("aggregate"):
             intake = Intake(self.server, state._replace(downlink=delivery.state), cohort, in_order=True)

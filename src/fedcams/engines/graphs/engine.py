@@ -121,7 +121,7 @@ def check_loss(problem: Problem) -> None:
     if not problem.has_tensor_pairs:
         raise SpecError("engine=graphs: the examples are not pairs of tensors; use engine=loop")
     x, y = problem.examples_of(next(iter(problem.clients)))
-    with torch.no_grad():
-        each = problem.loss(problem.model.eval()(problem.prepare(x[:1])), y[:1])
+    with problem.evaluating() as model:
+        each = problem.loss(model(problem.prepare(x[:1])), y[:1])
     if each.dim() != 1:
         raise SpecError(f"engine=graphs needs the loss of each example, got shape {list(each.shape)}; use engine=loop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -140,16 +141,15 @@ def refuse_single_values(problem: Problem, cohort: Sequence[int], batches: Batch
             raise ValueError("Expected more than 1 value per channel when training")
 
 
-@torch.no_grad()
 def _norm_pixels(problem: Problem, x: Tensor) -> set[int]:
     """Return the numbers of pixels that the model's batch-norms see in one example."""
     seen: set[int] = set()
     hook: Callable[..., None] = lambda _, inputs: seen.add(inputs[0][0, 0].numel())  # noqa: E731
-    norms = [module for module in problem.model.modules() if isinstance(module, nn.BatchNorm2d)]
-    handles = [module.register_forward_pre_hook(hook) for module in norms]
-    problem.model.eval()(problem.prepare(x))
-    for handle in handles:
-        handle.remove()
+    with problem.evaluating() as model, contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                hooks.enter_context(module.register_forward_pre_hook(hook))
+        model(problem.prepare(x))
     return seen
 
 
