@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection as Several
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,8 @@ from fedcams.runs import Run, read_run
 
 LAST = 100
 """Accuracies are averaged over this many last rounds, since single rounds vary by a point."""
+NEAR = 0.5
+"""Points of accuracy within which two methods count as equal: single seeds differ by about 0.3."""
 APART = ("label", "probes", "engine", "evaluate_every")
 """Keys that do not change how the model is trained."""
 LOOKS = {
@@ -25,8 +28,8 @@ LOOKS = {
     "FedCAMS sign, replica 4 bits": 0, "FedCAMS sign, replica 2 bits": 1, "FedCAMS sign, shared 4 bits": 2,
     "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 14,
     "FedCAMS sign, stateless 8 bits": 13, "FedAMS, lower falling rate": 12, "FedAMS, recipes' rate": 12,
-    "FedCAMS one-way": 2, "FedCAMS one-way, lower falling rate": 10, "FedCAMS light": 5, "FedCAMS lighter": 1,
-    "FedCAMS lightest": 3, "FedCAMS sign of tensors": 6,
+    "FedCAMS one-way": 2, "FedCAMS one-way, lower falling rate": 10, "FedCAMS light": 5, "FedCAMS lighter": 7,
+    "FedCAMS lightest": 3, "FedCAMS sign of tensors": 6, "FedCAMS sign both ways": 5, "FedCAMS top-k 1/64 both ways": 6,
 }  # fmt: skip
 """A method looks the same in every picture, and no two methods in one picture look the same."""
 
@@ -58,6 +61,10 @@ class Done:
     def accuracy(self) -> float:
         """The mean accuracy over the last rounds, in percent."""
         return fmean(self.accuracies)
+
+    def over(self, seeds: Several[int]) -> float:
+        """Return the mean accuracy over the last rounds of the runs with these seeds, in percent."""
+        return fmean(score for seed, score in zip(self.seeds, self.accuracies, strict=True) if seed in seeds)
 
     @property
     def last(self) -> float:
