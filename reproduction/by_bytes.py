@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcams.report import summarize
 from fedcams.report.networks import network_markdown
-from reproduction.runs import NEAR, Done, Results, collection
+from reproduction.runs import NEAR, Done, Results, collection, with_common_seeds
 from reproduction.tables import GB, MB, missing, table, where
 
 PRESETS = {
@@ -90,7 +90,7 @@ def plays(results: Results) -> Iterator[str]:
 
 def compared(runs: list[Done]) -> Iterator[str]:
     """Yield by how many points averaged models lie above or below that of FedAMS; nothing without it."""
-    known = {done.label: done.averaged for done in runs if done.averaged is not None}
+    known = {done.label: done.averaged for done in with_common_seeds(runs) if done.averaged is not None}
     base = known.pop("FedAMS", None)
     if base is None or not known:
         return

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from fedcams.plan.paper import ROUNDS, paper_tables
 from reproduction import words
-from reproduction.runs import LAST, NEAR, Done, Results
+from reproduction.runs import LAST, NEAR, Done, Results, with_common_seeds
 from reproduction.tables import measured, table
 
 HOLDS, FAILS, OPEN = "holds", "fails", "open"
@@ -24,8 +24,8 @@ TEXT = f"""\
 
 These are the claims of the paper's text, figures and tables in our words. Accuracies are means over the last {LAST}
 rounds, and over the seeds that all methods of a claim have: one, unless *Seeds* below lists more. Two methods within
-{NEAR} points count as equal. Compression that costs at most {COMPARABLE:g} point counts as comparable. *Open* means that
-runs are missing, or that what the claim ranks counts as equal.
+{NEAR} points count as equal. Compression that costs at most {COMPARABLE:g} point counts as comparable. *Open* means
+that runs are missing, or that what the claim ranks counts as equal.
 """
 
 Verdict = tuple[str, str]
@@ -57,11 +57,10 @@ def claims(results: Results) -> Iterator[str]:
 def scores(results: Results, preset: str, labels: Collection[str]) -> dict[str, float]:
     """Return the accuracies of those of these methods of a preset that were run.
 
-    Each is the mean over the seeds that all of them have, so that seeds do not decide; over its own if there are none.
+    Each is the mean over the seeds that all of them have.
     """
-    found = [done for done in results.of(preset) if done.label in labels]
-    common = set.intersection(*(set(done.seeds) for done in found)) if found else set()
-    return {done.label: done.over(common or done.seeds) for done in found}
+    found = with_common_seeds([done for done in results.of(preset) if done.label in labels])
+    return {done.label: done.accuracy for done in found}
 
 
 def _shown(found: dict[str, float], labels: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""docs/reproduction.md with its pictures and its reports, and the part of docs/two-way.md that shows these runs."""
+"""docs/reproduction.md with its pictures and its reports, and the parts of other pages that show these runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fedcams.report import summarize
 from fedcams.report.page import page as report_page
+from reproduction import guard, tables, words
 from reproduction import pictures as draw
-from reproduction import tables, words
 from reproduction.by_bytes import PLAYS, by_bytes, in_short, plays
 from reproduction.by_bytes import PRESETS as BY_BYTES
 from reproduction.claims import claims
@@ -195,6 +195,10 @@ def two_way_block(results: Results) -> str:
     return "\n".join(lines)
 
 
+BLOCKS = {"two-way.md": (BLOCK, two_way_block), "methods.md": (guard.BLOCK, guard.block)}
+"""Parts of other pages, and how they are written."""
+
+
 def write(results: Results, docs: Path) -> None:
     """Write pages, pictures and reports; remove those that are no longer shown."""
     folder = docs / FOLDER
@@ -208,8 +212,9 @@ def write(results: Results, docs: Path) -> None:
         if path.name not in kept:
             path.unlink()
     (docs / "reproduction.md").write_text(page(results), "utf-8")
-    if (path := docs / "two-way.md").exists():
-        path.write_text(BLOCK.sub(lambda _: two_way_block(results), path.read_text("utf-8")), "utf-8")
+    for name, (block, text) in BLOCKS.items():
+        if (path := docs / name).exists():
+            path.write_text(block.sub(lambda _, text=text: text(results), path.read_text("utf-8")), "utf-8")
 
 
 # -- reports -------------------------------------------------------------------------------------------------------

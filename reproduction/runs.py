@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection as Several
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,10 +60,6 @@ class Done:
     def accuracy(self) -> float:
         """The mean accuracy over the last rounds, in percent."""
         return fmean(self.accuracies)
-
-    def over(self, seeds: Several[int]) -> float:
-        """Return the mean accuracy over the last rounds of the runs with these seeds, in percent."""
-        return fmean(score for seed, score in zip(self.seeds, self.accuracies, strict=True) if seed in seeds)
 
     @property
     def last(self) -> float:
@@ -127,6 +122,17 @@ class Done:
     def environments(self) -> list[str]:
         """The devices and the versions of the runs, each once."""
         return list(dict.fromkeys(map(_environment, self.runs)))
+
+
+def with_common_seeds(runs: list[Done]) -> list[Done]:
+    """Return these with only the runs of seeds that all of them have, so that seeds decide no comparison.
+
+    If they have none in common, each keeps its own.
+    """
+    common = set.intersection(*(set(done.seeds) for done in runs)) if runs else set()
+    if not common:
+        return runs
+    return [Done(done.label, [run for run in done.runs if run.experiment.seed in common]) for done in runs]
 
 
 def scores(run: Run, key: str, last: int | None = None) -> list[float]:

@@ -107,7 +107,8 @@ def _sizes(done: Done) -> list[str]:
 def _times(done: Done) -> list[str]:
     if done.second is None:
         return ["", ""]
-    return [f"{done.second:.3f}", f"{sum(done.seconds) / 60:.1f}"]
+    timed = sum(bool(run.timings) for run in done.runs)
+    return [f"{done.second:.3f}", f"{sum(done.seconds) / timed / 60:.1f}"]
 
 
 def ranking(runs: list[Done]) -> Iterator[str]:

@@ -15,10 +15,11 @@ from PIL import Image
 
 from fedcams.experiment.preset import folder_name, load_preset
 from fedcams.optimizers import server
+from fedcams.partition.dirichlet import Dirichlet
 from fedcams.report.profiles import PROFILES, time_to
 from fedcams.report.series import AVERAGED
+from reproduction import guard, words
 from reproduction import page as make
-from reproduction import words
 from reproduction.by_bytes import PLAYS, PRESETS, delivery
 from reproduction.claims import OPTIMIZERS, best_of_all, claims
 from reproduction.page import html, inflated
@@ -55,10 +56,23 @@ def test_pictures_and_reports_are_those_of_the_results(results: Results) -> None
     assert {path.name for path in folder.iterdir()} == made
 
 
-def test_the_page_on_two_way_compression_shows_the_same_runs(results: Results) -> None:
-    found = make.BLOCK.search((make.DOCS / "two-way.md").read_text("utf-8"))
+@pytest.mark.parametrize("page", make.BLOCKS)
+def test_other_pages_show_the_same_runs(results: Results, page: str) -> None:
+    block, text = make.BLOCKS[page]
+    found = block.search((make.DOCS / page).read_text("utf-8"))
     assert found
-    assert found[0] == make.two_way_block(results), f"docs/two-way.md {STALE}"
+    assert found[0] == text(results), f"docs/{page} {STALE}"
+
+
+def test_the_guard_is_what_its_page_says(results: Results) -> None:
+    """What the words assume: the factors, the split of data, and that some runs are older than the guard."""
+    factors = {"iid": "adaptive", "dirichlet": "adaptive", "natural": "adaptive(factor=10)"}
+    for partition, spec in factors.items():
+        runs = guard.guarded(results, partition)
+        assert {str(run.experiment.guard) for run in runs} == {spec}
+        assert max(guard.uses(runs)) < 1
+    assert float(Dirichlet().alpha) == 0.3
+    assert len(guard.guarded(results, "iid")) < sum(str(run.experiment.partition) == "iid" for run in results.runs)
 
 
 def test_a_recipe_is_sooner_on_every_network(results: Results) -> None:
