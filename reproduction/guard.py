@@ -13,15 +13,15 @@ from reproduction.runs import Results
 BLOCK = re.compile(r"(?<=<!-- the guard, by make reproduction -->\n).*(?=<!-- end -->)", re.DOTALL)
 """The part of docs/methods.md that is written here."""
 IMAGES = """\
-- **Honest clients on CIFAR-10** ([results](../results), on an H200): {iid} with IID data that used the guard, and {uneven}
-of ResNet-18 with Dirichlet 0.3. In the latter, the longest row of any round reached {use} of its bound, so no update
-exceeded {times:.1f} times the usual norm. The probe `guard` records this share for every run.
+- **Honest clients on CIFAR-10** ([results](../results), on an H200): {iid} with IID data that used the guard, and
+{uneven} of ResNet-18 with Dirichlet 0.3. In the latter, the longest row of any round reached {use} of its bound, so no
+update exceeded {times:.1f} times the usual norm. The probe `guard` records this share for every run.
 """
 PLAYS = """\
 - **Honest clients of very different sizes**: Shakespeare's longest role has {ratio:.0f} times as much text as the
-shortest. With `guard="adaptive(factor=10)"`, {plays}, and the longest accepted one had {times:.1f} times the usual norm.
-The default would have refused a client in {rounds} of the {all:,} rounds. Set a larger `factor` if your clients' sizes
-differ as much.
+shortest. With `guard="adaptive(factor=10)"`, {plays}, and the longest accepted one had {times:.1f} times the usual
+norm. The default would have refused a client in {rounds} of the {all:,} rounds. Set a larger `factor` if your
+clients' sizes differ as much.
 """
 
 

@@ -99,7 +99,7 @@ def add(root: Path, preset: str, label: str, top: float = 0.9, **more: Any) -> P
     size = {"identity": 4000, "sign": 125}.get(str(experiment.uplink), 80)
     down = 4000 if str(experiment.downlink) == "none" else 600
     gamma = 0.5 if any(probe.name == "gamma" for probe in experiment.probes) else None
-    folder = root / preset / re.sub(r"-s1$", f"-s{keys['seed']}", folder_name(experiment))
+    folder = root / preset / re.sub(r"-s\d+$", f"-s{keys['seed']}", folder_name(experiment))
     rounds = more.pop("rounds", ROUNDS)
     return write_run(folder, rising(top, rounds), up=size, down=down, gamma=gamma, **keys, **more)
 
