@@ -214,7 +214,12 @@ def write(results: Results, docs: Path) -> None:
     (docs / "reproduction.md").write_text(page(results), "utf-8")
     for name, (block, text) in BLOCKS.items():
         if (path := docs / name).exists():
-            path.write_text(block.sub(lambda _, text=text: text(results), path.read_text("utf-8")), "utf-8")
+            path.write_text(_with(block, text(results), path.read_text("utf-8")), "utf-8")
+
+
+def _with(block: re.Pattern[str], text: str, page: str) -> str:
+    """Return a page with this text as its block; backslashes in it stand for themselves."""
+    return block.sub(lambda _: text, page)
 
 
 # -- reports -------------------------------------------------------------------------------------------------------
