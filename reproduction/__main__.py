@@ -8,4 +8,4 @@ from reproduction.page import DOCS, RESULTS, write
 from reproduction.runs import Results
 
 write(Results(RESULTS), DOCS)
-sys.stdout.write("wrote docs/reproduction.md, docs/reproduction/ and the runs in docs/two-way.md\n")
+sys.stdout.write("wrote docs/reproduction.md, docs/reproduction/ and the runs in docs/two-way.md and docs/methods.md\n")

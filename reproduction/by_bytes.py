@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcams.report import summarize
 from fedcams.report.networks import network_markdown
-from reproduction.runs import Done, Results, collection
+from reproduction.runs import NEAR, Done, Results, collection, with_common_seeds
 from reproduction.tables import GB, MB, missing, table, where
 
 PRESETS = {
@@ -34,10 +34,11 @@ PLAYS_TEXT = """\
 ## Shakespeare's plays
 
 The models predict the next character of a role's lines. Each of {clients} roles is one client; 10 of them train per
-round, for {rounds} rounds of one local epoch. Clients, local training and the rates of FedAvg and FedAdam are those of
-[Adaptive Federated Optimization](https://arxiv.org/abs/2003.00295). The columns are the same as in the section on
-[all bytes](#accuracy-against-all-bytes); the models were evaluated every 50 rounds. The longest role has 88 times as
-much text as the shortest, so the [guard](methods.md#the-guard) accepts 10 times the usual norm here.
+round, for {rounds} rounds of one local epoch. Clients, rounds and the LSTM's local training and rates of FedAvg and
+FedAdam are those of [Adaptive Federated Optimization](https://arxiv.org/abs/2003.00295); the transformer trains with a
+local AdamW. The columns are the same as in the section on [all bytes](#accuracy-against-all-bytes); models were
+evaluated every {tested} rounds. The longest role has 88 times as much text as the shortest, so the
+[guard](methods.md#the-guard) accepts 10 times the usual norm here.
 """
 DELIVERY = """\
 ### Delivering the final model
@@ -76,12 +77,28 @@ def by_bytes(results: Results) -> Iterator[str]:
 def plays(results: Results) -> Iterator[str]:
     """Yield the section on text, with a table for each preset that has runs; nothing without any."""
     found = {preset: runs for preset in PLAYS if (runs := results.of(preset))}
+    every = sorted({run.experiment.evaluate_every for runs in found.values() for done in runs for run in done.runs})
     for runs in list(found.values())[:1]:
         about = runs[0].run.experiment
-        yield PLAYS_TEXT.format(clients=about.clients, rounds=about.rounds)
+        tested = " or ".join(map(str, every))
+        yield PLAYS_TEXT.format(clients=about.clients, rounds=about.rounds, tested=tested)
     for preset, runs in found.items():
         yield from _preset(preset, PLAYS[preset], runs)
         yield from missing(results, preset)
+        yield from compared(runs)
+
+
+def compared(runs: list[Done]) -> Iterator[str]:
+    """Yield by how many points averaged models lie above or below that of FedAMS; nothing without it."""
+    known = {done.label: done.averaged for done in with_common_seeds(runs) if done.averaged is not None}
+    base = known.pop("FedAMS", None)
+    if base is None or not known:
+        return
+    apart = {label: score - base for label, score in known.items()}
+    near = [label for label, points in apart.items() if abs(points) <= NEAR]
+    each = ", ".join(f"{label} {points:+.2f}" for label, points in apart.items())
+    yield f"Averaged models against that of FedAMS, in points: {each}."
+    yield f"Within {NEAR} points, which count as equal: {', '.join(near) or 'none'}.\n"
 
 
 def _preset(preset: str, title: str, runs: list[Done]) -> Iterator[str]:

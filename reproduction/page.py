@@ -1,4 +1,4 @@
-"""docs/reproduction.md with its pictures and its reports, and the part of docs/two-way.md that shows these runs."""
+"""docs/reproduction.md with its pictures and its reports, and the parts of other pages that show these runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fedcams.report import summarize
 from fedcams.report.page import page as report_page
+from reproduction import guard, tables, words
 from reproduction import pictures as draw
-from reproduction import tables, words
 from reproduction.by_bytes import PLAYS, by_bytes, in_short, plays
 from reproduction.by_bytes import PRESETS as BY_BYTES
 from reproduction.claims import claims
@@ -74,7 +74,7 @@ def _drawn(preset: str) -> tuple[draw.Draw, ...]:
     if preset.startswith("two-way"):
         return draw.tradeoff, draw.accuracy_by_bytes
     if preset == "epsilon":
-        return (draw.against_paper(words.EPSILON, words.EPSILON_RULES),)
+        return (draw.against_paper(words.EPSILON, words.EPSILON_RULES, words.BOTH_RULES),)
     return draw.accuracy_by_rounds, draw.loss_by_rounds
 
 
@@ -99,7 +99,12 @@ def further(results: Results) -> list[str]:
     """Return the presets that get their own section: they have a run that no other section shows."""
     main = [f"{figure}-{model}" for figure in ("fig1", "compression") for model in words.MODELS]
     shown = {path for preset in (*main, "two-way-resnet18") for path in _paths(results, preset)}
-    return [p for p in words.FURTHER if _paths(results, p) - shown]
+    found = []
+    for preset in words.FURTHER:
+        if own := _paths(results, preset) - shown:
+            found.append(preset)
+            shown |= own
+    return found
 
 
 def _paths(results: Results, preset: str) -> set[Path]:
@@ -121,7 +126,7 @@ def _figure(results: Results, figure: str, model: str) -> Iterator[str]:
         yield from tables.accuracies(preset, runs)
         base = next((done for done in runs if done.label == "FedAMS"), None)
         yield from tables.lost(runs, base) if figure == "compression" and base else tables.ranking(runs)
-        yield from _picture(preset, PANELS[figure])
+        yield from _picture(preset, PANELS[figure], runs)
         yield tables.where(runs)
     yield from tables.missing(results, preset)
 
@@ -130,7 +135,7 @@ def _gamma(results: Results) -> Iterator[str]:
     groups = {model: tables.measured(results, model) for model in words.MODELS}
     if any(groups.values()):
         yield from tables.gammas(groups)
-        yield from _picture("gamma", "γ of every round")
+        yield from _picture("gamma", "γ of every round", [])  # of one seed each
     for model, runs in groups.items():
         wanted = [e for e in ("FedCAMS sign", "FedCAMS top-k 1/64") if e not in {done.label for done in runs}]
         if wanted:
@@ -141,7 +146,7 @@ def _two_way(results: Results, preset: str) -> Iterator[str]:
     yield f"`fedcams run {preset} --data DIR --device cuda`\n"
     if tables.two_way(results, preset):
         yield from tables.tradeoff(results, preset)
-        yield from _picture(preset, PANELS["two-way"])
+        yield from _picture(preset, PANELS["two-way"], results.of(preset))
         yield tables.where(results.of(preset))
     yield from tables.missing(results, preset)
 
@@ -156,7 +161,7 @@ def _further(results: Results, preset: str) -> Iterator[str]:
     if preset in words.NOTES:
         yield words.NOTES[preset]
     yield from tables.accuracies(preset, runs)
-    yield from _picture(preset, PANELS.get(preset, PANELS["fig1"]))
+    yield from _picture(preset, PANELS.get(preset, PANELS["fig1"]), runs)
     yield tables.where(runs)
     yield from tables.missing(results, preset)
 
@@ -169,10 +174,11 @@ PANELS = {
 }
 
 
-def _picture(name: str, text: str) -> Iterator[str]:
+def _picture(name: str, text: str, runs: list[Done]) -> Iterator[str]:
     yield f"![{text}]({FOLDER}/{name}.png)\n"
     if name != "epsilon":
-        yield f"*Lines: mean of {2 * draw.AROUND + 1} rounds; faint: every round.*\n"
+        bands = "; bands: from the lowest seed to the highest" if any(len(done.runs) > 1 for done in runs) else ""
+        yield f"*Lines: mean of {2 * draw.AROUND + 1} rounds; faint: single rounds{bands}.*\n"
 
 
 BLOCK = re.compile(r"(?<=<!-- CIFAR-10, by make reproduction -->\n).*(?=<!-- end -->)", re.DOTALL)
@@ -184,8 +190,13 @@ def two_way_block(results: Results) -> str:
     preset = "two-way-resnet18"
     if not tables.two_way(results, preset):
         return "Not run at full length yet.\n"
-    lines = [*tables.tradeoff(results, preset), *_picture(preset, PANELS["two-way"]), tables.where(results.of(preset))]
+    runs = results.of(preset)
+    lines = [*tables.tradeoff(results, preset), *_picture(preset, PANELS["two-way"], runs), tables.where(runs)]
     return "\n".join(lines)
+
+
+BLOCKS = {"two-way.md": (BLOCK, two_way_block), "methods.md": (guard.BLOCK, guard.block)}
+"""Parts of other pages, and how they are written."""
 
 
 def write(results: Results, docs: Path) -> None:
@@ -201,8 +212,14 @@ def write(results: Results, docs: Path) -> None:
         if path.name not in kept:
             path.unlink()
     (docs / "reproduction.md").write_text(page(results), "utf-8")
-    if (path := docs / "two-way.md").exists():
-        path.write_text(BLOCK.sub(lambda _: two_way_block(results), path.read_text("utf-8")), "utf-8")
+    for name, (block, text) in BLOCKS.items():
+        if (path := docs / name).exists():
+            path.write_text(_with(block, text(results), path.read_text("utf-8")), "utf-8")
+
+
+def _with(block: re.Pattern[str], text: str, page: str) -> str:
+    """Return a page with this text as its block; backslashes in it stand for themselves."""
+    return block.sub(lambda _: text, page)
 
 
 # -- reports -------------------------------------------------------------------------------------------------------

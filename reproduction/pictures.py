@@ -169,10 +169,10 @@ def tradeoff(axes: Any, runs: list[Done]) -> None:
     axes.set(xlabel=BYTES.title, ylabel=f"Test accuracy, last {LAST} rounds")
 
 
-def against_paper(published: dict[str, str], rules: dict[str, str]) -> Draw:
+def against_paper(published: dict[str, str], rules: dict[str, str], shared: str) -> Draw:
     """Return a function that draws our accuracies next to the paper's, by label.
 
-    `rules` has one line of ours for each ending of a label, with its name; a label without that ending stands for all.
+    `rules` has one line of ours for each ending of a label, with its name; the label `shared` belongs to all of them.
     """
 
     def draw(axes: Any, runs: list[Done]) -> None:
@@ -180,10 +180,10 @@ def against_paper(published: dict[str, str], rules: dict[str, str]) -> Draw:
         shown = [label for label in published if any(label + ending in ours for ending in rules)]
         axes.plot(shown, [float(published[label]) / 100 for label in shown], "s--", color="#777777", label="paper")
         for place, (ending, name) in enumerate(rules.items()):
-            line = {label: ours.get(label + ending, ours.get(label)) for label in shown}
-            if any(label + ending in ours for label in shown):
-                known = {label: value for label, value in line.items() if value is not None}
-                axes.plot(list(known), list(known.values()), "o-", color=COLOURS[place], label=f"fedcams, {name}")
+            named = {label: label if label == shared else label + ending for label in shown}
+            line = {label: ours[each] for label, each in named.items() if each in ours}
+            if line.keys() - {shared}:
+                axes.plot(list(line), list(line.values()), "o-", color=COLOURS[place], label=f"fedcams, {name}")
         _percent(axes, decimals=1)
         axes.set(ylabel=f"Test accuracy, last {LAST} rounds")
 

@@ -16,6 +16,8 @@ from fedcams.runs import Run, read_run
 
 LAST = 100
 """Accuracies are averaged over this many last rounds, since single rounds vary by a point."""
+NEAR = 0.5
+"""Points of accuracy within which two methods count as equal: single seeds differ by about 0.3."""
 APART = ("label", "probes", "engine", "evaluate_every")
 """Keys that do not change how the model is trained."""
 LOOKS = {
@@ -25,8 +27,8 @@ LOOKS = {
     "FedCAMS sign, replica 4 bits": 0, "FedCAMS sign, replica 2 bits": 1, "FedCAMS sign, shared 4 bits": 2,
     "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 14,
     "FedCAMS sign, stateless 8 bits": 13, "FedAMS, lower falling rate": 12, "FedAMS, recipes' rate": 12,
-    "FedCAMS one-way": 2, "FedCAMS one-way, lower falling rate": 10, "FedCAMS light": 5, "FedCAMS lighter": 1,
-    "FedCAMS lightest": 3, "FedCAMS sign of tensors": 6,
+    "FedCAMS one-way": 2, "FedCAMS one-way, lower falling rate": 10, "FedCAMS light": 5, "FedCAMS lighter": 7,
+    "FedCAMS lightest": 3, "FedCAMS sign of tensors": 6, "FedCAMS sign both ways": 5, "FedCAMS top-k 1/64 both ways": 6,
 }  # fmt: skip
 """A method looks the same in every picture, and no two methods in one picture look the same."""
 
@@ -120,6 +122,17 @@ class Done:
     def environments(self) -> list[str]:
         """The devices and the versions of the runs, each once."""
         return list(dict.fromkeys(map(_environment, self.runs)))
+
+
+def with_common_seeds(runs: list[Done]) -> list[Done]:
+    """Return these with only the runs of seeds that all of them have, so that seeds decide no comparison.
+
+    If they have none in common, each keeps its own.
+    """
+    common = set.intersection(*(set(done.seeds) for done in runs)) if runs else set()
+    if not common:
+        return runs
+    return [Done(done.label, [run for run in done.runs if run.experiment.seed in common]) for done in runs]
 
 
 def scores(run: Run, key: str, last: int | None = None) -> list[float]:

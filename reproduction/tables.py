@@ -39,8 +39,10 @@ def headline(results: Results) -> Iterator[str]:
     for model in words.MODELS:
         yield from _buffers(model, {done.label: done for done in results.of(f"compression-{model}")})
     if results.runs:
-        minutes = sum(timing["seconds"] for run in results.runs for timing in run.timings) / 60
-        yield f"Finished runs: {len(results.runs)}, {minutes:.0f} minutes of computing in all.\n"
+        timed = [run for run in results.runs if run.timings]
+        minutes = sum(timing["seconds"] for run in timed for timing in run.timings) / 60
+        rest = "" if len(timed) == len(results.runs) else f" for the {len(timed)} that were timed"
+        yield f"Finished runs: {len(results.runs)}; {minutes:.0f} minutes of computing in all{rest}.\n"
 
 
 def _main(results: Results, model: str) -> Iterator[list[str]]:
@@ -105,7 +107,8 @@ def _sizes(done: Done) -> list[str]:
 def _times(done: Done) -> list[str]:
     if done.second is None:
         return ["", ""]
-    return [f"{done.second:.3f}", f"{sum(done.seconds) / 60:.1f}"]
+    timed = sum(bool(run.timings) for run in done.runs)
+    return [f"{done.second:.3f}", f"{sum(done.seconds) / timed / 60:.1f}"]
 
 
 def ranking(runs: list[Done]) -> Iterator[str]:
@@ -127,8 +130,15 @@ def where(runs: list[Done]) -> str:
     places = dict.fromkeys(place for done in runs for place in done.environments)
     made = [run.environment.get("engine") for done in runs for run in done.runs]
     engines = dict.fromkeys(f", engine {engine}" for engine in made if engine)
-    seeds = sorted({seed for done in runs for seed in done.seeds})
-    return f"{'; '.join(places)}{''.join(engines)}. Seed {', '.join(map(str, seeds))}, one run each.\n"
+    return f"{'; '.join(places)}{''.join(engines)}. {_seeds_of(runs)}.\n"
+
+
+def _seeds_of(runs: list[Done]) -> str:
+    """Return the seeds in words, and that some methods lack some of them if they do."""
+    *first, last = map(str, sorted({seed for done in runs for seed in done.seeds}))
+    named = f"Seeds {', '.join(first)} and {last}" if first else f"Seed {last}"
+    differ = len({tuple(done.seeds) for done in runs}) > 1
+    return f"{named}, one run each" + ("; not every method has all of them" if differ else "")
 
 
 def missing(results: Results, preset: str) -> Iterator[str]:
@@ -236,7 +246,7 @@ def _same(one: dict[str, Any], two: dict[str, Any]) -> bool:
 def _compared(one: Done, two: Done) -> str:
     pairs = zip(one.run.records, two.run.records, strict=True)
     differing = [a.round for a, b in pairs if not _same(a.to_dict(), b.to_dict())]
-    model = words.MODELS[str(one.run.experiment.model)]
+    model = words.NAMES[str(one.run.experiment.model)]
     name = f"{one.label} of {model}, seed {one.run.experiment.seed}, was run twice at full length: "
     if not differing:
         return f"{name}all records are equal."

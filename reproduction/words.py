@@ -5,6 +5,9 @@ from __future__ import annotations
 from fedcams.plan.paper import PRINTED
 
 MODELS = {"resnet18": "ResNet-18", "convmixer": "ConvMixer-256-8"}
+"""Those of the paper."""
+NAMES = {**MODELS, "lstm": "LSTM", "transformer": "transformer"}
+"""Those and the others that were run."""
 FURTHER = {
     "epsilon": "The ε of FedAMS, ResNet-18",
     "cohort-resnet18": "Clients per round, ResNet-18",
@@ -28,6 +31,8 @@ EPSILON = {
 }  # fmt: skip
 EPSILON_RULES = {"": "lr = 1", ", scaled lr": "lr = √(ε/1e-3)"}
 """Endings of labels, and the server's rate for each; the paper does not give its own."""
+BOTH_RULES = "eps=1e-3"
+"""Where both rules are the same run."""
 NOTES = {
     "epsilon": "The paper does not give the server's rate for each ε, so both rules are run: lr = 1, and "
     "lr = √(ε/1e-3),\nwhich keeps the rate lr/√ε of coordinates whose v̂ stays at ε.\n",

@@ -20,8 +20,9 @@ from fedcams.experiment.sweep import load_sweep
 from fedcams.registry import exact, resolve
 from together import together
 
-TEXT = [name for name in presets() if name.startswith("shakespeare")]
-PAPER = [name for name in presets() if name != "demo" and not name.endswith("digits") and name not in TEXT]
+ADAPTIVITY = {"adaptivity-resnet18": "fig1-resnet18", "adaptivity-shakespeare": "shakespeare-lstm"}
+TEXT = [name for name in presets() if "shakespeare" in name]
+PAPER = [name for name in presets() if not name.endswith(("demo", "digits")) and name not in {*TEXT, *ADAPTIVITY}]
 everyone = pytest.mark.parametrize("name", presets())
 
 
@@ -77,8 +78,29 @@ def test_the_setting_of_adaptive_federated_optimization(name: str) -> None:
         assert (str(experiment.task), str(experiment.partition)) == ("shakespeare(roles=715)", "natural")
         assert (experiment.clients, str(experiment.sampler), experiment.rounds) == (715, "uniform", 1200)
         assert (experiment.local.batch, experiment.local.epochs or 1) == (4, 1)
-        assert str(experiment.model) == name.removeprefix("shakespeare-")
+        assert str(experiment.model) == ADAPTIVITY.get(name, name).removeprefix("shakespeare-")
         assert experiment.average is not None
+
+
+@pytest.mark.parametrize("name", ADAPTIVITY)
+def test_the_runs_off_the_floor_differ_from_their_figure_in_the_server(name: str) -> None:
+    """Those on CIFAR-10 are shorter too, with a seed of their own."""
+    apart = {"label", "server", *(("rounds", "seed", "evaluate_every") if name.endswith("resnet18") else ())}
+    figure = load_preset(ADAPTIVITY[name]).experiments[0].to_dict()
+    for experiment in load_preset(name).experiments:
+        changed = {key for key, value in experiment.to_dict().items() if value != figure[key]}
+        assert changed <= apart
+
+
+@pytest.mark.parametrize("name", ADAPTIVITY)
+def test_their_labels_name_the_floor_and_the_rate_there(name: str) -> None:
+    """The rate is lr/√ε, ten times that of the FedAvgM which the run would be if it never left the floor."""
+    for experiment in load_preset(name).experiments:
+        family, _, rate = experiment.label.partition(", rate ")
+        server = experiment.server if family == "FedAvgM" else experiment.server.twin()
+        settled = server.at(10_000, 10_000).lr  # type: ignore[union-attr]
+        assert float(settled) == pytest.approx(float(rate) / 10, rel=2e-3)
+        assert family == "FedAvgM" or float(experiment.server.eps) == float(family.removeprefix("eps="))
 
 
 BYTES = [name for name in presets() if name.startswith("bytes")]
@@ -231,7 +253,7 @@ def test_the_mark_that_some_editors_put_first_is_read_over(tmp_path: Path) -> No
 
 
 def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"no preset is named 'dmeo' \(did you mean 'demo'\?\); known: bytes-"):
+    with pytest.raises(SpecError, match=r"no preset is named 'dmeo' \(did you mean 'demo'\?\); known: adaptivity-"):
         load_preset("dmeo")
     with pytest.raises(SpecError, match=r"none.toml: cannot be read \(No such file"):
         load_preset(tmp_path / "none.toml")

@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 from command_line import fedcams
 from fedcams.experiment import Experiment, build
 from fedcams.experiment.assembly import assemble
+from fedcams.layout import Layout
+from fedcams.local import local
 from fedcams.runs import read_run
 from fedcams.tasks.logistic import Logistic
 from fedcams.theory import Constants, Setting, paper, printed, printed_rate, proved, rates, sound, tight_rate
 from fedcams.theory.check import check, may_leave
-from fedcams.theory.constants import Instance, client_weights, constants_of
+from fedcams.theory.constants import Instance, batch_factor, client_weights, constants_of
+from fedcams.theory.describe import setting_of
 from fedcams.theory.steps import corollary, recommended
 
 KNOWN = Constants(L=2, G=3, s_l=1.5, s_g=0.5, F=4, d=100)
@@ -290,15 +293,82 @@ def test_measured_constants_are_near_the_known_ones() -> None:
 
 def test_recommended_steps_are_admissible_and_best() -> None:
     known = Constants(L=0.5, G=1.4, s_l=0.5, s_g=1.4, F=0.5, d=40)
-    for n, q in ((20, 0.0), (5, 0.0), (5, 0.5)):
-        run = Setting(m=20, n=n, K=4, T=20000, eta=1, eta_l=1, eps=1e-3, q=q)
+    for n, q, T in ((20, 0.0, 20000), (5, 0.0, 20000), (5, 0.5, 20000), (5, 0.99, 1000)):
+        run = Setting(m=20, n=n, K=4, T=T, eta=1, eta_l=1, eps=1e-3, beta1=0.9, q=q)
         best = recommended(known, run)
         assert best.bound.admissible
         assert best.run.adaptivity(known) <= 1 + 1e-9
         assert best.bound.value < corollary(known, run).bound.value
-        for factor in (0.5, 2):
+        for factor in (0.5, 0.99, 1.01, 2):
             other = sound(known, dataclasses.replace(best.run, eta=factor * best.run.eta))
             assert other.value > best.bound.value or not other.admissible
+
+
+def test_the_smallest_batch_of_a_round_is_the_noisiest() -> None:
+    """Ten examples in batches of four: 4, 4 and 2."""
+    assert batch_factor(local("sgd(epochs=1, batch=4, replace=true)"), 10) == 1 / 2
+    assert batch_factor(local("sgd(steps=2, batch=4, replace=true)"), 10) == 1 / 4
+    assert batch_factor(local("sgd(steps=2, batch=4)"), 10) == pytest.approx((1 - 3 / 9) / 4)
+    assert batch_factor(local("sgd(steps=2, batch=20, replace=true)"), 10) == 1 / 10
+    assert batch_factor(local("sgd(steps=2, batch=20)"), 10) == 0
+
+
+def test_measured_noise_is_that_of_draws_with_replacement() -> None:
+    """A batch as large as a client's data varies if it is drawn with replacement, and only then."""
+    from fedcams.theory.constants import _measured
+
+    task = "quadratic(dim=6, groups=8, size=10, smoothness=3, sigma_l=2)"
+    keys = {"task": task, "model": "point", "partition": "natural", "clients": 8, "sampler": "full"}
+    fresh, whole = (
+        _measured(instance(local=f"sgd(steps=2, batch=20, replace={flag})", **keys)).s_l for flag in ("true", "false")
+    )
+    assert fresh == pytest.approx(2 / 10**0.5, rel=0.5)
+    assert whole < 1e-6
+
+
+LOGISTIC = {
+    "task": "logistic(dim=4, size=200)", "model": "linear(bias=false)", "clients": 8, "rounds": 20,
+    "sampler": "uniform(n=4)", "local": "sgd(steps=2, batch=4, replace=true)", "engine": "loop",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("server", "more", "regime"),
+    [
+        ("fedams(eps=0.1)", {}, "floor: v̂ can never leave it"),
+        ("fedamsgrad(eps=0.1)", {}, "floor: √v̂ never exceeds ε, so steps are 1/(1 + u) to 1 times"),
+        ("fedams(eps=0.1)", {"local": "adamw(lr=1e-3, steps=2)"}, "probably floor: u ≤ 1, but not all"),
+        ("fedams(eps=1e-6)", {}, "open: u > 1"),
+        ("fedavg", {}, "not adaptive"),
+    ],
+)
+def test_a_regime_is_certain_only_where_it_is_proven(server: str, more: dict[str, str], regime: str) -> None:
+    assert check(Experiment.from_dict({**LOGISTIC, "server": server, **more})).regime.startswith(regime)
+
+
+def test_what_a_run_recorded_wins_over_what_constants_suggest() -> None:
+    experiment = Experiment.from_dict({**LOGISTIC, "server": "fedams(eps=0.1)"})
+    _, record = build(experiment).simulation.advance_(build(experiment).state)
+    left = dataclasses.replace(record, probes={**record.probes, "off_floor": 0.2})
+    assert check(experiment, [left]).regime.startswith("mixed, as measured: v̂ left its floor in at most 20 %")
+
+
+def test_the_second_moment_of_adagrad_adds_whole_squares() -> None:
+    experiment = Experiment.from_dict({**LOGISTIC, "server": "fedadagrad(eps=0.001)"})
+    built = build(experiment)
+    state, records = built.state, []
+    for _ in range(3):
+        state, record = built.simulation.advance_(state)
+        records.append(record)
+    share = records[-1].probes["off_floor"]
+    assert share is not None
+    assert check(experiment, records).may_leave >= share > 0  # type: ignore[operator]
+
+
+def test_only_compressors_that_never_lengthen_count_so() -> None:
+    for uplink, shrinks in (("topk(k=1)", True), ("topk(k=1, values=bf16)", False), ("blockq", False)):
+        experiment = Experiment.from_dict({**LOGISTIC, "uplink": uplink})
+        assert setting_of(experiment, [25] * 8, Layout.flat(8)).shrinks == shrinks, uplink
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -339,6 +409,31 @@ def test_settings_that_no_theorem_covers_say_why_and_go_on(tmp_path: Path) -> No
 def test_batch_normalisation_is_named() -> None:
     keys = {"task": "digits", "model": "convmixer(dim=4, depth=1)", "clients": 5, "sampler": "full", "rounds": 2}
     assert any("batch normalisation" in fail for fail in check(Experiment.from_dict(keys)).fails)
+
+
+def test_what_else_no_theorem_covers_is_named() -> None:
+    noise = {"privacy": "server(clip=0.3, noise=1)", "sampler": "bernoulli(p=0.5)", "guard": "none"}
+    for keys, reason in (
+        (noise, "updates as trained: privacy=server("),
+        ({"downlink": "replica(blockq(bits=4))"}, "clients that start from x"),
+        ({"sampler": "systematic(n=5)", "weighting": "sampler"}, "uniform cohorts: systematic(n=5) draws"),
+    ):
+        found = check(Experiment.from_dict({**LOGISTIC, **keys}))
+        assert any(reason in fail for fail in found.fails), reason
+
+
+def test_only_several_steps_without_replacement_lack_fresh_examples() -> None:
+    """One batch per round is drawn afresh; the variance of its mean counts that it is without replacement."""
+    for rule, stale in (("sgd(steps=1, batch=4)", False), ("sgd(steps=2, batch=1)", True), ("sgd(epochs=1)", True)):
+        fails = check(Experiment.from_dict({**LOGISTIC, "local": rule})).fails
+        assert any("fresh examples" in fail for fail in fails) == stale, rule
+
+
+def test_checks_come_in_the_order_of_their_file(tmp_path: Path) -> None:
+    runs = "".join(f"[[run]]\nlabel = '{label}'\n" for label in ("first", "second"))
+    (tmp_path / "own.toml").write_text(f"{UNCOVERED}\nseeds = [1, 2]\n{runs}")
+    found = json.loads(invoke("check", str(tmp_path / "own.toml"), "--json"))
+    assert [each["label"] for each in found] == ["first", "second"]
 
 
 def test_steps_are_printed_with_the_corollaries() -> None:

@@ -17,7 +17,9 @@ from fedcams.report.collection import COLOURS
 from fedcams.report.figures import STYLE
 from fedcams.theory import Constants, Setting, printed, sound
 from fedcams.theory.rates import slope
+from reproduction.runs import Results
 from theory_page.adaptivity import EPS, SHOWN, STEPS, Point
+from theory_page.off_floor import off_floor
 
 NAMES = {"T": "rounds T", "K": "local steps K", "m": "clients m"}
 AVERAGE = "mean ‖∇f‖²"
@@ -28,7 +30,7 @@ PAPER = Constants(L=250, G=18.3, s_l=17.4, s_g=0.0, F=2.3, d=11_173_962)
 PAPER_RUN = Setting(m=100, n=10, K=60, T=500, eta=1.0, eta_l=0.01, eps=1e-3, beta1=0.9)
 
 
-def draw(found: dict[str, Any], points: Sequence[Point], folder: Path) -> None:
+def draw(found: dict[str, Any], points: Sequence[Point], results: Results, folder: Path) -> None:
     """Draw all pictures from what was measured."""
     pictures: dict[str, tuple[int, Callable[[Any, dict[str, Any]], None]]] = {
         "rates": (3, _rates), "collapse": (1, _collapse), "partial": (1, _partial), "compression": (1, _compression),
@@ -43,6 +45,7 @@ def draw(found: dict[str, Any], points: Sequence[Point], folder: Path) -> None:
         figure = Figure((6.4, 3.6), layout="constrained")
         _adaptivity(figure.subplots(), points)
         figure.savefig(folder / "adaptivity.png", metadata={"Software": None})
+        off_floor(points, results).savefig(folder / "off-floor.png", metadata={"Software": None})
 
 
 def of(found: dict[str, Any], name: str, **chosen: Any) -> list[dict[str, Any]]:

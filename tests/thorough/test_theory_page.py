@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from test_reproduction import add, averaged
 
 from fedcams.theory.rates import slope
+from reproduction.page import RESULTS
+from reproduction.runs import NEAR, Results
 from theory_page import adaptivity
 from theory_page.adaptivity import CHOOSING, EPS, SHOWN, STEPS, Point, best, grid, measured
 from theory_page.experiments import DOCS, FILE, stored, trials
+from theory_page.off_floor import off_floor
 from theory_page.page import BLOCK, block
 from theory_page.pictures import draw, of
+from theory_page.recorded import STUDIES, best_rates, rows, sections, twins
 
 STALE = "is stale: run `make theory ARGS=--draw`"
 
@@ -19,7 +25,7 @@ STALE = "is stale: run `make theory ARGS=--draw`"
 def test_the_page_shows_what_was_measured() -> None:
     found = BLOCK.search((DOCS / "theory.md").read_text("utf-8"))
     assert found
-    assert found[0] == block(stored(FILE), adaptivity.stored()), f"docs/theory.md {STALE}"
+    assert found[0] == block(stored(FILE), adaptivity.stored(), Results(RESULTS)), f"docs/theory.md {STALE}"
 
 
 def test_every_trial_was_measured() -> None:
@@ -35,7 +41,7 @@ def test_the_slopes_on_the_page_are_minus_one_half(axis: str) -> None:
 
 
 def test_pictures_are_drawn_from_the_numbers(tmp_path: Path) -> None:
-    draw(stored(FILE), adaptivity.stored(), tmp_path)
+    draw(stored(FILE), adaptivity.stored(), Results(RESULTS), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in (DOCS / "theory").glob("*.png")}
 
 
@@ -62,3 +68,44 @@ def test_a_setting_runs_as_recorded() -> None:
     """The cheapest check that the file is what this code makes; CPUs differ in rounding, so not to the last digit."""
     recorded = next(p for p in adaptivity.stored() if p.family == "fedams" and p.off_floor == 0 and p.step == STEPS[2])
     assert measured(recorded).accuracy == pytest.approx(recorded.accuracy, abs=0.02)
+
+
+# -- recorded runs -----------------------------------------------------------------------------------------------------
+
+
+def test_recorded_runs_are_compared_where_both_families_are_there(tmp_path: Path) -> None:
+    plays, images = STUDIES
+    add(tmp_path, "shakespeare-lstm", "FedAMS", rounds=1200, top=0.60, seconds=None)
+    assert not rows(Results(tmp_path), plays), "FedAMS alone compares with nothing"
+    assert not list(sections(Results(tmp_path)))
+    averaged(add(tmp_path, plays.preset, "FedAvgM, rate 10", rounds=1200, top=0.55, seconds=None), 0.5)
+    found = rows(Results(tmp_path), plays)
+    # the last fifth of a line from 0 to `top` is 0.9 of it
+    assert [(row.name, row.rate, round(row.accuracy, 1)) for row in found] == [
+        ("FedAvgM", 10, 49.5),
+        ("1e-06", 10, 54.0),
+    ]
+    text = "\n".join(sections(Results(tmp_path)))
+    assert re.search(r"^\| FedAvgM \| 10 \|  \| 49\.5\d \| 50\.00 \|$", text, re.MULTILINE)
+    assert "end. It is +4.50 points from FedAvgM (seed 1)." in text
+    assert "CIFAR-10" not in text
+    for label, top in (("FedAvgM, rate 10", 0.8), ("FedAvgM, rate 100", 0.9), ("eps=1e-9, rate 100", 0.902)):
+        add(tmp_path, images.preset, label, rounds=60, top=top)
+    assert [row.rate for row in best_rates(rows(Results(tmp_path), images))] == [100, 100]
+    text = "\n".join(sections(Results(tmp_path))).split("#### CIFAR-10, 60 rounds")[1]
+    assert "| FedAvgM | 100 |" in text
+    assert "| FedAvgM | 10 |" not in text
+    assert "points from FedAvgM, which counts as equal (seed 11)." in text
+    assert len(off_floor(adaptivity.stored(), Results(tmp_path)).axes) == 3
+
+
+def test_twins_are_compared_on_common_seeds(tmp_path: Path) -> None:
+    assert not list(twins(Results(tmp_path)))
+    for label, seed, top in (("FedAMS", 1, 0.9), ("FedAMS", 2, 0.5), ("FedAvgM, twin of FedAMS", 1, 0.904)):
+        add(tmp_path, "fig1-convmixer", label, seed=seed, top=top)
+    text = "\n".join(twins(Results(tmp_path)))
+    assert "| ConvMixer-256-8 | FedAMS | 81.09 | 81.45 | -0.36 | 1 |" in text
+    assert f"In 1 of 1 pairs the difference is at most\n{NEAR} points" in text
+    for label in ("FedAMSGrad", "FedAvgM, twin of FedAdam"):
+        add(tmp_path, "fig1-convmixer", label, top=0.9 if label == "FedAMSGrad" else 0.8)
+    assert "| ConvMixer-256-8 | FedAMSGrad | 81.09 | 72.08 | +9.01 | 1 |" in "\n".join(twins(Results(tmp_path)))

@@ -73,7 +73,10 @@ def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, l
         yield run.experiment, list(run.records)
         return
     experiments = _only(load_preset(source), labels).experiments
-    yield from ((each, []) for each in {each.label: each for each in reversed(experiments)}.values())  # one seed each
+    first: dict[str, Experiment] = {}  # one seed of each
+    for each in experiments:
+        first.setdefault(each.label, each)
+    yield from ((each, []) for each in first.values())
 
 
 def _pages(each: Checked) -> Iterator[Any]:
@@ -85,7 +88,7 @@ def _pages(each: Checked) -> Iterator[Any]:
     yield _constants(each.constants)
     yield _terms(each)
     yield _conditions(each)
-    if each.may_leave is not None:
+    if each.may_leave is not None and each.may_leave < 1:
         yield f"v̂ left its floor in at most {100 * each.may_leave:.3g} % of coordinates, by the norms of the updates"
     for fail in each.fails:
         yield f"does not hold: {fail}"
@@ -165,7 +168,7 @@ def steps(
     chosen = {"recommended": recommended(each.constants, each.run), "corollary": corollary(each.constants, each.run)}
     console.print(_steps(chosen))
     if limit := chosen["recommended"].limited_by:
-        console.print(f"the step is shorter than the best one for the leading terms, because of {limit}")
+        console.print(f"the step is shorter than the best one, because of {limit}")
     for fail in each.fails:
         console.print(f"does not hold: {fail}", soft_wrap=True, markup=False)
 

@@ -41,9 +41,13 @@ class Floor(Probe):
 def floor_note(shares: Iterable[float | None], server: ServerOptimizer) -> str | None:
     """Return a sentence for a run whose adaptive server never adapted; None if it did, or if that is not known.
 
-    `shares` are the `off_floor` of its rounds. The sentence names the `fedavgm` with the same steps.
+    `shares` are the `off_floor` of its rounds. The sentence names the `fedavgm` with the same steps. Where ε is added
+    to the root, a root as large as ε still halves the step, so that these steps are only near those of `fedavgm`.
     """
     known, twin = [share for share in shares if share is not None], server.twin(digits=3)
     if not known or twin is None or max(known) >= RARELY:
         return None
-    return f"v̂ stayed on its floor in {100 * (1 - max(known)):.6g} % of coordinates: this run is {twin}"
+    share = f"{100 * (1 - max(known)):.6g} % of coordinates"
+    if server.name != "fedams":
+        return f"√v stayed below ε in {share}: there, steps are 0.5 to 1 times those of {twin}"
+    return f"v̂ stayed on its floor in {share}: this run is {twin}"

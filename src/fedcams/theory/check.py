@@ -19,7 +19,7 @@ from fedcams.theory.constants import Instance, constants_of
 from fedcams.theory.describe import failures, setting_of
 from fedcams.theory.paper import printed, theorem
 from fedcams.theory.proved import sound
-from fedcams.theory.setting import Bound, Constants, Setting
+from fedcams.theory.setting import BOUND, Bound, Constants, Setting
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ def check(experiment: Experiment, records: Sequence[RoundRecord] = (), data: Pat
         run=run,
         bounds=(printed(known, run), sound(known, run)),
         fails=fails,
-        regime=_regime(known, run, seen.get("off_floor")),
+        regime=_regime(known, run, seen.get("off_floor"), certain=not fails and known.how["G"] == BOUND),
         twin="" if twin is None else str(twin),
         seen=seen,
-        may_leave=may_leave(records, run, known.d),
+        may_leave=may_leave(records, _summing(run) if experiment.server.name == "fedadagrad" else run, known.d),
     )
 
 
@@ -101,15 +101,28 @@ def may_leave(records: Sequence[RoundRecord], run: Setting, d: int) -> float | N
     return min(1.0, (1 - run.beta2) * math.fsum(r.delta_norm**2 for r in records) / run.eps / d)
 
 
-def _regime(known: Constants, run: Setting, off_floor: float | None) -> str:
+def _summing(run: Setting) -> Setting:
+    """Return a setting for `may_leave` whose v is the sum of all squared updates, as FedAdagrad's is."""
+    return dataclasses.replace(run, beta2=0.0)
+
+
+def _regime(known: Constants, run: Setting, off_floor: float | None, certain: bool) -> str:
+    """Return where v̂ was, if a run recorded it, and where it can be otherwise.
+
+    `certain` says whether all assumptions hold with proven constants; if not, u is only an estimate.
+    """
     if not run.adapts:
         return "not adaptive"
-    if run.adaptivity(known) <= 1:
-        return "floor: v̂ can never leave it, so the server is its FedAvgM twin"
-    if off_floor is None:
+    if off_floor is not None:
+        name = "floor" if off_floor < RARELY else "mixed" if off_floor < 0.5 else "adaptive"
+        return f"{name}, as measured: v̂ left its floor in at most {100 * off_floor:.4g} % of coordinates"
+    if run.adaptivity(known) > 1:
         return "open: u > 1, so v̂ may leave its floor; a recorded run says where it does"
-    name = "floor" if off_floor < RARELY else "mixed" if off_floor < 0.5 else "adaptive"
-    return f"{name}, as measured: v̂ left its floor in at most {100 * off_floor:.4g} % of coordinates"
+    if not certain:
+        return "probably floor: u ≤ 1, but not all that it takes is proven; a recorded run says where v̂ was"
+    if not run.inside:
+        return "floor: √v̂ never exceeds ε, so steps are 1/(1 + u) to 1 times those of the FedAvgM twin"
+    return "floor: v̂ can never leave it, so the server is its FedAvgM twin"
 
 
 def _seen(records: Sequence[RoundRecord]) -> dict[str, float]:

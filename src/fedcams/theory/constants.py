@@ -14,7 +14,7 @@ import torch
 from fedcams.engines import Problem, Shards
 from fedcams.experiment import Experiment
 from fedcams.keys import generator
-from fedcams.local import Local
+from fedcams.local import Local, batch_order
 from fedcams.tasks import TaskData
 from fedcams.tasks.logistic import Logistic
 from fedcams.tasks.quadratic import Quadratic, noise
@@ -47,8 +47,11 @@ def constants_of(one: Instance) -> Constants:
 
 
 def batch_factor(local: Local, examples: int) -> float:
-    """Return the variance of the mean of a batch over that of one example; drawing without replacement lowers it."""
-    batch = min(local.batch, examples)
+    """Return the variance of the mean of a batch over that of one example; drawing without replacement lowers it.
+
+    The batch is the smallest of a round: an epoch's last one may have fewer examples than the others.
+    """
+    batch = min(batch_order(local, examples, seed=0, round=1, client=0).sizes)
     alike = 1.0 if local.replace or examples == 1 else 1 - (batch - 1) / (examples - 1)
     return alike / batch
 
@@ -152,8 +155,9 @@ def _measured(one: Instance) -> Constants:
 
 
 def _batches(one: Instance, examples: int, client: int) -> Sequence[Tensor]:
-    rng, size = generator(0, "theory batches", client=client), min(one.experiment.local.batch, examples)
-    return [torch.from_numpy(rng.choice(examples, size, replace=False)) for _ in range(SAMPLE)]
+    rng, local = generator(0, "theory batches", client=client), one.experiment.local
+    size = min(local.batch, examples)
+    return [torch.from_numpy(rng.choice(examples, size, replace=local.replace)) for _ in range(SAMPLE)]
 
 
 def gradient(problem: Problem, x: Tensor, y: Tensor) -> Tensor:

@@ -14,9 +14,6 @@ from fedcams.optimizers.base import Adaptive
 from fedcams.optimizers.fedavgm import FedAvgM
 from fedcams.theory.setting import Setting
 
-SHRINKING = frozenset({"identity", "sign", "topk", "ternary"})
-"""Compressors that never lengthen a vector: projections, and means of magnitudes."""
-
 
 def setting_of(experiment: Experiment, sizes: Sequence[int], layout: Layout, gamma: float = 0.0) -> Setting:
     """Return the setting of an experiment whose clients have these numbers of examples.
@@ -34,7 +31,7 @@ def setting_of(experiment: Experiment, sizes: Sequence[int], layout: Layout, gam
         "eta_l": float(first.local.lr),
         "q": math.sqrt(bound) if bound is not None and first.feedback else 0.0,
         "gamma": gamma,
-        "shrinks": first.uplink.name in SHRINKING,
+        "shrinks": first.uplink.never_lengthens,
     }
     if isinstance(server, Adaptive):
         inside = server.name == "fedams"
@@ -65,7 +62,7 @@ def _of_clients(experiment: Experiment, problem: Problem, sizes: Sequence[int]) 
         yield f"uniform mean: weighting={experiment.weighting}; the theorems are about the mean over clients"
     if not local.is_plain:
         yield f"plain SGD at clients: local={local}"
-    elif not local.replace and min(step_count(local, size) * local.batch for size in sizes) > 1:
+    elif not local.replace and steps[-1] > 1:
         yield (
             "fresh examples in every step: batches are drawn without replacement, and after a whole epoch the noise of "
             "a round vanishes to first order; sgd(replace=true) draws with replacement"
@@ -99,5 +96,7 @@ def _of_messages(experiment: Experiment) -> Iterator[str]:
         yield f"clients that start from x: downlink={experiment.downlink} sends something else"
     if experiment.control.active:
         yield f"no control variates: control={experiment.control}"
+    if experiment.privacy.name != "none":
+        yield f"updates as trained: privacy={experiment.privacy} clips them and adds noise"
     if experiment.transforms:
         yield f"updates as trained: transforms={' + '.join(map(str, experiment.transforms))}"

@@ -19,9 +19,9 @@ class Constants:
     G: float
     """No stochastic gradient is longer."""
     s_l: float
-    """σ_l²: the variance of the gradient of one local step, a batch, at every client."""
+    """σ_l, whose square bounds the variance of the gradient of one local step, a batch, at every client."""
     s_g: float
-    """σ_g²: the mean over clients of ‖∇F_i - ∇f‖²."""
+    """σ_g, whose square bounds the mean over clients of ‖∇F_i - ∇f‖²."""
     F: float
     """f(x_1) - min f."""
     d: int

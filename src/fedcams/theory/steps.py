@@ -19,23 +19,23 @@ class Steps:
     run: Setting
     bound: Bound
     limited_by: str
-    """What keeps the step below the best one for the leading terms; empty if nothing does."""
+    """What keeps the step below the best one; empty if nothing does."""
 
 
 def recommended(known: Constants, run: Setting) -> Steps:
-    """Return the rates that minimise the bound's leading terms, within its conditions; those of `run` do not matter.
+    """Return the rates that minimise the bound within its conditions; those of `run` do not matter.
 
-    The local rate is the largest at which drift costs a tenth of the leading terms and v̂ cannot leave its floor.
+    The local rate is the largest at which drift costs a tenth of the leading terms and v̂ cannot leave its floor. Then
+    the server's rate gives the step of a round with the lowest bound.
     """
     variance = known.s_l**2 / (run.n * run.K)
     if not run.full:
         variance += 3 * known.s_g**2 * (run.m - run.n) / (run.n * (run.m - 1))
-    ideal = math.sqrt(known.F / (CROSS * known.L * run.T * variance)) if variance else math.inf
     eta_l = _local_rate(known, run, variance)
-    alpha = _admissible(known, replace(run, eta_l=eta_l), min(ideal, 1e9))
+    longest = _longest(known, replace(run, eta_l=eta_l))
+    alpha = _best(known, replace(run, eta_l=eta_l), longest)
     chosen = _with_step(run, eta_l, alpha)
-    limit = "" if alpha == ideal else "the conditions of the bound"
-    return Steps(chosen, sound(known, chosen), limit)
+    return Steps(chosen, sound(known, chosen), "the conditions of the bound" if alpha == longest else "")
 
 
 def corollary(known: Constants, run: Setting) -> Steps:
@@ -59,11 +59,9 @@ def _with_step(run: Setting, eta_l: float, alpha: float) -> Setting:
     return replace(run, eta_l=eta_l, eta=alpha * math.sqrt(run.eps) / (eta_l * run.K))
 
 
-def _admissible(known: Constants, run: Setting, ideal: float) -> float:
-    """Return the largest step of a round up to `ideal` that meets all conditions, by bisection."""
-    if sound(known, _with_step(run, run.eta_l, ideal)).admissible:
-        return ideal
-    low, high = 0.0, ideal
+def _longest(known: Constants, run: Setting) -> float:
+    """Return the longest step of a round that meets all conditions, by bisection."""
+    low, high = 0.0, 1e9
     for _ in range(200):
         middle = (low + high) / 2
         if sound(known, _with_step(run, run.eta_l, middle)).admissible:
@@ -71,3 +69,23 @@ def _admissible(known: Constants, run: Setting, ideal: float) -> float:
         else:
             high = middle
     return low
+
+
+def _best(known: Constants, run: Setting, longest: float) -> float:
+    """Return the step of a round up to `longest` with the lowest bound.
+
+    Every term is a power of the step with a positive factor, so their sum is convex in the step's logarithm: a third
+    of an interval can be dropped at a time.
+    """
+
+    def bound(log: float) -> float:
+        return sound(known, _with_step(run, run.eta_l, math.exp(log))).value
+
+    low, high = math.log(longest) - 50, math.log(longest)
+    for _ in range(150):
+        third = (high - low) / 3
+        if bound(low + third) < bound(high - third):
+            high -= third
+        else:
+            low += third
+    return longest if high == math.log(longest) else math.exp(high)

@@ -1,0 +1,66 @@
+"""The picture of accuracy against the share of coordinates off the floor: digits, and the recorded studies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from fedcams.report.collection import COLOURS
+from reproduction.runs import Results
+from theory_page.adaptivity import SHOWN, Point
+from theory_page.recorded import STUDIES, Row, best_rates, rows
+
+
+def off_floor(points: Sequence[Point], results: Results) -> Figure:
+    """Return a figure with a panel for digits, and one for every study that has runs."""
+    panels = {"Digits, 60 rounds": _digits(points)}
+    panels |= {study.title: found for study in STUDIES if (found := rows(results, study))}
+    figure = Figure((max(5.2, 3.4 * len(panels)), 3.5), layout="constrained")
+    for axes, (title, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        _panel(axes, title, found)
+    figure.axes[0].set_ylabel("test accuracy")
+    entries = {
+        name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def _digits(points: Sequence[Point]) -> list[Row]:
+    """Return the settings that the page shows, as rows."""
+    settings: dict[tuple[str, float, float], list[Point]] = {}
+    for point in points:
+        if point.seed in SHOWN:
+            settings.setdefault((point.family, point.eps, point.step), []).append(point)
+    return [
+        Row(
+            eps=eps if family == "fedams" else None,
+            rate=step,
+            accuracy=100 * fmean(p.accuracy for p in same),
+            averaged=None,
+            off_floor=fmean(p.off_floor for p in same),
+            seeds=SHOWN,
+        )
+        for (family, eps, step), same in settings.items()
+    ]
+
+
+def _panel(axes: Any, title: str, found: list[Row]) -> None:
+    """Draw a line through the best rate of each ε, the other rates beside it, and FedAvgM as a level."""
+    best = best_rates(found)
+    plain = max(row.accuracy for row in found if row.eps is None)
+    axes.axhline(plain / 100, color="#777777", ls="--", lw=1, label="FedAvgM, best rate")
+    line = sorted((row.off_floor, row.accuracy / 100) for row in best if row.eps is not None)
+    axes.plot(*zip(*line, strict=True), "o-", ms=4, color=COLOURS[0], label="FedAMS, best rate for each ε")
+    rest = [(row.off_floor, row.accuracy / 100) for row in found if row.eps is not None and row not in best]
+    if rest:
+        axes.plot(*zip(*rest, strict=True), "o", ms=4, mfc="none", color=COLOURS[0], label="FedAMS, other rates")
+    axes.set(title=title, xlabel="coordinates off the floor at the end", xlim=(-0.04, 1.04))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
+    low = max(min(row.accuracy for row in found), max(row.accuracy for row in best) - 15) / 100
+    axes.set_ylim(bottom=low - 0.005)

@@ -1,0 +1,160 @@
+"""Does leaving the floor help? The same question as on digits, for recorded runs: Shakespeare's plays and CIFAR-10."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from fedcams.experiment.sweep import score
+from fedcams.runs import Run
+from reproduction.runs import NEAR, Done, Results, with_common_seeds
+from reproduction.tables import table
+from reproduction.words import MODELS
+
+ADAPTIVE = ("FedAMS", "FedAdam", "FedAMSGrad", "FedYogi")
+TWINS = {"FedAMSGrad": "FedAdam"}
+"""Methods of the first figure whose twin is that of another; the others have their own."""
+HEADS = "ε | rate on the floor, lr/√ε | off the floor at the end | accuracy | averaged"
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that differ in rate and ε alone, and what to say of them."""
+
+    preset: str
+    title: str
+    text: str
+    more: tuple[str, str, str] = ("", "", "")
+    """A run of another preset that belongs here: that preset, its label there, and its label here."""
+
+
+STUDIES = (
+    Study(
+        "adaptivity-shakespeare",
+        "Shakespeare's plays",
+        "The LSTM of [`shakespeare-lstm`](reproduction.md#shakespeares-plays), with the columns of the table above.\n"
+        "FedAvgM has a single rate here and FedAMS more settings, so a small lead of the best FedAMS says little.\n",
+        ("shakespeare-lstm", "FedAMS", "eps=1e-6, rate 10"),
+    ),
+    Study(
+        "adaptivity-resnet18",
+        "CIFAR-10, 60 rounds",
+        "ResNet-18 as in the paper's first figure, with bias correction, but for 60 rounds. The table shows the best\n"
+        "of three rates for FedAvgM and for each ε, chosen by the same runs; the picture shows all.\n",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting: its ε (None for FedAvgM), its rate on the floor, and what came out, as means over seeds."""
+
+    eps: float | None
+    rate: float
+    accuracy: float
+    """Of the last models, in percent, over the last fifth of the rounds."""
+    averaged: float | None
+    off_floor: float
+    seeds: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """How the page calls it."""
+        return "FedAvgM" if self.eps is None else f"{self.eps:g}"
+
+
+def rows(results: Results, study: Study) -> list[Row]:
+    """Return the settings of a study that were run; none unless FedAvgM and FedAMS are among them."""
+    found = results.of(study.preset)
+    preset, label, here = study.more
+    found += [Done(here, done.runs) for done in (results.of(preset) if preset else []) if done.label == label]
+    made = sorted((_row(done) for done in with_common_seeds(found)), key=lambda row: (-(row.eps or 1), row.rate))
+    return made if len({row.eps is None for row in made}) == 2 else []
+
+
+def _row(done: Done) -> Row:
+    family, _, rate = done.label.partition(", rate ")
+    return Row(
+        eps=None if family == "FedAvgM" else float(family.removeprefix("eps=")),
+        rate=float(rate),
+        accuracy=100 * fmean(map(_last, done.runs)),
+        averaged=done.averaged,
+        off_floor=fmean(run.records[-1].probes.get("off_floor") or 0.0 for run in done.runs),
+        seeds=tuple(done.seeds),
+    )
+
+
+def _last(run: Run) -> float:
+    found = score([replace(record, averaged_accuracy=None) for record in run.records])
+    assert found is not None
+    return found
+
+
+def best_rates(found: list[Row]) -> list[Row]:
+    """Return the row with the highest accuracy for every ε, in their order."""
+    return [
+        max((row for row in found if row.eps == eps), key=lambda row: row.accuracy)
+        for eps in dict.fromkeys(row.eps for row in found)
+    ]
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def sections(results: Results) -> Iterator[str]:
+    """Yield a section for every study that has runs, and one for the twins of the paper's first figure."""
+    for study in STUDIES:
+        if found := rows(results, study):
+            yield f"#### {study.title}\n"
+            yield study.text
+            shown = found if study.more[0] else best_rates(found)
+            yield from table(HEADS, "rrrrr", list(map(_cells, shown)))
+            yield _verdict(shown)
+    yield from twins(results)
+
+
+def _cells(row: Row) -> list[str]:
+    off = "" if row.eps is None else f"{100 * row.off_floor:.3g} %"
+    averaged = "" if row.averaged is None else f"{row.averaged:.2f}"
+    return [row.name, f"{row.rate:g}", off, f"{row.accuracy:.2f}", averaged]
+
+
+def _verdict(shown: list[Row]) -> str:
+    plain = max((row for row in shown if row.eps is None), key=lambda row: row.accuracy)
+    best = max((row for row in shown if row.eps is not None), key=lambda row: row.accuracy)
+    gain = best.accuracy - plain.accuracy
+    equal = ", which counts as equal" if abs(gain) <= NEAR else ""
+    named = " and ".join(map(str, best.seeds))
+    return (
+        f"The best FedAMS has ε = {best.name}, with {100 * best.off_floor:.3g} % of coordinates off the floor at the\n"
+        f"end. It is {gain:+.2f} points from FedAvgM{equal} (seed {named}).\n"
+    )
+
+
+def twins(results: Results) -> Iterator[str]:
+    """Yield the methods of the paper's first figure beside the FedAvgM that each is on its floor."""
+    pairs = [(name, *pair) for model, name in MODELS.items() for pair in _pairs(results, f"fig1-{model}")]
+    if not pairs:
+        return
+    yield "#### CIFAR-10, the twins of the paper's first figure\n"
+    cells = [
+        [model, own.label, f"{own.accuracy:.2f}", f"{twin.accuracy:.2f}", f"{own.accuracy - twin.accuracy:+.2f}",
+         ", ".join(map(str, own.seeds))]
+        for model, own, twin in pairs
+    ]  # fmt: skip
+    yield from table("model | method | accuracy | its FedAvgM twin | difference | seeds", "llrrrr", cells)
+    near = sum(abs(own.accuracy - twin.accuracy) <= NEAR for _, own, twin in pairs)
+    yield (
+        f"Accuracies are means over the last 100 of 500 rounds. In {near} of {len(pairs)} pairs the difference is at "
+        f"most\n{NEAR} points, which counts as equal.\n"
+    )
+
+
+def _pairs(results: Results, preset: str) -> Iterator[tuple[Done, Done]]:
+    known = {done.label: done for done in results.of(preset)}
+    for label in ADAPTIVE:
+        twin = known.get(f"FedAvgM, twin of {TWINS.get(label, label)}")
+        if (own := known.get(label)) and twin:
+            first, second = with_common_seeds([own, twin])
+            yield first, second
