@@ -149,7 +149,7 @@ def last_scores(run: Run) -> list[float]:
 
 def _environment(run: Run) -> str:
     about, named = run.environment, {"torch": "torch", "python": "Python"}
-    known = [f"{name} {about[key]}" for key, name in named.items() if key in about]
+    known = [f"{name} {about[key].partition('+')[0]}" for key, name in named.items() if key in about]  # without build
     return ", ".join([about.get("device", "device not recorded"), *known])
 
 

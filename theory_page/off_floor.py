@@ -16,9 +16,9 @@ from theory_page.recorded import STUDIES, Row, best_rates, rows
 
 
 def off_floor(points: Sequence[Point], results: Results) -> Figure:
-    """Return a figure with a panel for digits, and one for every study that has runs."""
+    """Return a figure with a panel for digits, and one for every study with at least two ε."""
     panels = {"Digits, 60 rounds": _digits(points)}
-    panels |= {study.title: found for study in STUDIES if (found := rows(results, study))}
+    panels |= {study.title: found for study in STUDIES if _several(found := rows(results, study))}
     figure = Figure((max(5.2, 3.4 * len(panels)), 3.5), layout="constrained")
     for axes, (title, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         _panel(axes, title, found)
@@ -28,6 +28,10 @@ def off_floor(points: Sequence[Point], results: Results) -> Figure:
     }
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=3)
     return figure
+
+
+def _several(found: Sequence[Row]) -> bool:
+    return len({row.eps for row in found if row.eps is not None}) > 1
 
 
 def _digits(points: Sequence[Point]) -> list[Row]:

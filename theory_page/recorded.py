@@ -9,7 +9,7 @@ from statistics import fmean
 from fedcams.experiment.sweep import score
 from fedcams.runs import Run
 from reproduction.runs import NEAR, Done, Results, with_common_seeds
-from reproduction.tables import table
+from reproduction.tables import missing, table
 from reproduction.words import MODELS
 
 ADAPTIVE = ("FedAMS", "FedAdam", "FedAMSGrad", "FedYogi")
@@ -41,7 +41,7 @@ STUDIES = (
         "adaptivity-resnet18",
         "CIFAR-10, 60 rounds",
         "ResNet-18 as in the paper's first figure, with bias correction, but for 60 rounds. The table shows the best\n"
-        "of three rates for FedAvgM and for each ε, chosen by the same runs; the picture shows all.\n",
+        "rate of FedAvgM and of each ε, chosen by the same runs.\n",
     ),
 )  # fmt: skip
 
@@ -111,6 +111,7 @@ def sections(results: Results) -> Iterator[str]:
             shown = found if study.more[0] else best_rates(found)
             yield from table(HEADS, "rrrrr", list(map(_cells, shown)))
             yield _verdict(shown)
+            yield from missing(results, study.preset)
     yield from twins(results)
 
 
