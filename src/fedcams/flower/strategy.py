@@ -211,7 +211,7 @@ class FedCAMS(FedAvg):
             state = checkpoint.load(start(server, *names.vectors(ArrayRecord(dict(initial_arrays)))))
             rounds = GridRound(self, server, names, rest, checkpoint, timeout, train_config or ConfigRecord())
             evaluate = Evaluation(self, grid, names, rest, timeout, evaluate_config or ConfigRecord(), evaluate_fn)
-            with tracking(self, state.round, num_rounds) as log:
+            with tracking(self, checkpoint.run, state.round, num_rounds) as log:
                 return self._run(grid, state, num_rounds, rounds, evaluate, log)
 
     def _run(

@@ -41,7 +41,7 @@ class _Run:
         self._run = self._wandb.init(
             project=self._settings.project,
             mode=self._settings.mode,
-            name=run.path.name,
+            name=run.name,
             id=hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest(),
             resume="allow",
             config=run.experiment.to_dict(),
@@ -54,5 +54,12 @@ class _Run:
 
     def finish(self) -> None:
         """End the run there."""
+        self._exit(0)
+
+    def abort(self, error: BaseException) -> None:
+        """End the run there as failed or, with wandb's own code for Ctrl-C, as stopped."""
+        self._exit(1 if isinstance(error, Exception) else 255)
+
+    def _exit(self, code: int) -> None:
         if self._run is not None:
-            self._run.finish()
+            self._run.finish(exit_code=code)
