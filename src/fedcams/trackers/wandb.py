@@ -38,6 +38,7 @@ class _Run:
 
     def start(self, run: Run) -> None:
         """Begin a run there, or continue the one that this folder began: its id depends on the folder alone."""
+        run.path.mkdir(parents=True, exist_ok=True)  # or old versions write to a temporary one
         self._run = self._wandb.init(
             project=self._settings.project,
             mode=self._settings.mode,
@@ -45,7 +46,7 @@ class _Run:
             id=hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest(),
             resume="allow",
             config=run.experiment.to_dict(),
-            dir=run.path,
+            dir=str(run.path),
         )
 
     def log(self, record: RoundRecord, timing: Mapping[str, Any]) -> None:
