@@ -220,6 +220,13 @@ def test_errors_are_one_line_and_leave_nothing_behind(folder: Path, arguments: l
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize(("arguments", "meant"), [(["lst"], "'list'"), (["run", "--onyl", "x", "demo"], "'--only'")])
+def test_a_suggestion_comes_once(arguments: list[str], meant: str) -> None:
+    said = " ".join(fedcams(*arguments).stderr.split())
+    assert f"Did you mean {meant}?" in said
+    assert said.count("Did you mean") == 1
+
+
 FEDCAMS = "import runpy; runpy.run_module('fedcams', run_name='__main__')"
 
 

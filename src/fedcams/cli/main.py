@@ -47,6 +47,8 @@ class Commands(TyperGroup):
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":  # of click, or of the copy that newer versions of typer bring
                 refuse_key(error)
+            if "Did you mean" in getattr(error, "message", ""):  # by typer; newer versions of click would repeat it
+                vars(error)["possibilities"] = None
             raise
 
 
