@@ -225,7 +225,8 @@ class FedCAMS(FedAvg):
         while state.round < num_rounds:
             started = time.monotonic()
             state, line, metrics = rounds.advance_(grid, state)
-            logger.info("[ROUND %s/%s] %s", state.round, num_rounds, _told(line))
+            level = logging.WARNING if line["skipped"] else logging.INFO
+            logger.log(level, "[ROUND %s/%s] %s", state.round, num_rounds, _told(line))
             if said := alarm.hear(state.round, line["train_loss"], line["delta_norm"]):
                 logger.warning("%s (now %s)", said, self.method.server)
             with tolerant("training", state.round):
