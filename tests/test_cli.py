@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,13 @@ def test_errors_are_one_line_and_leave_nothing_behind(folder: Path, arguments: l
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize(("arguments", "meant"), [(["lst"], "'list'"), (["run", "--onyl", "x", "demo"], "'--only'")])
+def test_a_suggestion_comes_once(arguments: list[str], meant: str) -> None:
+    said = " ".join(fedcams(*arguments).stderr.split())
+    assert f"Did you mean {meant}?" in said
+    assert said.count("Did you mean") == 1
+
+
 FEDCAMS = "import runpy; runpy.run_module('fedcams', run_name='__main__')"
 
 
@@ -240,6 +248,21 @@ def test_stopping_by_hand_leaves_a_run_that_goes_on(folder: Path, forks: Forks) 
     assert "FedCAMS sign, seed 1: continuing in" in say(*arguments, "--no-report")
     say(*arguments, "--no-report", "--out", "whole")
     assert records.read_bytes() == (folder / "whole/fedcams-sign-s1/rounds.jsonl").read_bytes()
+
+
+def test_the_end_of_a_batch_job_stops_a_run_as_ctrl_c_does(folder: Path) -> None:
+    records, before = folder / "runs/mini/fedavg-s1/rounds.jsonl", signal.getsignal(signal.SIGTERM)
+
+    def end_job() -> None:
+        while not records.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_job, daemon=True).start()
+    settings = ["-s", "rounds=100000", "-s", "engine=loop", "-s", "local=sgd(steps=1)"]
+    result = fedcams("run", "mini.toml", "--only", "FedAvg", *settings, "--no-report")
+    assert (result.exit_code, result.stderr.startswith("stopped; run the same command again")) == (130, True)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 # -- resume, report, sweep, list -------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_a_file_says_everything_and_reads_back(tmp_path: Path) -> None:
         ({"rounds": "many"}, "not a number"),
         ({"train_fraction": 0}, "allowed: a number in"),
         ({"engine": "stackd"}, "no engine is named 'stackd'"),
-        ({"task": 3}, "task=3: not a spec"),
+        ({"task": 3}, "task=3: not a spec; allowed: a task spec, from 'cifar10', 'cifar100', 'digits'"),
         ({"weighting": "median"}, "allowed: uniform or examples"),
         ({"feedback": "yes"}, "feedback=yes: not a boolean"),
     ],

@@ -14,6 +14,7 @@ from fedcams import runs
 from fedcams.durable import sealed
 from fedcams.experiment import Experiment
 from fedcams.runs import RunError, check_extension, extend, read_run
+from fedcams.runs.folder import runs_below
 from fedcams.simulation import RoundRecord
 
 BASE: dict[str, Any] = {"task": "logistic(size=40)", "model": "linear", "clients": 4, "sampler": "uniform(n=2)"}
@@ -127,3 +128,12 @@ def test_the_command_line_extends_all_runs_or_none(tmp_path: Path, monkeypatch: 
     assert run("--keep-rows", "--out", "kept").exit_code == 0
     assert run("-s", "rounds=5", "--out", "kept").exit_code == 0
     assert len(read_run(tmp_path / "kept/rows-s1").records) == 5
+
+
+def test_runs_of_a_sweep_can_be_extended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    grid = '\n[[run]]\nlabel = "rows"\nuplink = "sign"\nserver = "fedams(lr={lr})"\ngrid = { lr = [0.1, 1] }\n'
+    (tmp_path / "mini.toml").write_text(FILE + "\nrounds = 2" + grid)
+    assert fedcams("sweep", "mini.toml", "--keep-rows").exit_code == 0
+    assert fedcams("sweep", "mini.toml", "-s", "rounds=3").exit_code == 0
+    assert [len(read_run(path).records) for path in runs_below(tmp_path / "runs")] == [3, 3]

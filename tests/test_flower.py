@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import shutil
 import zlib
@@ -256,7 +257,10 @@ def residual(tmp_path: Path, site: int) -> Tensor:
     return store.gather("residual", [site])[0].double()
 
 
-def test_too_few_replies_or_clients_skip_the_round_and_say_so(tmp_path: Path) -> None:
+def test_too_few_replies_or_clients_skip_the_round_and_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     what, log, faults = experiment(sampler="full"), Log(), Faults()
     grid, strategy, arrays = federation(tmp_path, what, faults, log, min_available=1, min_replies=CLIENTS)
     result = run(grid, strategy, arrays, 1, timeout=0.15)
@@ -268,6 +272,8 @@ def test_too_few_replies_or_clients_skip_the_round_and_say_so(tmp_path: Path) ->
     result = strategy.start(LocalGrid(grid.apps, grid.sites), arrays, 1, timeout=0.2)
     (line,) = read_ledger(tmp_path / "lonely")
     assert line["skipped"] == "4 clients connected, min_available=9"
+    warned = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert "[ROUND 1/1] skipped: 4 clients connected, min_available=9" in warned
 
 
 def test_a_sampler_waits_for_as_many_as_it_draws(tmp_path: Path) -> None:

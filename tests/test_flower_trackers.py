@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import csv
 import logging
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedcams import SpecError
 from fedcams.flower.checkpoint import read_ledger
 from fedcams.runs import Run
 from fedcams.simulation import RoundRecord
-from flower_apps import CLIENTS, ROUNDS, experiment, federation, quick
+from flower_apps import CLIENTS, ROUNDS, experiment, federation, quick, run
 
 __all__ = ["quick"]  # a fixture for these tests
 UNCOUNTED = {"paper_bits_up", "wire_up_buffers", "test_loss"}
@@ -93,6 +94,7 @@ class Own:
             raise RuntimeError("connection\nlost")
 
     def start(self, run: Run) -> None:
+        self.name = run.name
         self._note((run.path.name, run.experiment.clients, len(run.records)), "start")
 
     def log(self, record: RoundRecord, timing: Mapping[str, Any]) -> None:
@@ -110,6 +112,22 @@ def test_a_tracker_of_ones_own_follows_until_the_run_is_finished(tmp_path: Path)
     assert first == [("checkpoint", CLIENTS, 0), 1, 2, "finish"]
     assert second == [("checkpoint", CLIENTS, 2), 3, 4, "finish"]
     assert third == [], "a finished run is not tracked again"
+    assert trackers[0].name == trackers[1].name
+    assert re.fullmatch(r"run-[0-9a-f]{8}", trackers[0].name), "the one that clients know, and new for every folder"
+
+
+def test_one_that_can_tell_hears_that_a_run_broke_off(tmp_path: Path) -> None:
+    class Careful(Own):
+        def abort(self, error: BaseException) -> None:
+            self.notes.append(str(error))
+
+    def interrupt(node: int, message: Message, reply: Message | None) -> None:
+        raise KeyboardInterrupt("now")
+
+    careful = Careful()
+    with pytest.raises(KeyboardInterrupt):
+        run(*federation(tmp_path, experiment(), interrupt, trackers=[careful]))
+    assert careful.notes[1:] == ["now"]
 
 
 @pytest.mark.parametrize("fails", ["log", "finish"])

@@ -90,12 +90,13 @@ def test_a_line_never_wraps_and_always_tells_the_round(label: str) -> None:
         assert " 45/500" in line
 
 
-def test_eighty_columns_have_room_for_place_name_accuracy_and_time() -> None:
-    row = Row("13/24 FedCAMS top-k 1/64, seed 1", 60, record(45, train_loss=0.5), "0:31 left in all")
+@pytest.mark.parametrize("name", ["FedCAMS top-k 1/64, seed 1", "FedCAMS top-k 1/64 with a slower server, seed 1"])
+def test_eighty_columns_have_room_for_place_name_accuracy_and_time(name: str) -> None:
+    row = Row(f"13/24 {name}", 60, record(45, train_loss=0.5), "0:31 left in all")
     out = StringIO()
     Console(file=out, width=80).print(row)
     line = out.getvalue().strip()
-    assert line.startswith("13/24 FedCAMS top-k 1/64, seed 1 ")
+    assert line.startswith(f"13/24 {name} " if len(name) < 30 else f"13/24 {name[:25]}… ")
     assert line.endswith(" 45/60 accuracy 0.0000, 0:31 left in all")
 
 

@@ -781,6 +781,10 @@ def test_a_target_above_one_is_a_percentage_of_an_accuracy(runs: Path) -> None:
 def test_a_target_must_be_a_number(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="target=nan is not a finite number"):
         report([runs], tmp_path / "out", target=float("nan"))
+    for target in (-0.1, 950):
+        with pytest.raises(ReportError, match=f"target={target}, but every accuracy is from 0 to 1; give one such as"):
+            report([runs], tmp_path / "out", target=target)
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_matplotlib_there_are_no_figures_but_a_page(

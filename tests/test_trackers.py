@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import struct
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +52,14 @@ class Fake:
         self.notes.append("finish")
 
 
+class Stopping(Fake):
+    """Ctrl-C in round 2."""
+
+    def log(self, record: RoundRecord, timing: Mapping[str, Any]) -> None:
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+
 def session(*trackers: Tracker) -> Session:
     return Session(trackers=trackers, screen=Progress(quiet=True))
 
@@ -65,8 +75,41 @@ def test_it_is_finished_when_the_run_breaks_off_and_told_what_is_there_when_it_g
     with pytest.raises(RunError, match=r"failed in round 2: RuntimeError: connection lost; run the same command again"):
         session(broken).carry_out(TINY, tmp_path / "r")
     assert broken.notes == [("start", "r", 0), 1, "finish"]
+    careful = Careful()
+    with pytest.raises(KeyboardInterrupt):
+        session(careful, Stopping()).carry_out(TINY, tmp_path / "stopped")
+    assert careful.notes == [("start", "stopped", 0), 1, 2, "KeyboardInterrupt"]
     session(next_one).carry_out(TINY, tmp_path / "r")
     assert next_one.notes == [("start", "r", 2), 1, 2, 3, "finish"]
+
+
+class Careful(Fake):
+    """Tells a run that ended early from a finished one."""
+
+    def abort(self, error: BaseException) -> None:
+        self.notes.append(type(error).__name__)
+
+
+@pytest.mark.parametrize(
+    ("steps", "callbacks", "heard"),
+    [
+        (5, [], [1, 2, 3, "finish"]),
+        (2, [], [1, 2, "GeneratorExit"]),
+        (5, [lambda record: record.round == 2], [1, 2, "finish"]),
+        (5, [lambda record: 1 // (2 - record.round)], [1, 2, "GeneratorExit"]),
+    ],
+    ids=["to the end", "break", "stopped on purpose", "a callback fails"],
+)
+def test_it_may_hear_that_a_run_ended_early(tmp_path: Path, steps: int, callbacks: list[Any], heard: list[Any]) -> None:
+    client, careful = (torch.eye(4), torch.tensor([0, 1, 0, 1])), Careful()
+    history = fedcams.simulate(
+        nn.Linear(4, 2), [client] * 2, rounds=3, out=tmp_path / "r", trackers=[careful], callbacks=callbacks
+    )
+    with contextlib.suppress(ZeroDivisionError):
+        for _ in zip(range(steps), history, strict=False):
+            pass
+    history.close()
+    assert careful.notes == [("start", "r", 0), *heard]
 
 
 def test_one_that_cannot_start_is_named_before_the_run_begins(tmp_path: Path) -> None:
@@ -196,12 +239,29 @@ def test_a_csv_file_begins_with_the_rounds_before_it(tmp_path: Path) -> None:
     assert [row["round"] for row in rows] == ["1", "2", "3"]
 
 
+def kept_by_wandb(folder: Path) -> list[Any]:
+    """The framed records for `wandb sync`; wandb's own process writes them, at times a moment after `finish`."""
+    records = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    found: list[Any] = []
+    for _ in range(400):
+        found, data, at = [], file.read_bytes(), 7
+        while at < len(data):
+            size, kind = struct.unpack_from("<HB", data, at + 4)
+            assert kind == 1, "a record that is longer than a frame"
+            found.append(records.Record.FromString(data[at + 7 : at + 7 + size]))
+            at += 7 + size
+        if found and found[-1].HasField("exit"):
+            break
+        time.sleep(0.05)
+    return found
+
+
 @pytest.mark.filterwarnings("ignore")  # of their own dependencies
 def test_wandb_keeps_every_round_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     run = session(tracker("wandb(project=mine, mode=offline)")).carry_out(TINY, tmp_path / "r")
-    (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
-    kept = file.read_bytes()  # records with values as JSON, which `wandb sync` sends
+    kept = b"".join(record.SerializeToString() for record in kept_by_wandb(run.path))
     assert b"logistic(size=20)" in kept, "the experiment"
     for record in run.records:
         assert json.dumps(record.train_loss).encode() in kept
@@ -209,15 +269,38 @@ def test_wandb_keeps_every_round_offline(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_wandb_is_told_how_a_run_ended(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    for folder, other, code in (("a", Stopping(), 255), ("b", Fake(fails_in=3), 1), ("c", Fake(), 0)):
+        with contextlib.suppress(KeyboardInterrupt, RunError):
+            session(tracker("wandb(mode=offline)"), other).carry_out(TINY, tmp_path / folder)
+        assert kept_by_wandb(tmp_path / folder)[-1].exit.exit_code == code
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_mlflow_keeps_every_round_of_a_resumed_run_as_one(tmp_path: Path) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     uri = f"sqlite:///{tmp_path / 'mine.db'}"
     spec = f'mlflow(uri="{uri}", experiment=mine)'
-    with pytest.raises(RunError, match="connection lost"):
-        session(tracker(spec), Fake(fails_in=3)).carry_out(TINY, tmp_path / "it's r")
-    run = session(tracker(spec)).carry_out(TINY, tmp_path / "it's r")
     client = tracking.MlflowClient(tracking_uri=uri)
-    (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+
+    def stored() -> Any:
+        (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+        return found
+
+    class Looking(Fake):
+        def log(self, record: RoundRecord, timing: Mapping[str, Any]) -> None:
+            self.notes.append(stored().info.status)
+
+    for error, other, status in ((KeyboardInterrupt, Stopping(), "KILLED"), (RunError, Fake(fails_in=2), "FAILED")):
+        with pytest.raises(error):
+            session(tracker(spec), other).carry_out(TINY, tmp_path / "it's r")
+        assert stored().info.status == status
+    looking = Looking()
+    run = session(tracker(spec), looking).carry_out(TINY, tmp_path / "it's r")
+    assert looking.notes[1:-1] == ["RUNNING"] * 3
+    found = stored()
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "it's r")
     values = {each.step: each.value for each in client.get_metric_history(found.info.run_id, "test_accuracy")}
     assert values == {record.round: record.test_accuracy for record in run.records}
     assert found.data.params["rounds"] == "3"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,7 +37,8 @@ class Commands(TyperGroup):
         defer("torch")
         if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
             sys.stdout.reconfigure(errors="replace")
-        return super().main(*args, **kwargs)
+        with stopped_by_sigterm():
+            return super().main(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen subcommand and turn errors into messages and exit codes."""
@@ -47,7 +51,22 @@ class Commands(TyperGroup):
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":  # of click, or of the copy that newer versions of typer bring
                 refuse_key(error)
+            if "Did you mean" in getattr(error, "message", ""):  # by typer; newer versions of click would repeat it
+                vars(error)["possibilities"] = None
             raise
+
+
+@contextlib.contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM, which batch systems and containers send, stop a command as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def refuse_key(error: Any) -> None:

@@ -136,18 +136,19 @@ class Row:
     left: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = options.max_width
+        width, head = options.max_width, Text(self.head)
+        head.truncate(2 * width // 5, overflow="ellipsis")  # a long label leaves room for numbers
         round = 0 if self.record is None else self.record.round
         for tail in self._tails(f"{round:>{len(str(self.rounds))}}/{self.rounds}"):
-            room = min(BAR, width - cell_len(self.head) - cell_len(tail) - 2)
+            room = min(BAR, width - head.cell_len - cell_len(tail) - 2)
             if room >= SHORTEST_BAR:
                 break
         else:
-            head = set_cell_size(self.head, max(0, width - cell_len(tail) - 1))
-            yield Text(f"{head} {tail}", no_wrap=True, overflow="crop")
+            cut = set_cell_size(head.plain, max(0, width - cell_len(tail) - 1))
+            yield Text(f"{cut} {tail}", no_wrap=True, overflow="crop")
             return
         line = Table.grid(padding=(0, 1, 0, 0))
-        line.add_row(Text(self.head), ProgressBar(self.rounds, round, width=room), Text(tail, style="dim"))
+        line.add_row(head, ProgressBar(self.rounds, round, width=room), Text(tail, style="dim"))
         yield line
 
     def _tails(self, rounds: str) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
@@ -105,7 +105,7 @@ def run(
     tasks = {folder / name: experiment for name, experiment in chosen.folders.items()}
     options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
     progress, outcomes = _begin(tasks, options, jobs, quiet)
-    done = _summarize(progress, list(outcomes))
+    done = _summarize(progress, outcomes)
     if report:
         progress.say(f"report: {write_report([run.path for run in done], folder / 'report')}")
 
@@ -127,8 +127,7 @@ def resume(
 
     tasks = {path: read_experiment(path) for path in runs_below(folder) or [folder]}
     options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
-    progress, outcomes = _begin(tasks, options, jobs, quiet)
-    _summarize(progress, list(outcomes))
+    _summarize(*_begin(tasks, options, jobs, quiet))
 
 
 def sweep(
@@ -142,6 +141,8 @@ def sweep(
     data: Data = None,
     device: Device = "cpu",
     track: Track = None,
+    checkpoint_every: CheckpointEvery = 25,
+    keep_rows: KeepRows = False,
     jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
@@ -163,12 +164,11 @@ def sweep(
     values = _settings(settings or [])
     trials = sweeps.load_sweep(file, values, only or [])
     tasks = {path: experiment for trial in trials for path, experiment in trial.folders(folder).items()}
-    progress, outcomes = _begin(tasks, Settings(data, device, track or [], modules=context.obj), jobs, quiet)
+    options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
+    progress, outcomes = _begin(tasks, options, jobs, quiet)
 
     def runner(experiment: Experiment, path: Path) -> Sequence[RoundRecord]:
-        if path not in tasks:
-            return read_run(path).records
-        return next(outcomes).finished().records  # they come in the order in which the sweep asks for them
+        return (next(outcomes).finished() if path in tasks else read_run(path)).records  # both in the sweep's order
 
     ranked = _with_finished(trials, file, values, folder) if only else trials
     for label, results in sweeps.ranking(sweeps.sweep(ranked, folder, runner)).items():
@@ -262,11 +262,12 @@ def _begin(
 NUMBERS = ("seeds", "rounds", "accuracy", "up", "down")
 
 
-def _summarize(progress: Progress, outcomes: Sequence[Outcome]) -> list[Run]:
+def _summarize(progress: Progress, outcomes: Iterable[Outcome]) -> list[Run]:
     """Print the results and return the runs; raises an error that names those that failed."""
     from fedcams.cli.progress import title
     from fedcams.runs import RunError
 
+    outcomes = list(outcomes)
     done = [outcome.run for outcome in outcomes if outcome.run is not None]
     if done and not progress.quiet:
         progress.console.print(_table(done))
@@ -295,6 +296,5 @@ def _table(done: Sequence[Run]) -> Table:
 def _accuracy(same: Sequence[Run]) -> str:
     from fedcams.experiment.sweep import score
 
-    scores = [score(run.records) for run in same]
-    known = [value for value in scores if value is not None]
+    known = [value for run in same if (value := score(run.records)) is not None]
     return f"{fmean(known):.4f}" if known else ""

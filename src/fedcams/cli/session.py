@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, Watch, is_run, read_run
 from fedcams.runs.folder import ROUNDS, read_experiment
 from fedcams.simulation import RoundRecord
-from fedcams.trackers import Tracker, check_trackers
+from fedcams.trackers import Tracker, check_trackers, end
 
 AGAIN = "run the same command again to continue from the last checkpoint"
 
@@ -66,7 +67,7 @@ class Session:
         with contextlib.ExitStack() as stack:
             show = stack.enter_context(self.screen.follow(run))
             for tracker in self.trackers:
-                stack.callback(tracker.finish)
+                stack.push(functools.partial(end, tracker))
                 with naming(tracker, "cannot start", "set it up, or leave it out of --track"):
                     tracker.start(run)
 

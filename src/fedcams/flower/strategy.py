@@ -211,7 +211,7 @@ class FedCAMS(FedAvg):
             state = checkpoint.load(start(server, *names.vectors(ArrayRecord(dict(initial_arrays)))))
             rounds = GridRound(self, server, names, rest, checkpoint, timeout, train_config or ConfigRecord())
             evaluate = Evaluation(self, grid, names, rest, timeout, evaluate_config or ConfigRecord(), evaluate_fn)
-            with tracking(self, state.round, num_rounds) as log:
+            with tracking(self, checkpoint.run, state.round, num_rounds) as log:
                 return self._run(grid, state, num_rounds, rounds, evaluate, log)
 
     def _run(
@@ -225,7 +225,8 @@ class FedCAMS(FedAvg):
         while state.round < num_rounds:
             started = time.monotonic()
             state, line, metrics = rounds.advance_(grid, state)
-            logger.info("[ROUND %s/%s] %s", state.round, num_rounds, _told(line))
+            level = logging.WARNING if line["skipped"] else logging.INFO
+            logger.log(level, "[ROUND %s/%s] %s", state.round, num_rounds, _told(line))
             if said := alarm.hear(state.round, line["train_loss"], line["delta_norm"]):
                 logger.warning("%s (now %s)", said, self.method.server)
             with tolerant("training", state.round):

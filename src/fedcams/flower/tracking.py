@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import MetricRecord
@@ -20,7 +22,7 @@ from fedcams.registry import params
 from fedcams.runs.folder import Run
 from fedcams.simulation import RoundRecord
 from fedcams.tasks import Task
-from fedcams.trackers import Tracker
+from fedcams.trackers import Tracker, end
 
 if TYPE_CHECKING:
     from fedcams.flower.strategy import FedCAMS
@@ -63,8 +65,8 @@ def _metrics(result: Result, round: int) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def tracking(strategy: FedCAMS, done: int, rounds: int) -> Iterator[Log]:
-    """Let the strategy's trackers follow its run from after round `done`; yields what tells them of a round.
+def tracking(strategy: FedCAMS, name: str, done: int, rounds: int) -> Iterator[Log]:
+    """Let the strategy's trackers follow its run by this name, after round `done`; yields what tells them of a round.
 
     A tracker that cannot start is an error, before any round is run. One that fails later is only named in the log:
     clients choose the names of their metrics, and a federation should not stop because a service cannot be reached.
@@ -78,12 +80,19 @@ def tracking(strategy: FedCAMS, done: int, rounds: int) -> Iterator[Log]:
 
     with contextlib.ExitStack() as stack:
         for each in trackers:
-            stack.callback(_finish, each)
-            each.start(_run(strategy, rounds))
+            stack.push(functools.partial(_end, each))
+            each.start(_run(strategy, name, rounds))
         yield log
 
 
-def _run(strategy: FedCAMS, rounds: int) -> Run:
+@dataclass(frozen=True)
+class FlowerRun(Run):
+    """A run over Flower, whose folder may be `checkpoint` in every run; trackers show the name that clients know."""
+
+    name: str = ""
+
+
+def _run(strategy: FedCAMS, name: str, rounds: int) -> FlowerRun:
     """Return the run as trackers know runs; its folder is that of the checkpoint."""
     known = {key: getattr(strategy.method, key) for key in params(Method)}
     experiment = Experiment(
@@ -99,12 +108,12 @@ def _run(strategy: FedCAMS, rounds: int) -> Run:
         probes=(),
     )
     records = [FlowerRecord.of(line) for line in read_ledger(strategy.checkpoint)]
-    return Run(strategy.checkpoint, experiment, records, [], {}, [])
+    return FlowerRun(strategy.checkpoint, experiment, records, [], {}, [], name=name)
 
 
-def _finish(tracker: Tracker) -> None:
+def _end(tracker: Tracker, *raised: Any) -> None:
     with _naming(tracker):
-        tracker.finish()
+        end(tracker, *raised)
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ from fedcams.simulation import RoundRecord, Simulation
 from fedcams.simulation.clients import Clients
 from fedcams.simulation.evaluate import SCORE
 from fedcams.tasks import Task
-from fedcams.trackers import Tracker
+from fedcams.trackers import Tracker, end
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -93,13 +93,18 @@ class RunFolder:
                 raise RunError(f"{self.path}: another history has continued this run; call simulate again to load it")
             (self.path / STOPPED).unlink(missing_ok=True)  # left by a stop whose checkpoint was lost in a kill
             for tracker in trackers:
-                stack.callback(tracker.finish)
+                stack.push(functools.partial(end, tracker))
                 tracker.start(read_run(self.path))
             steps = stack.enter_context(contextlib.closing(self._journal.rounds(state)))
             for step in steps:
                 for tracker in trackers:
                     tracker.log(step.record, step.timing)
-                yield step.state, step.record
+                try:
+                    yield step.state, step.record
+                except GeneratorExit:  # trackers hear of it, unless the run is over
+                    if step.state.round < self.last and not (self.path / STOPPED).exists():
+                        raise
+                    return
 
     def stop(self, round: int) -> None:
         """Record that a callback stopped the run after this round, so that it counts as finished."""

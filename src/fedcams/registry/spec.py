@@ -50,7 +50,8 @@ class Spec:
                 return resolve(param.spec_kind, value)
         except SpecError as error:
             raise error.within(where) from None
-        raise SpecError(f"{where}={show(value)}: not a spec; allowed: {param.allowed}")
+        known = ", ".join(map(repr, registered(param.spec_kind)))
+        raise SpecError(f"{where}={show(value)}: not a spec; allowed: {param.allowed}, from {known}")
 
     def _accept_schedule(self, param: Param, schedule: Schedule, where: str) -> Schedule:
         if not self.schedulable or param.kind != "number":

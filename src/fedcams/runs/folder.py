@@ -74,6 +74,11 @@ class Run:
     """The round after which the run was stopped early on purpose."""
 
     @property
+    def name(self) -> str:
+        """The name of its folder, under which trackers show it."""
+        return self.path.name
+
+    @property
     def finished(self) -> bool:
         """Whether all rounds are there, or the run was stopped early on purpose."""
         return len(self.records) == self.experiment.rounds or len(self.records) == self.stopped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fedcams.errors import SpecError
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Tracker(Protocol):
-    """Follows runs, one after the other: `start`, `log` after every round, `finish` even if the run fails."""
+    """Follows runs, one after the other: `start`, `log` after every round, `finish` even if the run fails.
+
+    A tracker may also have a method `abort(error)`, called instead of `finish` if the run ends before its last round.
+    """
 
     def start(self, run: Run) -> None:
         """Begin to follow a run; a resumed run already has records."""
@@ -100,6 +104,31 @@ def check_trackers(trackers: Any, privacy: Privacy) -> None:
             f"privacy={privacy} and a tracker: it would receive losses and norms, which epsilon does not cover; "
             "leave trackers out, and read rounds.jsonl, which only its owner can"
         )
+
+
+def end(
+    tracker: Tracker, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+) -> None:
+    """Tell a tracker that its run is over, and what ended it early; takes what a context manager is told on its exit.
+
+    Arguments:
+        tracker: one that was asked to start.
+        kind: the class of the error.
+        error: what ended the run before its last round, if anything.
+        trace: where it happened.
+
+    Returns:
+        Nothing.
+
+    Examples:
+        >>> from fedcams.trackers import end, tracker
+        >>> end(tracker("csv"), None, None, None)
+    """
+    abort = getattr(tracker, "abort", None)
+    if error is None or abort is None:
+        tracker.finish()
+    else:
+        abort(error)
 
 
 def _check_methods(each: Any) -> None:

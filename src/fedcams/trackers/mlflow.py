@@ -47,9 +47,11 @@ class _Run:
         experiment = client.create_experiment(name) if known is None else known.experiment_id
         quote = '"' if "'" in folder else "'"
         found = client.search_runs([experiment], filter_string=f"tags.`{FOLDER}` = {quote}{folder}{quote}")
-        made = found[0] if found else client.create_run(experiment, tags={FOLDER: folder}, run_name=run.path.name)
+        made = found[0] if found else client.create_run(experiment, tags={FOLDER: folder}, run_name=run.name)
         self._id = made.info.run_id
-        if not found:
+        if found:
+            client.update_run(self._id, status="RUNNING")
+        else:
             for key, value in run.experiment.to_dict().items():
                 client.log_param(self._id, key, value)
 
@@ -60,5 +62,12 @@ class _Run:
 
     def finish(self) -> None:
         """End the run there."""
+        self._terminate("FINISHED")
+
+    def abort(self, error: BaseException) -> None:
+        """End the run there as failed or, after Ctrl-C, as killed."""
+        self._terminate("FAILED" if isinstance(error, Exception) else "KILLED")
+
+    def _terminate(self, status: str) -> None:
         if self._id is not None:
-            self._client.set_terminated(self._id)
+            self._client.set_terminated(self._id, status)

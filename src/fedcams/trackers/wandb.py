@@ -38,14 +38,15 @@ class _Run:
 
     def start(self, run: Run) -> None:
         """Begin a run there, or continue the one that this folder began: its id depends on the folder alone."""
+        run.path.mkdir(parents=True, exist_ok=True)  # or old versions write to a temporary one
         self._run = self._wandb.init(
             project=self._settings.project,
             mode=self._settings.mode,
-            name=run.path.name,
+            name=run.name,
             id=hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest(),
             resume="allow",
             config=run.experiment.to_dict(),
-            dir=run.path,
+            dir=str(run.path),
         )
 
     def log(self, record: RoundRecord, timing: Mapping[str, Any]) -> None:
@@ -54,5 +55,12 @@ class _Run:
 
     def finish(self) -> None:
         """End the run there."""
+        self._exit(0)
+
+    def abort(self, error: BaseException) -> None:
+        """End the run there as failed or, with wandb's own code for Ctrl-C, as stopped."""
+        self._exit(1 if isinstance(error, Exception) else 255)
+
+    def _exit(self, code: int) -> None:
         if self._run is not None:
-            self._run.finish()
+            self._run.finish(exit_code=code)
