@@ -56,7 +56,7 @@ test-newest test-oldest: test-%:
 	rm -rf build/$* && $(PYTHON) -m venv build/$*
 	if [ $* = oldest ]; then $(PYTHON) tests/oldest.py; fi > build/$*/constraints.txt
 	build/$*/bin/python -m pip install -q "$(TORCH)" $(TRITON)
-	build/$*/bin/python -m pip install -q -c build/$*/constraints.txt -e '.[dev,wandb,mlflow]'
+	build/$*/bin/python -m pip install -q -c build/$*/constraints.txt -e '.[dev]'
 	build/$*/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 release-check: $(READY) ## Build wheel and sdist, install each in a new environment, and run the demo and the sdist's tests
