@@ -56,7 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Turn links to files outside docs/, which the site does not hold, into their paths; give wide tables their room."""
+    """Turn links to files outside docs/, which the site does not hold, into their paths; make room for wide tables."""
     folder = posixpath.dirname(page.file.src_uri)
     if page.file.src_uri in WIDE:
         page.meta["hide"] = ["toc"]
