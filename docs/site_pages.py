@@ -1,4 +1,4 @@
-"""What mkdocs.yml cannot express: its version, the pages of the Python API, and links that leave docs/."""
+"""What mkdocs.yml cannot express: its version, the pages of the Python API, links that leave docs/, and formulas."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -20,6 +22,13 @@ MIKE_SAYS = "MIKE_DOCS_VERSION"
 """The environment variable that mike sets while it builds one version of the site among others."""
 COPIED = ("CHANGELOG.md", "CONTRIBUTING.md")
 """Pages of the repository's root that the site shows too."""
+WIDE = ("leaderboard.md", "demo/summary.md", "comparison.md")
+"""Pages whose tables need the room of the table of contents."""
+FIRST = ("simulate", "over_test_set", "Method", "server", "compressor", "Layout", "encode", "decode", "payload_size")
+"""The order in which readers need the names of `fedcams`; the others follow alphabetically."""
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+NORM = "&#x02016;"
+"""The bars of a norm: as operators they would grow to different heights."""
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -47,8 +56,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Turn links to files outside docs/, which the site does not hold, into their paths in the repository."""
+    """Turn links to files outside docs/, which the site does not hold, into their paths; make room for wide tables."""
     folder = posixpath.dirname(page.file.src_uri)
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
 
     def replaced(link: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join("docs", folder, link[2]))
@@ -57,6 +68,18 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return f"`{path}`" if link[1].strip("`/") == path else f"{link[1]} (`{path}`)"
 
     return LINK.sub(replaced, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Turn formulas from LaTeX into MathML, which browsers show without a script or a network."""
+
+    def shown(formula: re.Match[str]) -> str:
+        block = formula[1] == "div"
+        drawn = convert(unescape(formula[2]).strip(), display="block" if block else "inline")
+        drawn = drawn.replace(f"<mo>{NORM}</mo>", f'<mi mathvariant="normal">{NORM}</mi>')
+        return f'<div class="formula">{drawn}</div>' if block else drawn
+
+    return FORMULA.sub(shown, html)
 
 
 def from_root(text: str) -> str:
@@ -82,7 +105,8 @@ def api_page(module: str) -> str:
     """Return a page with the names that a module exports, then those of each module inside it."""
     exported = exports(source_of(module))
     if module == "fedcams":
-        return f"# {module}\n\n{directive(module, exported)}"
+        rest = [name for name in exported if name not in FIRST]
+        return f"# {module}\n\n{directive(module, [*FIRST, *rest])}      group_by_category: false\n"
     above = exports(PACKAGE / "__init__.py")
     own = [name for name in (exported or definitions(source_of(module))) if name not in above]
     parts = [f"# {module}\n", *_elsewhere([name for name in exported if name in above]), directive(module, own)]

@@ -17,7 +17,10 @@ from fedcams.registry import integer, register
 @register("blockmax")
 @dataclass(frozen=True)
 class BlockMax(Compressor):
-    """Keeps the largest |x_i| of each block, at least 1/block of the block's ‖x‖², so the bound is 1 - 1/block."""
+    """Keeps the largest |x_i| of each block.
+
+    That is at least 1/block of the block's ‖x‖², so the bound is 1 - 1/block.
+    """
 
     block: int = integer(32, low=1, doc="coordinates per block")
 
@@ -29,7 +32,8 @@ class BlockMax(Compressor):
         return -(-layout.d // self.block)
 
     def fields(self, layout: Layout) -> dict[str, Field]:
-        return {"position": Field("index", self._blocks(layout)), "value": Field("f32", self._blocks(layout))}
+        k = self._blocks(layout)
+        return {"position": Field("index", k), "value": Field("f32", k)}
 
     def squared_error_bound(self, layout: Layout) -> float:
         return 1 - 1 / min(self.block, layout.d)

@@ -41,14 +41,17 @@ A compressor is [one file](adding-a-compressor.md). Measuring it on digits takes
 setting and seeds:
 
 ```sh
-fedcams --import mine run demo --only FedAMS -s uplink='mine(k=8)' --out runs/mine
-python -m leaderboard add runs/mine --label 'FedCAMS mine' --import mine --source 'a link to your runs'
+fedcams --import mine run demo --only FedAMS -s uplink='mine(k=8)' \\
+    --out runs/mine
+python -m leaderboard add runs/mine --label 'FedCAMS mine' --import mine \\
+    --source 'a link to your runs'
 ```
 
 On CIFAR-10, with the paper's setting, each run takes a few minutes on a GPU:
 
 ```sh
-fedcams --import mine run bytes-resnet18 --only FedAMS -s uplink='mine(k=8)' --data DIR --device cuda --out runs/mine
+fedcams --import mine run bytes-resnet18 --only FedAMS -s uplink='mine(k=8)' \\
+    --data DIR --device cuda --out runs/mine
 ```
 
 `add` writes the entry from the finished runs, then updates this page. Tune the server optimizer on different seeds from
@@ -118,7 +121,12 @@ def _table(group: Sequence[Entry]) -> Iterator[str]:
         ]
         yield f"| {' | '.join([*cells, _source(entry.source)])} |"
     yield ""
-    yield f"Made with {'; '.join(dict.fromkeys(f'{entry.device}, {entry.versions}' for entry in group))}.\n"
+    yield f"Measured on: {'; '.join(dict.fromkeys(map(_made_with, group)))}.\n"
+
+
+def _made_with(entry: Entry) -> str:
+    device = "CPU" if entry.device == "cpu" else entry.device
+    return f"{device}, {entry.versions.replace('python', 'Python')}"
 
 
 DEFAULTS = {"server": "fedams", "uplink": "identity", "downlink": "none"}

@@ -406,6 +406,13 @@ def test_many_notes_of_one_kind_are_folded(tmp_path: Path) -> None:
     assert said.index("No timings: c;") < said.index("<summary>") < said.index("No timings: d;")
 
 
+def test_runs_of_different_tasks_are_noted(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", rising(0.5), label="a")
+    second = write_run(tmp_path / "b", rising(0.5), label="b", task="quadratic")
+    assert "Different tasks: digits, quadratic; compare accuracies only within one task" in notes(collect([tmp_path]))
+    assert "Different tasks" not in notes(collect([first])) + notes(collect([second]))
+
+
 def test_a_share_has_an_axis_from_zero(tmp_path: Path) -> None:
     collection = collect([write_run(tmp_path / "run", rising(0.5), probed={"off_floor": 0.0})])
     (chart,) = describe(collection, summarize(collection)).adaptivity
@@ -755,6 +762,13 @@ def test_damage_is_named(name: str, content: str, message: str, tmp_path: Path) 
     said = refused([run])
     assert message in said
     assert str(run) in said
+
+
+def test_a_file_of_the_users_is_not_called_a_damaged_run(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text("cohort = 5\n")
+    said = refused([tmp_path])
+    assert "experiment.toml describes no run" in said
+    assert "delete" not in said
 
 
 def test_records_must_be_numbers_in_order(tmp_path: Path) -> None:

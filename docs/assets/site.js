@@ -3,7 +3,7 @@
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
   const scrolling = () => {
-    for (const region of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset pre > code")) {
+    for (const region of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset pre > code, .formula")) {
       if (region.scrollWidth > region.clientWidth) region.tabIndex = 0;
     }
   };

@@ -90,7 +90,7 @@ def test_the_how_to_works_with_weights_and_text_on_disk(tmp_path: Path, monkeypa
     (snippet,) = re.findall(
         r"^```python\n(.*?)^```", (DOCS / "adapters.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
     )
-    for shown, used in {"/models/my-llama": "base", '"cuda"': '"cpu"', "rounds=50": "rounds=2", "=256": "=8"}.items():
+    for shown, used in {"/models/my-llama": "base", '"cuda"': '"cpu"', "rounds=50": "rounds=2", ": 256": ": 8"}.items():
         assert shown in snippet
         snippet = snippet.replace(shown, used)
     names: dict[str, Any] = {}

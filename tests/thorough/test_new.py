@@ -129,7 +129,7 @@ def test_a_failure_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Monke
 
 def test_its_simulation_compares_the_methods_and_continues(project: Path, forks: Forks) -> None:
     """As a user runs it, with a tenth of the rounds; a second time, nothing is left to do."""
-    settings = project / OWN / "experiment.toml"
+    settings = project / OWN / "methods.toml"
     settings.write_text(settings.read_text().replace("rounds = 30", "rounds = 3"))
     labels = list(tomllib.loads(settings.read_text())["methods"])
     for _ in range(2):
@@ -141,6 +141,7 @@ def test_its_simulation_compares_the_methods_and_continues(project: Path, forks:
     sent = [sum(record.wire_up + record.wire_down for record in run.records) for run in runs.values()]
     assert sent[0] > sent[1] > sent[2], "dense, then compressed one way, then both"
     assert all(run.records[-1].averaged_accuracy is not None for run in runs.values())
+    assert fedcams("report", str(project)).exit_code == 0, "nothing else in the project looks like a run"
 
 
 @pytest.fixture
@@ -184,10 +185,10 @@ def test_flower_packs_the_app_without_the_runs(project: Path) -> None:
     )
 
 
-def test_its_sites_train_as_its_experiment_says(modules: Path) -> None:
+def test_its_sites_train_as_its_methods_says(modules: Path) -> None:
     pytest.importorskip("flwr")
-    client, experiment = (importlib.import_module(f"{OWN}.{name}") for name in ("client", "experiment"))
-    for method in experiment.METHODS.values():
+    client, methods = (importlib.import_module(f"{OWN}.{name}") for name in ("client", "methods"))
+    for method in methods.METHODS.values():
         assert (method.local.epochs, method.local.batch) == (client.EPOCHS, client.BATCH)
 
 

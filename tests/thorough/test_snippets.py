@@ -31,7 +31,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 def commands(block: str) -> list[list[str]]:
     """The words of every line of a shell block, comments left out."""
-    lines = (shlex.split(line, comments=True) for line in block.splitlines())
+    lines = (shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines())
     return [words for words in lines if words]
 
 

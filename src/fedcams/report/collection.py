@@ -19,7 +19,7 @@ from fedcams.experiment.preset import preset_files, read_file, slug
 from fedcams.recipes import RECIPES
 from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
-from fedcams.runs.folder import EXPERIMENT
+from fedcams.runs.folder import EXPERIMENT, ROUNDS
 from fedcams.simulation.record import FIELDS
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df", "#807840")
@@ -199,6 +199,8 @@ def _read(folder: Path) -> Run:
     except UnknownName as error:
         raise RunError(f"{folder}: {error}; if it is your own, load it with fedcams --import MODULE") from None
     except (FedcamsError, OSError, TypeError, ValueError) as error:
+        if not (folder / ROUNDS).exists():  # perhaps a file of the user's that has this name
+            raise RunError(f"{folder}: {EXPERIMENT} describes no run ({error}); name the folders of runs") from None
         raise RunError(f"{folder}: damaged ({error}); delete the folder and run it again") from None
     return run
 

@@ -56,7 +56,9 @@ def versions(collection: Collection) -> str:
 def notes(collection: Collection) -> str:
     """Return warnings about the numbers, such as unfinished runs, exploding ones and refused updates."""
     methods = collection.methods
+    tasks = sorted({str(run.experiment.task) for run in collection.runs})
     kinds = (
+        [f"Different tasks: {', '.join(tasks)}; compare accuracies only within one task"] if len(tasks) > 1 else [],
         [f"Private: {note}" for method in methods if (note := method.private)],
         [f"Unfinished: {note}" for method in methods for note in method.unfinished],
         [f"Exploding: {note}" for method in methods for note in method.exploded],

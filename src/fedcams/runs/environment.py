@@ -16,13 +16,14 @@ import torch
 from fedcams.engines import Engine
 from fedcams.version import __version__
 
-PACKAGES = ("torch", "numpy", "numba")
+PACKAGES = ("numpy", "numba")
 
 
 def environment(device: str | torch.device, engine: Engine | None = None, why_engine: str = "") -> dict[str, Any]:
     """Return everything besides the experiment that may affect its numbers and its speed; `why_engine` is a note."""
     return {
         "fedcams": __version__,
+        "torch": str(torch.__version__),  # with its build, such as +cu130, which the metadata of PyPI's wheels lacks
         **{name: version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(),
