@@ -127,7 +127,7 @@ def share(times: dict[str, float], training: float = 0.0) -> float:
 
 
 def table(found: dict[str, dict[str, float]], training: float) -> Table:
-    shown = Table(title=f"the guard in a round of {CLIENTS} replies, d = {D:,}; limit: {LIMIT:g} %")
+    shown = Table(title=f"the guard in a round of {CLIENTS} replies, d = {D:,}; limit: {LIMIT:g}%")
     for column in ("uplink", "server, ms", "guard, ms", "of the server, %", "of a round, %"):
         shown.add_column(column, justify="left" if column == "uplink" else "right")
     for uplink, times in found.items():

@@ -50,12 +50,12 @@ When a run ends, each of the {clients} clients holds an older model. To give all
 sends each client the difference once. The table shows the cost for each compressor and the accuracy of the delivered
 models. *Fewer* compares a run and its delivery with dense FedAMS and a dense delivery. Batch-norm buffers travel dense
 and are not counted: they add 0.04 MB per client. Accuracies are means over {tested} clients of one run (seed {seed}),
-whose averaged model reaches {accuracy:.2f} %.
+whose averaged model reaches {accuracy:.2f}%.
 """
 NETWORKS = """\
 ### Time on a network
 
-How long ResNet-18 takes to reach {target:.2f} % on each network, with the last and with the averaged model; means over
+How long ResNet-18 takes to reach {target:.2f}% on each network, with the last and with the averaged model; means over
 seeds. A round takes the network's latency, one client's transfers and the measured seconds of the GPU, which some runs
 shared with others. *Latency* is its part of the time without the GPU's. Every tenth round was tested.
 """
@@ -106,7 +106,7 @@ def compared(runs: list[Done]) -> Iterator[str]:
 def _off_floor(fedams: Done) -> str:
     """Return where FedAMS ended: on its floor, or off it."""
     share = fmean(run.records[-1].probes.get("off_floor") or 0.0 for run in fedams.runs)
-    return f"At the end of FedAMS, {100 * share:.1f} % of coordinates were [off the floor](theory.md#regimes).\n"
+    return f"At the end of FedAMS, {100 * share:.1f}% of coordinates were [off the floor](theory.md#regimes).\n"
 
 
 def _preset(preset: str, title: str, runs: list[Done]) -> Iterator[str]:
@@ -127,12 +127,12 @@ def in_short(results: Results) -> Iterator[str]:
     if dense is None or not both:
         return
     yield "With averaged models and recipes, ResNet-18 reaches ([all runs](#accuracy-against-all-bytes)):\n"
-    yield f"- {dense.averaged:.2f} % with FedAMS, uncompressed"
+    yield f"- {dense.averaged:.2f}% with FedAMS, uncompressed"
     for best in sorted(up, key=_averaged)[-1:]:
-        yield f"- {best.averaged:.2f} % with {best.label}, {dense.up / best.up:.1f}x fewer bytes up"
+        yield f"- {best.averaged:.2f}% with {best.label}, {dense.up / best.up:.1f}x fewer bytes up"
     for done in both:
         fewer = f"{dense.total / done.total:.1f}x fewer bytes in both directions"
-        yield f"- {done.averaged:.2f} % with {done.label}, {fewer}"
+        yield f"- {done.averaged:.2f}% with {done.label}, {fewer}"
     yield ""
 
 

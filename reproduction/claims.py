@@ -187,7 +187,7 @@ def _each(text: str, where: str, preset: str, judge: Callable[[str], Callable[[R
 
 CLAIMS = [
     *_each("FedAMS is the best of the five server optimizers", "figure 1", "fig1", best_of_all),
-    Claim("FedAMS with ε = 1e-3 ends at 90.94 %, ResNet-18", "table on ε", reaches),
+    Claim("FedAMS with ε = 1e-3 ends at 90.94%, ResNet-18", "table on ε", reaches),
     *_each("FedAMS gains from adaptive steps, not from the rate", "figure 1, twins", "fig1", twins),
     Claim("ε = 1e-3 is the best of six", "table on ε", best_epsilon),
     *[

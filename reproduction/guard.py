@@ -46,7 +46,7 @@ def _images(results: Results) -> str:
     if not iid or not uneven:
         return ""
     most = max(uses(uneven))
-    return IMAGES.format(iid=_refused(iid), uneven=_refused(uneven), use=f"{100 * most:.0f} %", times=5 * most)
+    return IMAGES.format(iid=_refused(iid), uneven=_refused(uneven), use=f"{100 * most:.0f}%", times=5 * most)
 
 
 def _plays(results: Results) -> str:

@@ -19,8 +19,8 @@ A coordinate moves by `lr m/(√v̂ + ε)`, with FedAMS by `lr m/max(√v̂, √
 v̂ ≤ (1 - β2) Σ Δ² in every coordinate, the norms in `rounds.jsonl` bound the mean of v̂ at the end of a run:
 """
 CONCLUSION = """\
-The root mean square of √v̂ is therefore at most {percent:.1f} % of the ε or √ε that it competes with. By Markov's
-inequality, at most {share:.1f} % of coordinates can exceed a tenth of it. With the paper's ε, all of these methods are
+The root mean square of √v̂ is therefore at most {percent:.1f}% of the ε or √ε that it competes with. By Markov's
+inequality, at most {share:.1f}% of coordinates can exceed a tenth of it. With the paper's ε, all of these methods are
 close to FedAvg with momentum at the rate in the last column, and runs with the same rate should differ little.
 """
 

@@ -68,7 +68,7 @@ def _buffers(model: str, runs: dict[str, Done]) -> Iterator[str]:
     sign = runs.get("FedCAMS sign")
     if sign and (buffers := sign.sum("wire_up_buffers")) > BUFFERS * sign.up:
         rest = (sign.down - sign.sum("wire_down_buffers")) / (sign.up - buffers)
-        share = f"{100 * buffers / sign.up:.0f} %"
+        share = f"{100 * buffers / sign.up:.0f}%"
         yield (
             f"Batch-norm buffers travel uncompressed. They are {share} of what {words.MODELS[model]} sends up with\n"
             f"sign; everything else is {rest:.1f}x smaller.\n"

@@ -79,7 +79,7 @@ paper and its published code differ or are silent, or where we deviate from them
   point; the last and the best round are given too. The paper gives final accuracies.
 - **Bias correction** is on, as in the published code; the algorithms in the paper have none. FedAMS without it is a
   separate run.
-- **80 % rule**: every client trains on the first 80 % of its shard, 400 of 500 images, as in the published code. This
+- **80% rule**: every client trains on the first 80% of its shard, 400 of 500 images, as in the published code. This
   gives 60 local steps per round.
 - **Precision**: bfloat16 activations and matrix products with float32 master weights, in the engine `graphs`.
 - **One seed**, 1, chosen in advance, unless a table says otherwise.
@@ -100,7 +100,7 @@ OPTIMIZERS = """\
 ## Server optimizers
 
 The paper's first figure shows FedAvg, FedAdam, FedYogi, FedAMSGrad and FedAMS as curves. The paper gives one number, in
-its study of ε: FedAMS reaches 90.94 % with ε = 0.001. It does not name the model of that study; we assume ResNet-18.
+its study of ε: FedAMS reaches 90.94% with ε = 0.001. It does not name the model of that study; we assume ResNet-18.
 """
 COMPRESSORS = """\
 ## Compressed updates

@@ -144,7 +144,7 @@ def test_it_trains_as_the_loop_does(model: str, spec: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_bf16_is_close(model: str) -> None:
-    """Within 5 % after one step: autocast rounds activations and products to 8 bits."""
+    """Within 5% after one step: autocast rounds activations and products to 8 bits."""
     spec = "sgd(lr=0.1, steps=1, batch=4)"
     truth, ours = (train(by, problem(model, spec, dtype=torch.float32)) for by in ("loop", "captured"))
     assert_close(ours, truth, 0.05)

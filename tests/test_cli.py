@@ -128,7 +128,7 @@ def test_a_preset_runs_and_tells_how_it_goes(folder: Path) -> None:
     assert all(read_run(path).finished for path in found)
     said = [line for line in output.splitlines() if "stayed on its floor" in line]
     assert len(said) == 1, "FedAvg has no floor"
-    assert said[0].startswith("FedCAMS sign, seed 1: v̂ stayed on its floor in 100 % of coordinates: this run is fedavg")
+    assert said[0].startswith("FedCAMS sign, seed 1: v̂ stayed on its floor in 100% of coordinates: this run is fedavg")
 
 
 def test_a_run_says_at_its_end_which_updates_were_refused(folder: Path) -> None:

@@ -192,7 +192,7 @@ def test_every_recipe_is_planned_with_fewer_bytes_than_the_one_before() -> None:
         (
             {"setting": Setting(5000, 0, compressor("sign"), 500)},
             "none",
-            r"7. % of that is latency, which compression cannot",
+            r"7.% of that is latency, which compression cannot",
         ),
         ({"setting": Setting(50_000, 0, compressor("sign"), 500), "network": "Satellite"}, "none", "is latency"),
         ({"setting": Setting(500_000, 0, compressor("sign"), 500), "network": "Satellite"}, "one-way", "is latency"),

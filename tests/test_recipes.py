@@ -148,7 +148,7 @@ def test_a_recipe_that_is_not_a_name_is_refused(name: Any) -> None:
 
 def test_what_was_measured_says_how_well_it_is_known() -> None:
     once = Measured("digits", fewer_bytes=29.4, accuracy=95.2, dense_accuracy=96.31, seeds=1)
-    assert str(once) == "29.4x fewer bytes, 95.20 % averaged, compared with 96.31 % for dense FedAMS (digits; one seed)"
+    assert str(once) == "29.4x fewer bytes, 95.20% averaged, compared with 96.31% for dense FedAMS (digits; one seed)"
     assert "mean of 3 seeds" in str(dataclasses.replace(once, seeds=3))
     assert str(dataclasses.replace(once, server="fedams(lr=0.4)")).endswith("one seed; server = fedams(lr=0.4))")
     unmeasured = dataclasses.replace(recipe("light"), measured=())

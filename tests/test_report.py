@@ -125,7 +125,7 @@ def test_a_server_that_never_adapts_is_named_by_its_twin(tmp_path: Path) -> None
     write_run(tmp_path / "off", rising(0.7), label="off", probed={"off_floor": 0.3, "rate": 20.0})
     write_run(tmp_path / "old", rising(0.6), label="old")
     write_run(tmp_path / "avg", rising(0.5), label="avg", server="fedavg", probed={"rate": 1.0})
-    said = "on: v̂ stayed on its floor in 99.999 % of coordinates: this run is fedavgm(lr=3.16)"
+    said = "on: v̂ stayed on its floor in 99.999% of coordinates: this run is fedavgm(lr=3.16)"
     collection = collect([tmp_path])
     assert [method.on_floor for method in collection.methods if method.on_floor] == [said]
     summary = summarize(collection)
@@ -295,7 +295,7 @@ def test_what_clients_hold_stands_below_the_servers_accuracy(tmp_path: Path) -> 
     (run / "rounds.jsonl").write_text(lines.replace('"held_accuracy": null', '"held_accuracy": 0.75'))
     summary = summarize(collect([run]))
     assert summary.rows[0].held_accuracy == pytest.approx(0.75)
-    assert "| 76.00 % (held 75.00 %) |" in markdown(collect([run]), summary)
+    assert "| 76.00% (held 75.00%) |" in markdown(collect([run]), summary)
 
 
 @pytest.fixture(scope="module")
@@ -351,9 +351,9 @@ def test_averaged_models_stand_beside_the_last_ones(tmp_path: Path) -> None:
     assert (averaged.bytes_to_target, averaged.averaged_bytes_to_target) == (720_000, 400_000)
     assert (plain.rounds_to_target, plain.averaged_rounds_to_target, plain.averaged_reached) == (8, None, 0)
     first, second = (line for line in markdown(collection, summarize(collection, 0.45)).splitlines()[4:6])
-    assert "| 47.50 % | 85.50 % | 50.00 % |" in first
+    assert "| 47.50% | 85.50% | 50.00% |" in first
     assert "| 720 kB (round 9) | 400 kB (round 5) |" in first
-    assert "| 57.00 % | – | 60.00 % |" in second
+    assert "| 57.00% | – | 60.00% |" in second
     write_summary_csv(tmp_path / "summary.csv", summarize(collection, 0.45))
     row, _ = read_csv(tmp_path / "summary.csv")
     assert (float(row["averaged_accuracy"]), row["averaged_seeds_reached"]) == (pytest.approx(0.855), "1")
@@ -456,7 +456,7 @@ def test_seconds_for_people(number: float | None, text: str) -> None:
 
 
 def test_scores_for_people() -> None:
-    assert (score(0.93421, True), score(-12.3456, False), score(None, True)) == ("93.42 %", "-12.35", "–")
+    assert (score(0.93421, True), score(-12.3456, False), score(None, True)) == ("93.42%", "-12.35", "–")
 
 
 def test_looks_stay_distinct_when_colours_are_used_up() -> None:
@@ -586,12 +586,12 @@ def test_markdown_is_two_tables(runs: Path) -> None:
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 4
     assert len({line.count("|") for line in table}) == 1
-    assert table[2].startswith("| dense | 85.50 % (76.00 … 95.00) |")
+    assert table[2].startswith("| dense | 85.50% (76.00 … 95.00) |")
     assert table[2].endswith("| 2 | fedavg | identity |")
     assert "72.0 kB (mean round 9)" in table[2]
     assert "not reached" in table[3]
-    assert "Target: 75.00 % (as given)." in "\n".join(lines)
-    assert "## Time to 75.00 % on a network (last models)" in text
+    assert "Target: 75.00% (as given)." in "\n".join(lines)
+    assert "## Time to 75.00% on a network (last models)" in text
     # Ten rounds of 0.5 s; 2000 bytes of a client down and up take almost no time compared with latency.
     assert "| dense | 4.59 s (latency 99%) |" in text
     assert "on all these networks, so fewer bytes hardly shorten a round" in text

@@ -350,7 +350,7 @@ def test_what_a_run_recorded_wins_over_what_constants_suggest() -> None:
     experiment = Experiment.from_dict({**LOGISTIC, "server": "fedams(eps=0.1)"})
     _, record = build(experiment).simulation.advance_(build(experiment).state)
     left = dataclasses.replace(record, probes={**record.probes, "off_floor": 0.2})
-    assert check(experiment, [left]).regime.startswith("mixed, as measured: v̂ left its floor in at most 20 %")
+    assert check(experiment, [left]).regime.startswith("mixed, as measured: v̂ left its floor in at most 20%")
 
 
 def test_the_second_moment_of_adagrad_adds_whole_squares() -> None:

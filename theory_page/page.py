@@ -111,7 +111,7 @@ def _epsilon(found: dict[str, Any]) -> Iterator[str]:
     yield "### Two regimes of ε\n"
     yield (
         "With both rates fixed, the step grows as ε falls until v̂ leaves its floor; then ε no longer matters.\n"
-        f"The best is ε = {best['eps']:g}, with {100 * best['off_floor']:.0f} % of coordinates off the floor.\n"
+        f"The best is ε = {best['eps']:g}, with {100 * best['off_floor']:.0f}% of coordinates off the floor.\n"
     )
     yield _picture("epsilon", "Average and share of coordinates off the floor against ε")
 
@@ -132,7 +132,7 @@ def _adaptivity(points: Sequence[Point]) -> Iterator[str]:
         if point.seed in SHOWN:
             settings.setdefault((point.family, point.eps), []).append(point)
     for (family, eps), same in settings.items():
-        name, off = f"{eps:g}", f"{100 * fmean(p.off_floor for p in same):.3g} %"
+        name, off = f"{eps:g}", f"{100 * fmean(p.off_floor for p in same):.3g}%"
         name, off = ("FedAvgM", "") if family == "fedavgm" else (name, off)
         scores = [100 * p.accuracy for p in same]
         accuracy = f"{fmean(scores):.2f} ({min(scores):.2f} … {max(scores):.2f})"
@@ -149,7 +149,7 @@ def _best_epsilon(settings: dict[tuple[str, float], list[Point]]) -> str:
     gains = [100 * (p.accuracy - plain[p.seed]) for p in settings[best]]
     edge = " Its rate is the highest that was tried." if settings[best][0].step == max(STEPS) else ""
     return (
-        f"\nThe best is ε = {best[1]:g}, with {100 * off:.0f} % of coordinates off the floor at the end.{edge}\n"
+        f"\nThe best is ε = {best[1]:g}, with {100 * off:.0f}% of coordinates off the floor at the end.{edge}\n"
         f"Against FedAvgM with the same seeds it gains {fmean(gains):+.2f} points, {min(gains):+.2f} to "
         f"{max(gains):+.2f} by seed.\n"
     )

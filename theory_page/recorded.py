@@ -116,7 +116,7 @@ def sections(results: Results) -> Iterator[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    off = "" if row.eps is None else f"{100 * row.off_floor:.3g} %"
+    off = "" if row.eps is None else f"{100 * row.off_floor:.3g}%"
     averaged = "" if row.averaged is None else f"{row.averaged:.2f}"
     return [row.name, f"{row.rate:g}", off, f"{row.accuracy:.2f}", averaged]
 
@@ -128,7 +128,7 @@ def _verdict(shown: list[Row]) -> str:
     equal = ", which counts as equal" if abs(gain) <= NEAR else ""
     named = " and ".join(map(str, best.seeds))
     return (
-        f"The best FedAMS has ε = {best.name}, with {100 * best.off_floor:.3g} % of coordinates off the floor at the\n"
+        f"The best FedAMS has ε = {best.name}, with {100 * best.off_floor:.3g}% of coordinates off the floor at the\n"
         f"end. It is {gain:+.2f} points from FedAvgM{equal} (seed {named}).\n"
     )
 

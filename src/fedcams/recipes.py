@@ -38,8 +38,8 @@ class Measured:
         kind = f"mean of {self.seeds} seeds" if self.seeds > 1 else "one seed"
         server = f"; server = {self.server}" if self.server else ""
         return (
-            f"{self.fewer_bytes:.3g}x fewer bytes, {self.accuracy:.2f} % averaged, compared with "
-            f"{self.dense_accuracy:.2f} % for dense FedAMS ({self.setting}; {kind}{server})"
+            f"{self.fewer_bytes:.3g}x fewer bytes, {self.accuracy:.2f}% averaged, compared with "
+            f"{self.dense_accuracy:.2f}% for dense FedAMS ({self.setting}; {kind}{server})"
         )
 
 

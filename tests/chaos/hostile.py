@@ -125,7 +125,7 @@ def main() -> None:
         check(folder, ledger, built.simulation.problem.layout)
         attacked = accuracy(built, saved(folder / "server", built.simulation.server, built.state))
     peaceful = accuracy(built, clean(built))
-    print(f"{attacked:.2f} % with attacks, {peaceful:.2f} % without")
+    print(f"{attacked:.2f}% with attacks, {peaceful:.2f}% without")
     assert attacked >= peaceful - 1
 
 

@@ -38,7 +38,7 @@ def test_tables_hold_every_engine_and_divide_by_the_loop() -> None:
     assert rows[0] == ("mlp, iid", "stacked", "2.00", "5.0x", "4.00", "3.0x", "0.900")
     assert rows[1][3] == "1.0x"
     markdown = rounds.shares([rounds.Share("sign", 1_000_000, 50.0, 0.061)]).to_markdown()
-    assert "| sign | 1,000,000 | 50.0 | 6 % |" in markdown
+    assert "| sign | 1,000,000 | 50.0 | 6% |" in markdown
 
 
 def test_the_share_is_that_of_the_phases() -> None:

@@ -37,10 +37,10 @@ def test_the_reference_is_up_to_date() -> None:
 
 def test_the_readmes_results_are_those_of_the_reproduction() -> None:
     section = (ROOT / "README.md").read_text("utf-8").split("ResNet-18 on CIFAR-10")[1].split("\n\n")[0]
-    numbers = re.findall(r"\b\d+\.\d+(?:x| %)", section)
+    numbers = re.findall(r"\b\d+\.\d+(?:x|%)", section)
     assert len(numbers) == 5
     made = (DOCS / "reproduction.md").read_text("utf-8")
-    assert [number for number in numbers if f"| {number.removesuffix(' %')} |" not in made] == []
+    assert [number for number in numbers if f"| {number.removesuffix('%')} |" not in made] == []
 
 
 def bytes_in_hex(heading: str) -> bytes:
@@ -134,9 +134,9 @@ def test_the_readmes_headline_is_that_of_the_demo() -> None:
     with (DOCS / "demo" / "summary.csv").open() as file:
         for row in csv.DictReader(file):
             sent = [_short(float(row[key])) for key in ("bytes_up", "bytes_down", "averaged_bytes_to_target")]
-            scores = [f"{100 * float(row[key]):.1f} %" for key in ("averaged_accuracy", "final_accuracy")]
+            scores = [f"{100 * float(row[key]):.1f}%" for key in ("averaged_accuracy", "final_accuracy")]
             assert f"| {' | '.join([row['label'], *scores, *sent])} |" in readme
-            assert f"| bytes to {100 * float(row['target']):.1f} % |" in readme
+            assert f"| bytes to {100 * float(row['target']):.1f}% |" in readme
 
 
 def test_the_demos_recipe_reaches_the_target_with_far_fewer_bytes() -> None:
@@ -160,7 +160,7 @@ def test_the_page_on_two_way_compression_shows_the_recorded_numbers(name: str, b
     for label, row in rows.items():
         fewer = float(rows[base]["bytes_total"]) / float(row["bytes_total"])
         sizes = (_megabytes(float(row[key])) for key in ("bytes_up", "bytes_down", "bytes_total"))
-        accuracy = f"{100 * float(row['final_accuracy']):.2f} %"
+        accuracy = f"{100 * float(row['final_accuracy']):.2f}%"
         shown.append(" | ".join([label, f"`{row['downlink']}`", accuracy, *sizes, f"{fewer:.1f}x"]))
         assert row["seeds"] == "1 2 3"
     tables = [block.splitlines()[2:] for block in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)]
@@ -188,7 +188,7 @@ def test_what_two_way_compression_promises_is_what_was_recorded() -> None:
 
 def test_the_page_on_bytes_and_time_shows_the_recorded_times() -> None:
     page = (DOCS / "explanation" / "bytes-and-time.md").read_text("utf-8")
-    times = (DOCS / "demo" / "summary.md").read_text("utf-8").split("## Time to 91.86 %")[1]
+    times = (DOCS / "demo" / "summary.md").read_text("utf-8").split("## Time to 91.86%")[1]
     recorded = {line.split(" | ")[0]: line for line in times.splitlines()}
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| Fed")]
     assert len(rows) == 3

@@ -282,7 +282,7 @@ def test_times_on_networks_say_where_latency_decides(tmp_path: Path) -> None:
     root = tmp_path / "results"
     add(root, "bytes-resnet18", "FedAMS", seed=2)
     text = made(tmp_path).split("### Time on a network\n")[1].split("###")[0]
-    assert "to reach 77.04 % on each network" in text, "95 % of the mean over the last fifth of the rounds, 81.09"
+    assert "to reach 77.04% on each network" in text, "95% of the mean over the last fifth of the rounds, 81.09"
     assert re.search(r"\| FedAMS \| [^|]*\(latency 99%\) \|.* \(latency 82%\) \|", text), "400 B each way"
     assert "Latency is more than half of the time on all these networks" in text
 
@@ -319,7 +319,7 @@ def test_buffers_are_mentioned_if_they_are_much_of_what_is_sent(tmp_path: Path) 
     (run / "rounds.jsonl").write_text(grown)
     text = section(made(tmp_path), "Main results")
     assert "| FedCAMS sign | 81.09 |  | 12.3x |" in text
-    assert "They are 62 % of what ConvMixer-256-8 sends up with\nsign; everything else is 32.0x smaller." in text
+    assert "They are 62% of what ConvMixer-256-8 sends up with\nsign; everything else is 32.0x smaller." in text
 
 
 @pytest.mark.parametrize("preset", PLAYS)

@@ -244,6 +244,6 @@ def speed(cases: Sequence[Case]) -> Grid:
 
 def shares(found: Sequence[Share]) -> Grid:
     """Return a table of what compression, byte counting and records cost."""
-    rows = [(one.uplink, f"{one.parameters:,}", f"{one.milliseconds:.1f}", f"{100 * one.share:.0f} %") for one in found]
+    rows = [(one.uplink, f"{one.parameters:,}", f"{one.milliseconds:.1f}", f"{100 * one.share:.0f}%") for one in found]
     heading = ("uplink", "parameters", "round ms", "compression, counting, records")
     return Grid("A larger model", heading, rows)

@@ -62,7 +62,7 @@ Only = Annotated[
 ]
 Target = Annotated[
     float | None,
-    typer.Option(help="Compare methods at this test accuracy: 0.9, or 90 for 90 %.", show_default=False),
+    typer.Option(help="Compare methods at this test accuracy: 0.9, or 90 for 90%.", show_default=False),
 ]
 
 

@@ -89,7 +89,7 @@ def _pages(each: Checked) -> Iterator[Any]:
     yield _terms(each)
     yield _conditions(each)
     if each.may_leave is not None and each.may_leave < 1:
-        yield f"v̂ left its floor in at most {100 * each.may_leave:.3g} % of coordinates, by the norms of the updates"
+        yield f"v̂ left its floor in at most {100 * each.may_leave:.3g}% of coordinates, by the norms of the updates"
     for fail in each.fails:
         yield f"does not hold: {fail}"
 
@@ -110,7 +110,7 @@ def _terms(each: Checked) -> Table:
     table = _table("term of the bound on mean ‖∇f‖²", *(head for b in each.bounds for head in (b.version, "share")))
     for name in each.bounds[0].terms:
         cells = [(bound.terms[name], bound.terms[name] / bound.value) for bound in each.bounds]
-        table.add_row(name, *(text for term, part in cells for text in (f"{term:.4g}", f"{100 * part:.1f} %")))
+        table.add_row(name, *(text for term, part in cells for text in (f"{term:.4g}", f"{100 * part:.1f}%")))
     table.add_row("total", *(text for bound in each.bounds for text in (f"{bound.value:.4g}", "")), style="bold")
     table.add_row("trivial bound G²", f"{each.constants.G**2:.4g}", "", f"{each.constants.G**2:.4g}", "")
     if "gradient_sq" in each.seen:

@@ -38,7 +38,7 @@ class TopK(Compressor):
     mean: what is kept is split at its mean, the two halves at theirs, and so on. Without a split this is `ternary` with
     one magnitude per `scope`, and a split makes the error no larger, because (a+b)²/(m+n) <= a²/m + b²/n for the sums
     a, b of m and n magnitudes. So the bound is that of `ternary`, 1 - min(k/d, 1/k), which is weak. Measurements are
-    much better: for Gaussian coordinates at ratio=1/16, `b2` loses 1 % of the ‖x‖² that is kept, and `b4` 0.1 %.
+    much better: for Gaussian coordinates at ratio=1/16, `b2` loses 1% of the ‖x‖² that is kept, and `b4` 0.1%.
     """
 
     ratio: Number | None = number(None, low=0, high=1, open="low", doc="kept fraction: k = max(1, floor(ratio·d))")

@@ -145,6 +145,6 @@ def _stop(chosen: Option, lighter: Sequence[Option], each: float, memory: float,
         )
     share = profile.latency / 1e3 / chosen.plan.seconds(profile)
     if share > 1 / WORTH:
-        return f"{100 * share:.0f} % of that is latency, which compression cannot shorten"
+        return f"{100 * share:.0f}% of that is latency, which compression cannot shorten"
     shorter = chosen.plan.seconds(profile) / following.plan.seconds(profile)
     return f"{following.name} would make it {shorter:.2g}x shorter, but lose more accuracy"

@@ -47,7 +47,7 @@ def floor_note(shares: Iterable[float | None], server: ServerOptimizer) -> str |
     known, twin = [share for share in shares if share is not None], server.twin(digits=3)
     if not known or twin is None or max(known) >= RARELY:
         return None
-    share = f"{100 * (1 - max(known)):.6g} % of coordinates"
+    share = f"{100 * (1 - max(known)):.6g}% of coordinates"
     if server.name != "fedams":
         return f"√v stayed below ε in {share}: there, steps are 0.5 to 1 times those of {twin}"
     return f"v̂ stayed on its floor in {share}: this run is {twin}"

@@ -34,10 +34,10 @@ CLOCK = ((3600, 60, 1, "min", "s"), (86400, 3600, 60, "h", "min"), (float("inf")
 
 
 def score(value: float | None, percent: bool) -> str:
-    """Return an accuracy as `93.42 %`, another metric with four digits; a dash for None."""
+    """Return an accuracy as `93.42%`, another metric with four digits; a dash for None."""
     if value is None:
         return NONE
-    return f"{100 * value:.2f} %" if percent else f"{value:.4g}"
+    return f"{100 * value:.2f}%" if percent else f"{value:.4g}"
 
 
 def _three(value: float) -> str:

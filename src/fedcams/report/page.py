@@ -47,7 +47,7 @@ def report(runs: Sequence[Path], out: Path, target: float | None = None, figures
     Arguments:
         runs: folders of runs, or folders that hold runs at any depth.
         out: the folder to write to.
-        target: the accuracy at which communication and time are compared, 0.9 or 90 for 90 %; by default 95% of the
+        target: the accuracy at which communication and time are compared, 0.9 or 90 for 90%; by default 95% of the
             best final accuracy.
         figures: whether to draw figures for papers.
 
@@ -80,7 +80,7 @@ def _report(runs: Sequence[Path], out: Path, target: float | None, figures: bool
         library()  # refuse before anything is written
     summary = summarize(collection, target)
     if summary.percent and summary.target is not None and not 0 <= summary.target <= 1:
-        raise ReportError(f"target={target!r}, but every accuracy is from 0 to 1; give one such as 0.9, or 90 for 90 %")
+        raise ReportError(f"target={target!r}, but every accuracy is from 0 to 1; give one such as 0.9, or 90 for 90%")
     charts = describe(collection, summary)
     text = page(collection, summary, charts)
     with os_errors(ReportError, "write to", out, "free space, or name a folder that can be written"):

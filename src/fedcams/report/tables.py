@@ -160,7 +160,7 @@ def _spec(key: str, spec: str) -> Cell:
 def _spread(spread: Spread | None, percent: bool, seeds: int) -> Cell:
     if spread is None:
         return Cell(NONE)
-    low, high = score(spread.low, percent).removesuffix(" %"), score(spread.high, percent).removesuffix(" %")
+    low, high = score(spread.low, percent).removesuffix("%"), score(spread.high, percent).removesuffix("%")
     return Cell(score(spread.mean, percent), spread.mean, f"{low} … {high}" if seeds > 1 else "")
 
 

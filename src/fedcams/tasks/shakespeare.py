@@ -40,7 +40,7 @@ class Shakespeare(Task):
     """The next character, over sequences of 80 from the plays: one group per role of a play, for `natural`.
 
     A role's text, in the order of the play, is cut into consecutive sequences; the remainder is left
-    out. The first 80 % of a role's sequences are for training and the rest for testing, so a role needs at least two.
+    out. The first 80% of a role's sequences are for training and the rest for testing, so a role needs at least two.
     Loss and accuracy are means over characters.
     """
 

@@ -115,7 +115,7 @@ def _regime(known: Constants, run: Setting, off_floor: float | None, certain: bo
         return "not adaptive"
     if off_floor is not None:
         name = "floor" if off_floor < RARELY else "mixed" if off_floor < 0.5 else "adaptive"
-        return f"{name}, as measured: v̂ left its floor in at most {100 * off_floor:.4g} % of coordinates"
+        return f"{name}, as measured: v̂ left its floor in at most {100 * off_floor:.4g}% of coordinates"
     if run.adaptivity(known) > 1:
         return "open: u > 1, so v̂ may leave its floor; a recorded run says where it does"
     if not certain:
