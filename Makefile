@@ -44,7 +44,7 @@ test: $(TEST_READY) ## Run all tests except those in tests/thorough
 	$(PY) -m pytest -n 2 --dist worksteal --ignore=tests/thorough $(ARGS)
 
 test-all: $(READY) ## Run the thorough tests too: pages, browsers, fresh processes, Flower's own programs
-	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+	$(PY) -m pytest -n 3 --dist worksteal $(ARGS)
 
 test-slow: $(READY) ## Run the tests that take minutes: chaos over Flower, its simulation, large models
 	$(PIP_INSTALL) 'flwr[simulation]'
@@ -56,7 +56,7 @@ test-newest test-oldest: test-%:
 	rm -rf build/$* && $(PYTHON) -m venv build/$*
 	if [ $* = oldest ]; then $(PYTHON) tests/oldest.py; fi > build/$*/constraints.txt
 	build/$*/bin/python -m pip install -q "$(TORCH)" $(TRITON)
-	build/$*/bin/python -m pip install -q -c build/$*/constraints.txt -e '.[dev]'
+	build/$*/bin/python -m pip install -q -c build/$*/constraints.txt -e '.[dev,wandb,mlflow]'
 	build/$*/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 release-check: $(READY) ## Build wheel and sdist, install each in a new environment, and run the demo and the sdist's tests
