@@ -44,7 +44,7 @@ test: $(TEST_READY) ## Run all tests except those in tests/thorough
 	$(PY) -m pytest -n 2 --dist worksteal --ignore=tests/thorough $(ARGS)
 
 test-all: $(READY) ## Run the thorough tests too: pages, browsers, fresh processes, Flower's own programs
-	$(PY) -m pytest -n 3 --dist worksteal $(ARGS)
+	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-slow: $(READY) ## Run the tests that take minutes: chaos over Flower, its simulation, large models
 	$(PIP_INSTALL) 'flwr[simulation]'
