@@ -2,8 +2,8 @@
 
     python benchmarks/captured.py --save captured.json
 
-Every part is a separate process, so that all compile at once and a failure does not stop the others; they are timed in
-turn. First the round of ResNet-18 (`graphs`, `captured` on several streams, `loop`) and a small transformer with AdamW
+Every part is a separate process, so that a failure does not stop the others. What is timed runs alone: first the round
+of ResNet-18 (`graphs`, `captured` on several streams, `loop`) and a small transformer with AdamW
 (`captured`, `loop`), both with the paper's ten clients; then deviations from `loop` for several models and rules.
 """
 
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -31,7 +29,6 @@ from torch.nn import functional as F
 from fedcams import models
 from fedcams.bench.gpu import SETTINGS, noise_images, where
 from fedcams.engines import CohortUpdate, Problem, choose_with_reason, engine
-from fedcams.engines.captured.prepared import prepared
 from fedcams.experiment import Experiment
 from fedcams.experiment.assembly import assemble
 from fedcams.local import local
@@ -68,14 +65,6 @@ class Findings(dict[str, Any]):
 # -- timing -----------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def turn() -> Iterator[None]:
-    """Use the device exclusively among the parts of this benchmark."""
-    with Path(os.environ["CAPTURED_TURNS"]).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def synchronize() -> None:
     if DEVICE == "cuda":
         torch.cuda.synchronize()
@@ -104,22 +93,21 @@ def training(problem: Problem, by: str, cohort: list[int] = COHORT) -> Callable[
     return lambda: engine(by).train(problem, x, buffers, cohort, 1, 0)
 
 
-def time_engines(problem: Problem, names: list[str], found: Findings, note: str = "") -> None:
+def time_engines(problem: Problem, names: list[str], found: Findings) -> None:
     """Milliseconds of the cohort's training by each engine; the first run of each compiles and captures."""
     for by in names:
         with guarded(found, by):
             started = time.perf_counter()
             training(problem, by)()
             synchronize()
-            found[f"first {by}{note}, s"] = time.perf_counter() - started
-            with turn():
-                queued, done = queued_and_done(training(problem, by))
-            found[f"queue {by}{note}, ms"], found[f"train {by}{note}, ms"] = 1e3 * queued, 1e3 * done
+            found[f"first {by}, s"] = time.perf_counter() - started
+            queued, done = queued_and_done(training(problem, by))
+            found[f"queue {by}, ms"], found[f"train {by}, ms"] = 1e3 * queued, 1e3 * done
 
 
 def time_loop(problem: Problem, clients: int, found: Findings) -> None:
     """Milliseconds of the eager loop for ten clients, from a few of them."""
-    with guarded(found, "loop"), turn():
+    with guarded(found, "loop"):
         training(problem, "loop", COHORT[:1])()
         few = seconds(training(problem, "loop", COHORT[:clients]), repeats=1)
         found["train loop, ms"] = 1e3 * few * len(COHORT) / clients
@@ -127,7 +115,7 @@ def time_loop(problem: Problem, clients: int, found: Findings) -> None:
 
 def list_kernels(problem: Problem, by: str, found: Findings, most: int = 12) -> None:
     """Milliseconds that the device's kernels take in one training by an engine, in all and for the longest of them."""
-    with guarded(found, f"kernels {by}"), turn():
+    with guarded(found, f"kernels {by}"):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             training(problem, by)()
             synchronize()
@@ -165,9 +153,6 @@ def time_resnet(found: Findings) -> None:
         found["memory of all, GB"] = torch.cuda.max_memory_allocated() / 1e9
         first, again = (training(problem, "captured")() for _ in range(2))
         found["captured repeats bit for bit"] = torch.equal(first.delta, again.delta)
-    torch.backends.cudnn.benchmark = True  # algorithms are then measured, when graphs are captured again
-    prepared(problem).seats.clear()
-    time_engines(problem, ["captured"], found, ", cudnn.benchmark")
 
 
 def time_evaluation(simulation: Simulation, by: str, found: Findings) -> None:
@@ -180,8 +165,7 @@ def time_evaluation(simulation: Simulation, by: str, found: Findings) -> None:
         return evaluate(problem, x, buffers, test, simulation.metrics, by)
 
     work()
-    with turn():
-        found[f"evaluate {by}, ms"] = 1e3 * seconds(work, repeats=2)
+    found[f"evaluate {by}, ms"] = 1e3 * seconds(work, repeats=2)
 
 
 def time_transformer(found: Findings) -> None:
@@ -294,9 +278,7 @@ def run_part(name: str, path: Path) -> None:
 def start(name: str, folder: Path) -> tuple[str, Path, subprocess.Popen[bytes]]:
     path = folder / f"{len(list(folder.iterdir()))}-{name.partition('(')[0]}.json"
     path.touch()
-    variables = {**os.environ, "CAPTURED_TURNS": str(folder / "turns"), "TORCHINDUCTOR_COMPILE_THREADS": "6"}
-    command = [sys.executable, __file__, "--part", name, "--save", str(path)]
-    return name, path, subprocess.Popen(command, env=variables)
+    return name, path, subprocess.Popen([sys.executable, __file__, "--part", name, "--save", str(path)])
 
 
 def wait(running: list[tuple[str, Path, subprocess.Popen[bytes]]], until: float) -> dict[str, Any]:
@@ -326,7 +308,9 @@ def main() -> None:
     until = started + options.limit
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        timed = wait([start(part, folder) for part in TIMED], until - 45)
+        timed: dict[str, Any] = {}
+        for part in TIMED:
+            timed |= wait([start(part, folder)], until - 45)
         checks = wait([start(part, folder) for part in CHECKED], until)
     options.save.parent.mkdir(parents=True, exist_ok=True)
     result = {"where": where(), "seconds": time.perf_counter() - started, "timed": timed, "checks": checks}

@@ -19,6 +19,9 @@ from torch.nn import functional as F
 from triton.runtime import interpreter
 
 from fedcams.engines import Problem, engine
+from fedcams.engines.captured.convolutions import use_kernels_
+from fedcams.engines.captured.staging import as_channels_last
+from fedcams.engines.captured.step import Batch, Computing, Memory, record_step, run_compiled, take_step_
 from fedcams.engines.graphs import launch, launch_norms
 from fedcams.engines.graphs.kernels.convolution import activate, slope
 from fedcams.engines.graphs.launch import Epilogue, Slot
@@ -452,3 +455,28 @@ def test_predictions_of_whole_models(name: str) -> None:
     inputs = task.clients[0][0]
     expected = engine("loop").predictor(task, x, buffers)(inputs)
     assert_near(Prepared(task).predictor(task, "float32").of(x, buffers, task.prepare)(inputs), expected)
+
+
+# -- steps of the engine `captured` ------------------------------------------------------------------------------------
+
+
+def test_a_recorded_step_by_kernels() -> None:
+    """Convolutions with and without a bias, one right after another, strided ones, and two that no kernel computes."""
+    task = small("residual", "sgd(lr=0.05, batch=3)", (3,))
+    first = [nn.Conv2d(3, 3, 3, padding=1, groups=3), nn.Conv2d(3, 4, 2), nn.Conv2d(4, 3, 3, padding=2, dilation=2)]
+    task = dataclasses.replace(task, model=nn.Sequential(*first, *task.model).to(DEVICE).train())
+    images, labels = task.clients[0]
+    batch, (begin, _) = Batch(as_channels_last(images), labels, None), task.read()
+    precision = "bf16" if DEVICE == "cuda" else "float32"
+    how = Computing(precision, channels_last=True)
+    mine, truth = (Memory.of(task, shifted=False) for _ in range(2))
+    recorded = record_step(task, how, mine, {}, batch)
+    for memory in (mine, truth):
+        memory.row.copy_(begin)
+        memory.rate.fill_(0.1)
+        memory.loss.zero_()
+    assert use_kernels_(recorded, torch.bfloat16 if DEVICE == "cuda" else torch.float32) == 2 * (1 + 5)
+    run_compiled(recorded, mine, {}, batch)
+    take_step_(task, how, truth, {}, batch)
+    assert_near(mine.row - begin, truth.row - begin, precision)
+    assert_near(mine.loss, truth.loss, precision)

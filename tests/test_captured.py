@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional as F
 
 from fedcams.engines import CohortUpdate, Problem, choose, choose_with_reason, engine
 from fedcams.engines.captured import Captured
 from fedcams.engines.captured import seat as seats
+from fedcams.engines.captured.convolutions import use_kernels_
 from fedcams.engines.captured.keyed_draws import key_words, keyed_draws
 from fedcams.engines.captured.prepared import prepared, takes_channels_last
 from fedcams.engines.captured.staging import Staging, as_channels_last
@@ -380,6 +382,55 @@ def test_a_step_that_cannot_be_compiled_is_taken_as_it_is(monkeypatch: pytest.Mo
     before = memory.row.clone()
     step(task)
     assert not torch.equal(memory.row, before)
+
+
+class Convolving(nn.Module):
+    """Convolutions of every kind; the kernels of `graphs` compute the first three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        dense = [nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 6, 2, stride=2, bias=False), nn.Conv2d(6, 6, 1)]
+        others = [
+            nn.Conv2d(6, 6, 3, padding=1, groups=2),
+            nn.Conv2d(6, 6, 3, padding=2, dilation=2),
+            nn.Conv2d(6, 6, (1, 3), padding=(0, 1)),
+            nn.ConvTranspose2d(6, 3, 2),
+        ]
+        self.layers = nn.Sequential(*dense, *others, nn.Flatten(), nn.LazyLinear(3))
+        self.line = nn.Conv1d(3, 3, 1)
+        self(torch.zeros(1, 3, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) + self.line(x.flatten(2)).mean(2)
+
+
+@pytest.mark.parametrize(("precision", "replaced"), [("float32", 0), ("bf16", 3)])
+def test_kernels_replace_dense_convolutions_alone(precision: str, replaced: int) -> None:
+    """What takes their place has the same shape, type and order in memory."""
+    task = problem(Convolving(), RULES[0], dtype=torch.float32)
+    memory, (x, y) = _memory(task, 0), task.clients[14]
+    batch = Batch(as_channels_last(x), y, None)
+    recorded = record_step(task, Computing(precision, channels_last=True), memory, {}, batch)
+    assert use_kernels_(recorded) == 2 * replaced
+    targets = [str(node.target) for node in recorded.graph.nodes]
+    for name in ("convolve", "convolve_gradient_weight"):
+        assert targets.count(f"fedcams.{name}.default") == replaced
+    for name in ("convolution", "convolution_backward"):
+        assert targets.count(f"aten.{name}.default") == 8 - replaced
+    before = {node: node.meta["val"] for node in recorded.graph.nodes if "val" in node.meta}
+    leaves: list[Tensor] = []
+    seats.map_tensors(leaves.append, (tuple(memory), {}, tuple(batch)))
+    FakeTensorProp(recorded).propagate(*leaves)
+    for node, old in before.items():
+        if isinstance(old, Tensor):
+            new = node.meta["val"]
+            assert (new.shape, new.dtype, new.stride()) == (old.shape, old.dtype, old.stride()), node
+
+
+def test_images_with_channels_first_keep_their_convolutions() -> None:
+    task = problem(Convolving(), RULES[0], dtype=torch.float32)
+    batch = Batch(*task.clients[14], None)
+    assert use_kernels_(record_step(task, Computing("bf16"), _memory(task, 0), {}, batch)) == 0
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------

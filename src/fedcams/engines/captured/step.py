@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedcams.engines.captured.keyed_draws import FusedDropout, key_words, keyed_draws
+from fedcams.engines.graphs.engine import has_kernels
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import Tree, arguments, map_tensors, size
 from fedcams.local import Slots
@@ -166,7 +167,7 @@ def frozen_parameters(problem: Problem) -> dict[str, Tensor]:
 def compile_step(problem: Problem, how: Computing, memory: Memory, frozen: dict[str, Tensor], batch: Batch) -> Compiled:
     """Return the step compiled for the shapes of this memory and batch; call it by `run_compiled`.
 
-    Recording takes a step, so it changes the memory. Forward pass, backward pass and local rule become one flat list of
+    Recording takes steps, so it changes the memory. Forward pass, backward pass and local rule become one flat list of
     operations, which is compiled as a whole; the model itself is not called again. Raises whatever the compiler raises,
     and RuntimeError for a model that branches on its data.
     """
@@ -174,8 +175,14 @@ def compile_step(problem: Problem, how: Computing, memory: Memory, frozen: dict[
         warnings.simplefilter("ignore")  # torch's hints about its own code: an error filter would end the compilation
         import torch._inductor as inductor  # takes seconds, so only processes that compile import it
 
+        from fedcams.engines.captured.convolutions import compile_kernels, use_kernels_
+
         tensors = _tensors((tuple(memory), frozen, tuple(batch)))
-        compiled: Compiled = inductor.compile(record_step(problem, how, memory, frozen, batch), [*tensors])
+        recorded = record_step(problem, how, memory, frozen, batch)
+        replaced = how.precision == "bf16" and has_kernels(problem.device) and use_kernels_(recorded)
+        compiled: Compiled = inductor.compile(recorded, [*tensors])
+        if replaced:
+            compile_kernels(compiled, tensors)
     return compiled
 
 

@@ -87,6 +87,15 @@ def check_device(device: torch.device, dtype: torch.dtype | None = None) -> None
         raise SpecError(f"engine=graphs: the model is {dtype}; make it float32, or use engine=loop")
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Return whether the kernels run on a device."""
+    try:
+        check_device(device)
+    except SpecError:
+        return False
+    return True
+
+
 def lacks_triton() -> str:
     """Return what is wrong with Triton here; an empty string if nothing is."""
     if find_spec("triton") is None or torch.version.hip is not None:
