@@ -33,8 +33,9 @@ class Captured(Engine):
     """Trains any model on a GPU: a client's step is compiled and captured once, then replayed for every step.
 
     Forward pass, backward pass and local rule become one compiled list of operations and one CUDA graph. Several
-    clients train side by side, each on a stream with memory for its trainable parameters; frozen ones are stored once.
-    `bf16` computes under autocast with float32 master weights; `float32` computes as torch does, where convolutions may
+    clients train side by side, each on a stream with memory for its trainable parameters and activations; frozen
+    parameters are stored once. `bf16` computes under autocast with float32 master weights, and compiled steps use the
+    convolutions of `graphs` where these have a kernel; `float32` computes as torch does, where convolutions may
     use TF32. Batches that cannot be padded (batch-norm, a loss that is already a mean) have a graph for every size, and
     only full ones are compiled. Random layers draw from a key of client and step, so runs repeat, but differ from
     `loop`. `auto` chooses it on a GPU for models without `graphs` kernels, compiles if each client takes 10,000 steps
@@ -43,7 +44,7 @@ class Captured(Engine):
     """
 
     precision: str = text("bf16", choices=("bf16", "float32"), doc="type of activations and matrix products")
-    streams: int = integer(5, low=1, doc="how many clients train side by side")
+    streams: int = integer(10, low=1, doc="how many clients train side by side; fewer take less memory")
     compile: bool = flag(True, doc="compile full batches with torch.compile; takes half a minute, once")
 
     examples = ("captured(precision=float32)", "captured(streams=2, compile=false)")
