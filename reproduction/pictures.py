@@ -55,10 +55,16 @@ def digest(panels: list[Panel]) -> str:
 
 def is_current(path: Path, panels: list[Panel]) -> bool:
     """Return whether the picture exists and shows these runs."""
+    return drawn_from(path) == digest(panels)
+
+
+def drawn_from(path: Path) -> str | None:
+    """Return the hash of what a picture shows, or None if there is no picture."""
     if not path.exists():
-        return False
+        return None
     with Image.open(path) as image:
-        return image.info.get(DIGEST) == digest(panels)
+        found: str | None = image.info.get(DIGEST)
+        return found
 
 
 def picture(path: Path, panels: list[Panel]) -> None:
@@ -159,7 +165,7 @@ def tradeoff(axes: Any, runs: list[Done]) -> None:
     """Draw accuracy against all bytes: one mark per method, and a hollow one for what clients hold."""
     for done, look in zip(runs, looks(runs), strict=True):
         style = {"ls": "", "marker": MARKERS[look.dash], "ms": 8, "color": look.colour}
-        axes.plot([done.total], [done.accuracy / 100], label=done.label, **style)
+        axes.errorbar([done.total], *_point(done), label=done.label, **style)
         if done.held is not None:
             hollow = {"markerfacecolor": "white", "label": f"{done.label}, held by clients"}
             axes.plot([done.total], [done.held / 100], **style, **hollow)
@@ -176,18 +182,26 @@ def against_paper(published: dict[str, str], rules: dict[str, str], shared: str)
     """
 
     def draw(axes: Any, runs: list[Done]) -> None:
-        ours = {done.label: done.accuracy / 100 for done in runs}
+        ours = {done.label: done for done in runs}
         shown = [label for label in published if any(label + ending in ours for ending in rules)]
         axes.plot(shown, [float(published[label]) / 100 for label in shown], "s--", color="#777777", label="paper")
         for place, (ending, name) in enumerate(rules.items()):
             named = {label: label if label == shared else label + ending for label in shown}
             line = {label: ours[each] for label, each in named.items() if each in ours}
             if line.keys() - {shared}:
-                axes.plot(list(line), list(line.values()), "o-", color=COLOURS[place], label=f"fedcams, {name}")
+                heights, bars = zip(*map(_point, line.values()), strict=True)
+                style = {"fmt": "o-", "color": COLOURS[place], "label": f"fedcams, {name}"}
+                axes.errorbar(list(line), heights, np.hstack(bars), capsize=3, **style)
         _percent(axes, decimals=1)
         axes.set(ylabel=f"Test accuracy, last {LAST} rounds")
 
     return draw
+
+
+def _point(done: Done) -> tuple[float, Array]:
+    """Return a mean accuracy, and how far it is to the lowest and the highest seed, `[2, 1]`."""
+    mean, low, high = (each / 100 for each in (done.accuracy, min(done.accuracies), max(done.accuracies)))
+    return mean, np.array([[mean - low], [high - mean]])
 
 
 def smooth(values: Array, rounds: Array) -> Array:
