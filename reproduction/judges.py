@@ -135,9 +135,9 @@ def best_epsilon(results: Results) -> Verdict:
         each |= {label: max(tried, key=lambda done: done.accuracy)} if tried else {}
     if len(known) < 2 * len(words.EPSILON) - 1:
         return _judged(each, words.EPSILON, NOT_RUN)
-    others = [done for label, done in each.items() if label != "eps=1e-3"]
-    points = ahead(each["eps=1e-3"], max(others, key=lambda done: done.accuracy))
-    return _judged(each, words.EPSILON, leads(points))
+    next_best = max((label for label in each if label != "eps=1e-3"), key=lambda label: each[label].accuracy)
+    points = ahead(each["eps=1e-3"], each[next_best])
+    return _judged(each, words.EPSILON, leads(points), f"; {spread(points, '+')} against {next_best}")
 
 
 def reaches(results: Results) -> Verdict:

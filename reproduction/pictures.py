@@ -165,7 +165,8 @@ def tradeoff(axes: Any, runs: list[Done]) -> None:
     """Draw accuracy against all bytes: one mark per method, and a hollow one for what clients hold."""
     for done, look in zip(runs, looks(runs), strict=True):
         style = {"ls": "", "marker": MARKERS[look.dash], "ms": 8, "color": look.colour}
-        axes.errorbar([done.total], *_point(done), label=done.label, **style)
+        axes.plot([done.total], [done.accuracy / 100], label=done.label, **style)
+        _bars(axes, [done.total], [done], look.colour)
         if done.held is not None:
             hollow = {"markerfacecolor": "white", "label": f"{done.label}, held by clients"}
             axes.plot([done.total], [done.held / 100], **style, **hollow)
@@ -189,19 +190,21 @@ def against_paper(published: dict[str, str], rules: dict[str, str], shared: str)
             named = {label: label if label == shared else label + ending for label in shown}
             line = {label: ours[each] for label, each in named.items() if each in ours}
             if line.keys() - {shared}:
-                heights, bars = zip(*map(_point, line.values()), strict=True)
-                style = {"fmt": "o-", "color": COLOURS[place], "label": f"fedcams, {name}"}
-                axes.errorbar(list(line), heights, np.hstack(bars), capsize=3, **style)
+                heights = [done.accuracy / 100 for done in line.values()]
+                axes.plot(list(line), heights, "o-", color=COLOURS[place], label=f"fedcams, {name}")
+                _bars(axes, list(line), list(line.values()), COLOURS[place])
         _percent(axes, decimals=1)
         axes.set(ylabel=f"Test accuracy, last {LAST} rounds")
 
     return draw
 
 
-def _point(done: Done) -> tuple[float, Array]:
-    """Return a mean accuracy, and how far it is to the lowest and the highest seed, `[2, 1]`."""
-    mean, low, high = (each / 100 for each in (done.accuracy, min(done.accuracies), max(done.accuracies)))
-    return mean, np.array([[mean - low], [high - mean]])
+def _bars(axes: Any, x: list[Any], shown: list[Done], colour: str) -> None:
+    """Draw a bar from the lowest to the highest seed of every method that has several."""
+    for place, done in zip(x, shown, strict=True):
+        if len(done.runs) > 1:
+            ends = [[abs(end(done.accuracies) - done.accuracy) / 100] for end in (min, max)]
+            axes.errorbar([place], [done.accuracy / 100], ends, fmt="none", ecolor=colour, elinewidth=1, capsize=6)
 
 
 def smooth(values: Array, rounds: Array) -> Array:

@@ -29,6 +29,7 @@ LOOKS = {
     "FedCAMS sign, stateless 8 bits": 13, "FedAMS, lower falling rate": 12, "FedAMS, recipes' rate": 12,
     "FedCAMS one-way": 2, "FedCAMS one-way, lower falling rate": 10, "FedCAMS light": 5, "FedCAMS lighter": 7,
     "FedCAMS ternary 1/16": 7, "FedCAMS Option 2, sign": 13, "FedCAMS Option 2, top-k 1/64": 14,
+    "FedCAMS sign, all of 10 clients": 13, "FedCAMS top-k 1/64, all of 10 clients": 14,
     "FedCAMS lightest": 3, "FedCAMS sign of tensors": 6, "FedCAMS sign both ways": 5, "FedCAMS top-k 1/64 both ways": 6,
 }  # fmt: skip
 """A method looks the same in every picture, and no two methods in one picture look the same."""

@@ -220,20 +220,21 @@ def tradeoff(results: Results, preset: str) -> Iterator[str]:
 
 
 def seeds(results: Results) -> Iterator[str]:
-    """Yield a table of every method that was run with several seeds."""
+    """Yield a table of every method that was run with several seeds, under the first preset that has it."""
     figures = [f"{figure}-{model}" for figure in ("fig1", "compression", "two-way") for model in words.MODELS]
-    found: dict[Path, Done] = {}
-    for done in (done for name in (*figures, *words.FURTHER) for done in results.of(name)):
-        found.setdefault(done.run.path, done)
-    rows = [_seeds(done) for done in found.values() if len(done.runs) > 1]
+    rows: dict[Path, list[str]] = {}
+    for preset in (*figures, *words.FURTHER):
+        for done in results.of(preset):
+            if len(done.runs) > 1:
+                rows.setdefault(done.run.path, [f"`{preset}`", *_seeds(done)])
     if rows:
         yield "## Seeds\n"
-        yield from table("model | run | seed: accuracy | mean", "lllr", rows)
+        yield from table("preset | run | seed: accuracy | mean", "lllr", list(rows.values()))
 
 
 def _seeds(done: Done) -> list[str]:
     each = ", ".join(f"{seed}: {score:.2f}" for seed, score in zip(done.seeds, done.accuracies, strict=True))
-    return [words.MODELS[str(done.run.experiment.model)], done.label, each, f"{done.accuracy:.2f}"]
+    return [done.label, each, f"{done.accuracy:.2f}"]
 
 
 def repeatability(results: Results) -> Iterator[str]:
