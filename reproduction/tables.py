@@ -173,8 +173,8 @@ def gammas(groups: dict[str, list[Done]]) -> Iterator[str]:
     if grown:
         yield (
             f"In {len(grown)} of these {len(measured)} rows γ is higher in the last rounds than in the first. Whether\n"
-            "it stays bounded in longer runs remains open; on quadratics it [grows as the gradient\n"
-            "falls](theory.md#γ-grows-as-the-gradient-falls).\n"
+            "it stays bounded in longer runs remains open; on quadratics it grows as the\n"
+            "[gradient falls](theory.md#measured).\n"
         )
 
 
