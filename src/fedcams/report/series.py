@@ -107,7 +107,7 @@ def _shared(known: NDArray[np.bool_]) -> NDArray[np.bool_]:
     Otherwise a mean would jump between seeds that were tested at different intervals.
     """
     goes_on = np.logical_or.accumulate(known[:, ::-1], axis=1)[:, ::-1]
-    shared: NDArray[np.bool_] = known.any(axis=0) & (known | ~goes_on).all(axis=0)
+    shared: NDArray[np.bool_] = np.logical_or.reduce(known) & np.logical_and.reduce(known | ~goes_on)
     return shared
 
 
