@@ -83,8 +83,9 @@ golden: $(READY) ## Write the golden payloads and rounds again (only when they c
 	$(PY) tests/make_golden.py $(ARGS)
 	$(PY) tests/make_golden_rounds.py
 
-reproduction: $(READY) ## Regenerate docs/reproduction.md, its pictures and reports from the runs in results/
+reproduction: $(READY) ## Regenerate docs/reproduction.md and what docs/theory.md shows of the runs in results/
 	$(PY) -m reproduction $(ARGS)
+	$(PY) -m theory_page --draw
 
 leaderboard: $(READY) ## Regenerate docs/leaderboard.md and its pictures from leaderboard/entries
 	$(PY) -m leaderboard $(ARGS)

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import presets
+from fedcams.experiment.sweep import load_sweep
 from reproduction import words
 from reproduction.runs import Done, Results, shipped
 from reproduction.tables import table
 
 TEXT = """\
-### GPU minutes
+## Run it yourself
 
 `fedcams run PRESET --data DIR --device cuda` makes all runs of a preset, one after the other, and continues where it
-was interrupted. The minutes are estimates for an idle {device}. They scale FedAMS's median round,
+was interrupted. Other seeds: add `-s seeds=[2,3]`. Put finished runs into `results/PRESET/`; `make reproduction` then
+shows them on this page. The minutes are estimates for an idle {device}. They scale FedAMS's median round,
 {rounds}, with the local steps per round. Compression adds
 up to a tenth. Clients of unequal sizes take longer, because a round lasts as long as its largest client.
 """
+SEARCH = """\
+The paper's search over rates and ε is `fedcams sweep sweeps/cifar10/sweep.toml --data DIR --device cuda`: {runs} runs
+of {rounds} rounds, {minutes:.0f} minutes.
+"""
+SWEEP = Path(__file__).resolve().parents[1] / "sweeps" / "cifar10" / "sweep.toml"
 
 
 def costs(results: Results) -> Iterator[str]:
@@ -30,6 +38,8 @@ def costs(results: Results) -> Iterator[str]:
     rounds = " and ".join(f"{second:.3f} s for {words.MODELS[model]}" for model, second in seconds.items())
     yield TEXT.format(device=device, rounds=rounds)
     yield from table("preset | compares | runs | minutes", "llrr", list(_rows(seconds)))
+    tried = [experiment for trial in load_sweep(SWEEP) for experiment in trial.experiments]
+    yield SEARCH.format(runs=len(tried), rounds=tried[0].rounds, minutes=_minutes(tried, seconds))
 
 
 def _fedams(results: Results, model: str) -> Done | None:
@@ -38,12 +48,13 @@ def _fedams(results: Results, model: str) -> Done | None:
 
 def _rows(seconds: dict[str, float]) -> Iterator[list[str]]:
     for preset, description in presets().items():
-        runs, units = shipped(preset), [work(run) for run in shipped(preset)]
-        if all(unit and str(run.model) in seconds for run, unit in zip(runs, units, strict=True)):
-            minutes = (
-                sum(seconds[str(run.model)] * run.rounds * unit for run, unit in zip(runs, units, strict=True)) / 60
-            )
-            yield [f"`{preset}`", description, str(len(runs)), f"{minutes:.0f}"]
+        runs = shipped(preset)
+        if all(work(run) and str(run.model) in seconds for run in runs):
+            yield [f"`{preset}`", description, str(len(runs)), f"{_minutes(runs, seconds):.0f}"]
+
+
+def _minutes(runs: list[Experiment], seconds: dict[str, float]) -> float:
+    return sum(seconds[str(run.model)] * run.rounds * work(run) for run in runs) / 60
 
 
 def work(run: Experiment) -> float:

@@ -14,7 +14,7 @@ from reproduction import guard, tables, words
 from reproduction import pictures as draw
 from reproduction.by_bytes import PLAYS, by_bytes, in_short, plays
 from reproduction.by_bytes import PRESETS as BY_BYTES
-from reproduction.claims import claims
+from reproduction.claims import claims, summary
 from reproduction.costs import costs
 from reproduction.runs import Done, Results, collection
 from reproduction.scales import scales
@@ -29,11 +29,11 @@ def page(results: Results) -> str:
     """Return the whole page."""
     parts = [
         words.INTRO,
-        *tables.headline(results),
+        *summary(results),
         *in_short(results),
+        *tables.headline(results),
         *claims(results),
         words.SETTING,
-        *costs(results),
         *tables.repeatability(results),
         *_reports(results),
     ]
@@ -47,6 +47,7 @@ def page(results: Results) -> str:
     parts += plays(results)
     parts += [line for preset in further(results) for line in _further(results, preset)]
     parts += tables.seeds(results)
+    parts += costs(results)
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -125,7 +126,7 @@ def _figure(results: Results, figure: str, model: str) -> Iterator[str]:
     if runs:
         yield from tables.accuracies(preset, runs)
         base = next((done for done in runs if done.label == "FedAMS"), None)
-        yield from tables.lost(runs, base) if figure == "compression" and base else tables.ranking(runs)
+        yield from tables.lost(runs, base) if figure == "compression" and base else ()
         yield from _picture(preset, PANELS[figure], runs)
         yield tables.where(runs)
     yield from tables.missing(results, preset)
@@ -135,7 +136,7 @@ def _gamma(results: Results) -> Iterator[str]:
     groups = {model: tables.measured(results, model) for model in words.MODELS}
     if any(groups.values()):
         yield from tables.gammas(groups)
-        yield from _picture("gamma", "γ of every round", [])  # of one seed each
+        yield from _picture("gamma", "γ of every round", [done for runs in groups.values() for done in runs])
     for model, runs in groups.items():
         wanted = [e for e in ("FedCAMS sign", "FedCAMS top-k 1/64") if e not in {done.label for done in runs}]
         if wanted:
@@ -176,9 +177,12 @@ PANELS = {
 
 def _picture(name: str, text: str, runs: list[Done]) -> Iterator[str]:
     yield f"![{text}]({FOLDER}/{name}.png)\n"
+    several = any(len(done.runs) > 1 for done in runs)
     if name != "epsilon":
-        bands = "; bands: from the lowest seed to the highest" if any(len(done.runs) > 1 for done in runs) else ""
+        bands = "; bands: from the lowest seed to the highest" if several else ""
         yield f"*Lines: mean of {2 * draw.AROUND + 1} rounds; faint: single rounds{bands}.*\n"
+    elif several:
+        yield "*Bars: from the lowest seed to the highest.*\n"
 
 
 BLOCK = re.compile(r"(?<=<!-- CIFAR-10, by make reproduction -->\n).*(?=<!-- end -->)", re.DOTALL)

@@ -55,10 +55,16 @@ def digest(panels: list[Panel]) -> str:
 
 def is_current(path: Path, panels: list[Panel]) -> bool:
     """Return whether the picture exists and shows these runs."""
+    return drawn_from(path) == digest(panels)
+
+
+def drawn_from(path: Path) -> str | None:
+    """Return the hash of what a picture shows, or None if there is no picture."""
     if not path.exists():
-        return False
+        return None
     with Image.open(path) as image:
-        return image.info.get(DIGEST) == digest(panels)
+        found: str | None = image.info.get(DIGEST)
+        return found
 
 
 def picture(path: Path, panels: list[Panel]) -> None:
@@ -160,6 +166,7 @@ def tradeoff(axes: Any, runs: list[Done]) -> None:
     for done, look in zip(runs, looks(runs), strict=True):
         style = {"ls": "", "marker": MARKERS[look.dash], "ms": 8, "color": look.colour}
         axes.plot([done.total], [done.accuracy / 100], label=done.label, **style)
+        _bars(axes, [done.total], [done], look.colour)
         if done.held is not None:
             hollow = {"markerfacecolor": "white", "label": f"{done.label}, held by clients"}
             axes.plot([done.total], [done.held / 100], **style, **hollow)
@@ -176,18 +183,28 @@ def against_paper(published: dict[str, str], rules: dict[str, str], shared: str)
     """
 
     def draw(axes: Any, runs: list[Done]) -> None:
-        ours = {done.label: done.accuracy / 100 for done in runs}
+        ours = {done.label: done for done in runs}
         shown = [label for label in published if any(label + ending in ours for ending in rules)]
         axes.plot(shown, [float(published[label]) / 100 for label in shown], "s--", color="#777777", label="paper")
         for place, (ending, name) in enumerate(rules.items()):
             named = {label: label if label == shared else label + ending for label in shown}
             line = {label: ours[each] for label, each in named.items() if each in ours}
             if line.keys() - {shared}:
-                axes.plot(list(line), list(line.values()), "o-", color=COLOURS[place], label=f"fedcams, {name}")
+                heights = [done.accuracy / 100 for done in line.values()]
+                axes.plot(list(line), heights, "o-", color=COLOURS[place], label=f"fedcams, {name}")
+                _bars(axes, list(line), list(line.values()), COLOURS[place])
         _percent(axes, decimals=1)
         axes.set(ylabel=f"Test accuracy, last {LAST} rounds")
 
     return draw
+
+
+def _bars(axes: Any, x: list[Any], shown: list[Done], colour: str) -> None:
+    """Draw a bar from the lowest to the highest seed of every method that has several."""
+    for place, done in zip(x, shown, strict=True):
+        if len(done.runs) > 1:
+            ends = [[abs(end(done.accuracies) - done.accuracy) / 100] for end in (min, max)]
+            axes.errorbar([place], [done.accuracy / 100], ends, fmt="none", ecolor=colour, elinewidth=1, capsize=6)
 
 
 def smooth(values: Array, rounds: Array) -> Array:

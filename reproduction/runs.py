@@ -28,6 +28,8 @@ LOOKS = {
     "FedCAMS sign, shared top-k 1/16": 3, "FedCAMS top-k 1/64, shared top-k 1/64": 14,
     "FedCAMS sign, stateless 8 bits": 13, "FedAMS, lower falling rate": 12, "FedAMS, recipes' rate": 12,
     "FedCAMS one-way": 2, "FedCAMS one-way, lower falling rate": 10, "FedCAMS light": 5, "FedCAMS lighter": 7,
+    "FedCAMS ternary 1/16": 7, "FedCAMS Option 2, sign": 13, "FedCAMS Option 2, top-k 1/64": 14,
+    "FedCAMS sign, all of 10 clients": 13, "FedCAMS top-k 1/64, all of 10 clients": 14,
     "FedCAMS lightest": 3, "FedCAMS sign of tensors": 6, "FedCAMS sign both ways": 5, "FedCAMS top-k 1/64 both ways": 6,
 }  # fmt: skip
 """A method looks the same in every picture, and no two methods in one picture look the same."""
@@ -71,11 +73,15 @@ class Done:
         """The highest accuracy of all rounds, in percent."""
         return fmean(max(scores(run, "test_accuracy")) for run in self.runs)
 
+    @cached_property
+    def averages(self) -> list[float]:
+        """The accuracy of the averaged model of each run after the last round, in percent; empty if there is none."""
+        return [known[-1] for run in self.runs if (known := scores(run, "averaged_accuracy"))]
+
     @property
     def averaged(self) -> float | None:
-        """The accuracy of the averaged model after the last round, in percent; None if the method keeps none."""
-        found = [known[-1] for run in self.runs if (known := scores(run, "averaged_accuracy"))]
-        return fmean(found) if found else None
+        """The mean accuracy of the averaged models, in percent; None if the method keeps none."""
+        return fmean(self.averages) if self.averages else None
 
     @property
     def held(self) -> float | None:
@@ -104,9 +110,9 @@ class Done:
 
     @property
     def gamma(self) -> list[float]:
-        """γ of every round of the first run that measured it; empty if none did."""
+        """γ of every round, as a mean over the runs that measured it; empty if none did."""
         measured = ([g for record in run.records if (g := record.probes.get("gamma")) is not None] for run in self.runs)
-        return next(filter(None, measured), [])
+        return [fmean(each) for each in zip(*filter(None, measured), strict=True)]
 
     @cached_property
     def seconds(self) -> list[float]:
@@ -133,6 +139,23 @@ def with_common_seeds(runs: list[Done]) -> list[Done]:
     if not common:
         return runs
     return [Done(done.label, [run for run in done.runs if run.experiment.seed in common]) for done in runs]
+
+
+def ahead(done: Done, other: Done) -> list[float]:
+    """Return by how many points a method is ahead of another with each seed that both have.
+
+    If they have none in common, it is one number, the difference of their means.
+    """
+    own, rest = with_common_seeds([done, other])
+    if own.seeds != rest.seeds:
+        return [own.accuracy - rest.accuracy]
+    return [a - b for a, b in zip(own.accuracies, rest.accuracies, strict=True)]
+
+
+def spread(values: list[float], sign: str = "") -> str:
+    """Return the mean of numbers in percent, with the lowest and the highest of several; `+` shows their signs."""
+    low, mean, high = (f"{each:{sign}.2f}" for each in (min(values), fmean(values), max(values)))
+    return mean if len(values) == 1 else f"{mean} ({low} … {high})"
 
 
 def scores(run: Run, key: str, last: int | None = None) -> list[float]:

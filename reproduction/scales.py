@@ -16,7 +16,8 @@ WORDS = """\
 ### How adaptive the steps are
 
 A coordinate moves by `lr m/(√v̂ + ε)`, with FedAMS by `lr m/max(√v̂, √ε)`; v̂ is v for FedAdam and FedYogi. Since
-v̂ ≤ (1 - β2) Σ Δ² in every coordinate, the norms in `rounds.jsonl` bound the mean of v̂ at the end of a run:
+v̂ ≤ (1 - β2) Σ Δ² in every coordinate, the norms in `rounds.jsonl` bound the mean of v̂ at the end of a run. *Above
+it* is the largest share of coordinates in any round whose √v̂ exceeds the ε or √ε, where a run recorded it:
 """
 CONCLUSION = """\
 The root mean square of √v̂ is therefore at most {percent:.1f}% of the ε or √ε that it competes with. By Markov's
@@ -36,6 +37,8 @@ class Scale:
     """ε, or √ε for FedAMS."""
     rate: float
     """lr divided by the floor."""
+    off_floor: float | None
+    """The largest share of coordinates off the floor in any round; None if no run recorded it."""
 
 
 def scale(done: Done) -> Scale | None:
@@ -46,7 +49,13 @@ def scale(done: Done) -> Scale | None:
     d = done.run.records[0].paper_bits_down / 32  # a dense model, by the paper's rule
     norms = [record.delta_norm for record in done.run.records]
     floor = math.sqrt(optimizer.eps) if optimizer.name == "fedams" else float(optimizer.eps)
-    return Scale(done.label, root(norms, d, float(optimizer.beta2)), floor, float(optimizer.lr) / floor)
+    most = max((share for run in done.runs for share in run.recorded("off_floor") if share is not None), default=None)
+    return Scale(done.label, root(norms, d, float(optimizer.beta2)), floor, float(optimizer.lr) / floor, most)
+
+
+def _cells(each: Scale) -> list[str]:
+    above = "" if each.off_floor is None else f"{100 * each.off_floor:.2g}%"
+    return [each.label, f"at most {each.at_most:.1e}", f"{each.floor:.3g}", above, f"{each.rate:.3g}"]
 
 
 def root(norms: list[float], d: float, beta2: float) -> float:
@@ -61,10 +70,8 @@ def scales(results: Results) -> Iterator[str]:
     if not found:
         return
     yield WORDS
-    rows = [
-        [model, each.label, f"at most {each.at_most:.1e}", f"{each.floor:.3g}", f"{each.rate:.3g}"]
-        for model, each in found
-    ]
-    yield from table("model | run | √v̂, root mean square | ε, or √ε | rate where v̂ is small", "llrrr", rows)
+    rows = [[model, *_cells(each)] for model, each in found]
+    heads = "model | run | √v̂, root mean square | ε, or √ε | above it, at most | rate where v̂ is small"
+    yield from table(heads, "llrrrr", rows)
     most = max(each.at_most / each.floor for _, each in found)
     yield CONCLUSION.format(percent=100 * most, share=100 * (most / 0.1) ** 2)

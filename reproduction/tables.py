@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedcams.plan.paper import ROUNDS
 from reproduction import words
-from reproduction.runs import LAST, Done, Results
+from reproduction.runs import LAST, Done, Results, ahead, spread
 
 MB, GB = 1e6, 1e9
 
@@ -34,7 +35,8 @@ def headline(results: Results) -> Iterator[str]:
     """Yield the main results of each model."""
     rows = [row for model in words.MODELS for row in _main(results, model)]
     yield "## Main results\n"
-    yield from table("model | method | accuracy | paper | fewer bytes | seconds per round", "llrrrr", rows)
+    heads = "model | method | accuracy | paper | fewer bytes | seconds per round | seeds"
+    yield from table(heads, "llrrrrr", rows)
     yield words.HEADLINE.format(loss=LOSS)
     for model in words.MODELS:
         yield from _buffers(model, {done.label: done for done in results.of(f"compression-{model}")})
@@ -52,15 +54,20 @@ def _main(results: Results, model: str) -> Iterator[list[str]]:
         if done := runs.get(label):
             fewer = f"{done.down / done.up:.1f}x" if label != "FedAMS" else ""
             paper = words.PUBLISHED.get((preset, label), "")
-            yield [name, label, f"{done.accuracy:.2f}", paper, fewer, _times(done)[0]]
+            yield [name, label, spread(done.accuracies), paper, fewer, _times(done)[0], named(done.seeds)]
         else:
-            yield [name, label, "not run yet", "", "", ""]
+            yield [name, label, "not run yet", "", "", "", ""]
     pairs, sign = two_way(results, f"two-way-{model}"), runs.get("FedCAMS sign")
     if pairs and sign:
-        good = [done for done in pairs if done.accuracy >= sign.accuracy - LOSS]
+        good = [done for done in pairs if fmean(ahead(done, sign)) >= -LOSS]
         best = min(good, key=lambda d: d.total) if good else max(pairs, key=lambda d: d.accuracy)
         fewer = f"{sign.total / best.total:.1f}x"
-        yield [name, best.label, f"{best.accuracy:.2f}", "", fewer, ""]
+        yield [name, best.label, spread(best.accuracies), "", fewer, "", named(best.seeds)]
+
+
+def named(seeds: list[int]) -> str:
+    """Return seeds as a table shows them."""
+    return ", ".join(map(str, seeds))
 
 
 def _buffers(model: str, runs: dict[str, Done]) -> Iterator[str]:
@@ -79,23 +86,26 @@ def _buffers(model: str, runs: dict[str, Done]) -> Iterator[str]:
 
 
 def accuracies(preset: str, runs: list[Done]) -> Iterator[str]:
-    """Yield a table with one line per run."""
+    """Yield a table with one line per run; columns without any entry are left out."""
+    compressed = any(str(done.run.experiment.uplink) != "identity" for done in runs)
     published = [words.PUBLISHED.get((preset, done.label), "") for done in runs]
     rows = [
         [
             done.label,
-            f"{done.accuracy:.2f}",
+            spread(done.accuracies),
             f"{done.last:.2f}",
             f"{done.best:.2f}",
             paper,
-            *_sizes(done),
+            *(_sizes(done) if compressed else ("", "")),
             *_times(done),
+            named(done.seeds),
         ]
         for done, paper in zip(runs, published, strict=True)
     ]
-    yield from table(
-        "run | accuracy | last | best | paper | up | smaller | seconds per round | minutes", "lrrrrrrrr", rows
-    )
+    heads = ["run", "accuracy", "last", "best", "paper", "up", "smaller", "seconds per round", "minutes", "seeds"]
+    shown = [place for place in range(len(heads)) if any(row[place] for row in rows)]
+    cells = [[row[place] for place in shown] for row in rows]
+    yield from table(" | ".join(heads[place] for place in shown), "l" + "r" * (len(shown) - 1), cells)
 
 
 def _sizes(done: Done) -> list[str]:
@@ -111,16 +121,9 @@ def _times(done: Done) -> list[str]:
     return [f"{done.second:.3f}", f"{sum(done.seconds) / timed / 60:.1f}"]
 
 
-def ranking(runs: list[Done]) -> Iterator[str]:
-    """Yield the methods by accuracy."""
-    if len(runs) > 1:
-        ordered = sorted(runs, key=lambda done: -done.accuracy)
-        yield f"By accuracy: {', '.join(f'{done.label} {done.accuracy:.2f}' for done in ordered)}.\n"
-
-
 def lost(runs: list[Done], base: Done) -> Iterator[str]:
-    """Yield the points of accuracy that compression costs."""
-    others = [f"{done.label} {base.accuracy - done.accuracy:.2f}" for done in runs if done is not base]
+    """Yield the points of accuracy that compression costs, with the seeds that both methods have."""
+    others = [f"{done.label} {spread(ahead(base, done))}" for done in runs if done is not base]
     if others:
         yield f"Points lost against {base.label}: {', '.join(others)}.\n"
 
@@ -151,8 +154,9 @@ def missing(results: Results, preset: str) -> Iterator[str]:
 
 
 def measured(results: Results, model: str) -> list[Done]:
-    """Return the runs of a model that recorded γ."""
-    return [done for done in results.of(f"gamma-{model}") if done.gamma]
+    """Return the runs of a model that recorded γ: of a cohort, and of all clients."""
+    full = [Done(f"{done.label}, all of 10 clients", done.runs) for done in results.of(f"full-{model}")]
+    return [done for done in (*results.of(f"gamma-{model}"), *full) if done.gamma]
 
 
 def gammas(groups: dict[str, list[Done]]) -> Iterator[str]:
@@ -168,8 +172,9 @@ def gammas(groups: dict[str, list[Done]]) -> Iterator[str]:
     grown = [done.label for done in measured if fmean(done.gamma[-LAST:]) > fmean(done.gamma[:LAST])]
     if grown:
         yield (
-            f"In {len(grown)} of these {len(measured)} runs γ is higher in the last rounds than in the first. Whether\n"
-            "it stays bounded in longer runs remains open.\n"
+            f"In {len(grown)} of these {len(measured)} rows γ is higher in the last rounds than in the first. Whether\n"
+            "it stays bounded in longer runs remains open; on quadratics it grows as the\n"
+            "[gradient falls](theory.md#measured).\n"
         )
 
 
@@ -206,27 +211,30 @@ def tradeoff(results: Results, preset: str) -> Iterator[str]:
     for done in runs:
         sizes = [f"{size / GB:.1f} GB" for size in (done.up, done.down, done.total)]
         fewer = [f"{other.total / done.total:.1f}x" if other else "" for other in (base, dense)]
-        gone = f"{base.accuracy - done.accuracy:.2f}" if base and done is not base else ""
+        gone = f"{fmean(ahead(base, done)):.2f}" if base and done is not base else ""
         held = "" if done.held is None else f"{done.held:.2f}"
-        about = [done.label, f"`{done.run.experiment.downlink}`", f"{done.accuracy:.2f}", gone, held]
+        about = [done.label, f"`{done.run.experiment.downlink}`", spread(done.accuracies), gone, held]
         rows.append([*about, *sizes, *fewer])
     heads = "run | downlink | accuracy | lost | held | up | down | up + down | fewer than sign | fewer than dense"
     yield from table(heads, "llrrrrrrrr", rows)
 
 
 def seeds(results: Results) -> Iterator[str]:
-    """Yield a table of every method that was run with several seeds."""
-    names = [f"{figure}-{model}" for figure in ("fig1", "compression", "two-way") for model in words.MODELS]
-    found = {done.run.path: done for name in names for done in results.of(name)}
-    rows = [_seeds(done) for done in found.values() if len(done.runs) > 1]
+    """Yield a table of every method that was run with several seeds, under the first preset that has it."""
+    figures = [f"{figure}-{model}" for figure in ("fig1", "compression", "two-way") for model in words.MODELS]
+    rows: dict[Path, list[str]] = {}
+    for preset in (*figures, *words.FURTHER):
+        for done in results.of(preset):
+            if len(done.runs) > 1:
+                rows.setdefault(done.run.path, [f"`{preset}`", *_seeds(done)])
     if rows:
         yield "## Seeds\n"
-        yield from table("model | run | seed: accuracy | mean", "lllr", rows)
+        yield from table("preset | run | seed: accuracy | mean", "lllr", list(rows.values()))
 
 
 def _seeds(done: Done) -> list[str]:
     each = ", ".join(f"{seed}: {score:.2f}" for seed, score in zip(done.seeds, done.accuracies, strict=True))
-    return [words.MODELS[str(done.run.experiment.model)], done.label, each, f"{done.accuracy:.2f}"]
+    return [done.label, each, f"{done.accuracy:.2f}"]
 
 
 def repeatability(results: Results) -> Iterator[str]:

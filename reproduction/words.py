@@ -20,6 +20,10 @@ FURTHER = {
     "fig1-convmixer-cifar100": "Server optimizers on CIFAR-100, ConvMixer-256-8",
     "compression-resnet18-cifar100": "Compressed updates on CIFAR-100, ResNet-18",
     "compression-convmixer-cifar100": "Compressed updates on CIFAR-100, ConvMixer-256-8",
+    "option-2-resnet18": "FedCAMS with Option 2, ResNet-18",
+    "option-2-convmixer": "FedCAMS with Option 2, ConvMixer-256-8",
+    "full-resnet18": "All of 10 clients in every round, ResNet-18",
+    "full-convmixer": "All of 10 clients in every round, ConvMixer-256-8",
     "two-way-full-resnet18": "Two-way compression with all clients in every round, ResNet-18",
     "two-way-convmixer": "Two-way compression, ConvMixer-256-8",
     "two-way-full-convmixer": "Two-way compression with all clients in every round, ConvMixer-256-8",
@@ -40,6 +44,11 @@ NOTES = {
         f"cohort-{model}": "The paper does not name FedCAMS's compressor in this study; we use the scaled sign.\n"
         for model in MODELS
     },
+    **{
+        f"option-2-{model}": "Option 2 adds ε to the root of v̂ = max(v̂, v), as FedAMSGrad does; its rates are those of "
+        "FedAMSGrad.\n"
+        for model in MODELS
+    },
 }
 """What to say about a preset before its table."""
 PUBLISHED = {
@@ -58,9 +67,12 @@ BITS = {
 INTRO = """\
 # Reproduction
 
-This page repeats the paper's CIFAR-10 experiments at full length with fedcams, figure by figure and table by table, and
+This page repeats the CIFAR-10 experiments of [Communication-Efficient Adaptive Federated
+Learning](https://arxiv.org/abs/2205.02719) at full length with fedcams, figure by figure and table by table, and
 compares them with what the paper reports. `make reproduction` writes this page, its numbers and its pictures from the
 runs in [results/](../results).
+
+## In short
 """
 HEADLINE = """\
 CIFAR-10, 500 rounds, 10 of 100 clients per round, test accuracy in percent over the last 100 rounds. *Fewer bytes*
@@ -82,13 +94,14 @@ paper and its published code differ or are silent, or where we deviate from them
 - **80% rule**: every client trains on the first 80% of its shard, 400 of 500 images, as in the published code. This
   gives 60 local steps per round.
 - **Precision**: bfloat16 activations and matrix products with float32 master weights, in the engine `graphs`.
-- **One seed**, 1, chosen in advance, unless a table says otherwise.
+- **Seeds**: every table names them; seed 1 was chosen in advance. With several, accuracies are means, followed by the
+  lowest and the highest, and comparisons use the seeds that both sides have.
 - **Batch-norm buffers** are averaged and travel uncompressed, as in the published code. All byte counts include them.
 
 *Up* and *down* are the bytes of all clients' messages in all rounds, including headers and buffers. *Smaller* is how
 many times fewer bytes go up than without compression. *Seconds* are the median over rounds, including evaluation, and
 *minutes* the whole run. The command in each section makes all of its runs; add `--only LABEL` to make just one. You
-need a GPU and a folder with CIFAR-10: `fedcams run PRESET --data DIR --device cuda`.
+need a GPU and a folder with CIFAR-10; the [last section](#run-it-yourself) lists the minutes that each preset takes.
 """
 REPEATABILITY = """\
 **Repeatability**: the engine computes all sums in a fixed order, so a run repeats bit for bit with the same seed,

@@ -23,6 +23,7 @@ from together import together
 ADAPTIVITY = {"adaptivity-resnet18": "fig1-resnet18", "adaptivity-shakespeare": "shakespeare-lstm"}
 TEXT = [name for name in presets() if "shakespeare" in name]
 PAPER = [name for name in presets() if not name.endswith(("demo", "digits")) and name not in {*TEXT, *ADAPTIVITY}]
+FULL = ["full-resnet18", "full-convmixer"]
 everyone = pytest.mark.parametrize("name", presets())
 
 
@@ -55,7 +56,7 @@ def test_its_experiments_read_back_from_what_they_print(name: str) -> None:
 @together("name", PAPER)
 def test_the_papers_common_setting(name: str) -> None:
     for experiment in load_preset(name).experiments:
-        assert (experiment.clients, experiment.rounds) == (100, 500)
+        assert (experiment.clients, experiment.rounds) == (10 if name in FULL else 100, 500)
         assert experiment.seed in ((1, 2, 3, 4) if name.startswith("bytes") else (1,))
         assert experiment.train_fraction == Fraction(4, 5)
         assert (experiment.local.lr, experiment.local.batch) == (Fraction(1, 100), 20)
@@ -65,7 +66,7 @@ def test_the_papers_common_setting(name: str) -> None:
         assert (experiment.uplink.name != "identity") == experiment.label.startswith("FedCAMS")
         assert str(experiment.task) == ("cifar100" if name.endswith("cifar100") else "cifar10")
         if not name.startswith("cohort"):
-            assert str(experiment.sampler) == ("full" if name.startswith("two-way-full") else "uniform")
+            assert str(experiment.sampler) == ("full" if name in FULL or "-full-" in name else "uniform")
         assert (experiment.downlink.name != "none") <= name.startswith(("two-way", "bytes"))
         if not name.startswith(("epochs", "communication")):
             assert experiment.local.epochs == 3
@@ -151,6 +152,11 @@ def test_the_papers_table_of_hyperparameters(model: str, suffix: str) -> None:
         ("cohort-convmixer", "sampler.n", [5, 10, 20] * 2),
         ("epochs-resnet18", "local.epochs", [3, 10, 30, 100] * 2),
         ("compression-resnet18", "uplink.name", ["identity", "sign", *["topk"] * 3]),
+        ("compression-resnet18-cifar100", "uplink.name", ["identity", "sign", *["topk"] * 3, "ternary"]),
+        ("compression-convmixer-cifar100", "uplink.name", ["identity", "sign", *["topk"] * 3, "ternary"]),
+        ("option-2-resnet18", "server.name", [*["fedamsgrad"] * 3, *["fedams"] * 2]),
+        ("option-2-convmixer", "uplink.name", ["identity", *["sign", "topk"] * 2]),
+        ("full-convmixer", "uplink.name", [*["identity"] * 5, "sign", "topk"]),
         ("gamma-convmixer", "uplink.name", ["sign", "topk"]),
     ],
 )
@@ -158,6 +164,22 @@ def test_what_the_papers_studies_vary(name: str, key: str, values: list[object])
     piece, _, field = key.partition(".")
     found = [getattr(getattr(experiment, piece), field) for experiment in load_preset(name).experiments]
     assert found == [exact(value) if isinstance(value, float) else value for value in values]
+
+
+@pytest.mark.parametrize("model", RATES)
+@pytest.mark.parametrize("study", ["noniid", "full", "option-2"])
+def test_other_studies_have_the_servers_of_the_first_figure(study: str, model: str) -> None:
+    known = {experiment.label: experiment.server for experiment in load_preset(f"fig1-{model}").experiments}
+    for experiment in load_preset(f"{study}-{model}").experiments:
+        compressed = "FedAMSGrad" if "Option 2" in experiment.label else "FedAMS"
+        assert experiment.server == known[compressed if experiment.label.startswith("FedCAMS") else experiment.label]
+
+
+def test_with_all_clients_gamma_is_measured() -> None:
+    for name in FULL:
+        for experiment in load_preset(name).experiments:
+            measured = any(probe.name == "gamma" for probe in experiment.probes)
+            assert measured == experiment.label.startswith("FedCAMS")
 
 
 def test_epsilon_has_both_rules_for_the_rate() -> None:

@@ -237,6 +237,17 @@ def test_a_seed_that_stopped_early_leaves_the_mean_to_the_others(tmp_path: Path)
     assert method.unfinished == ["run, seed 1: 2 of 3 rounds"]
 
 
+def test_seeds_tested_at_different_intervals_meet_in_common_rounds(tmp_path: Path) -> None:
+    """Otherwise the mean would jump between the seeds; a seed without the number does not count."""
+    write_run(tmp_path / "1", [0.1, 0.2, 0.3, 0.4], seed=1)
+    write_run(tmp_path / "2", [None, 0.4, None, 0.6], seed=2)
+    (method,) = methods(tmp_path)
+    drawn = track(method).curve(ACCURACY)
+    assert drawn.x["rounds"].tolist() == [2, 4]
+    np.testing.assert_allclose((drawn.low, drawn.mean, drawn.high), [(0.2, 0.4), (0.3, 0.5), (0.4, 0.6)])
+    assert len(track(method).curve(TRAIN_LOSS).mean) == 4
+
+
 def test_summary_numbers(runs: Path) -> None:
     summary = summarize(collect([runs]))
     dense, sparse = summary.rows

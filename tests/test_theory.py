@@ -24,7 +24,7 @@ from fedcams.tasks.logistic import Logistic
 from fedcams.theory import Constants, Setting, paper, printed, printed_rate, proved, rates, sound, tight_rate
 from fedcams.theory.check import check, may_leave
 from fedcams.theory.constants import Instance, batch_factor, client_weights, constants_of
-from fedcams.theory.describe import setting_of
+from fedcams.theory.describe import server_lr, setting_of
 from fedcams.theory.steps import corollary, recommended
 
 KNOWN = Constants(L=2, G=3, s_l=1.5, s_g=0.5, F=4, d=100)
@@ -304,6 +304,26 @@ def test_recommended_steps_are_admissible_and_best() -> None:
             assert other.value > best.bound.value or not other.admissible
 
 
+def test_recommended_steps_do_not_pay_for_weights_that_change() -> None:
+    """Where ε is added to the root, v̂ always counts; a shorter local rate makes it as cheap as with a hard floor."""
+    known = Constants(L=0.5, G=1.4, s_l=0.5, s_g=1.4, F=0.5, d=40)
+    run = Setting(m=20, n=5, K=4, T=1000, eta=1, eta_l=1, eps=1e-2, beta1=0.9, q=0.9)
+    floor, soft = (recommended(known, dataclasses.replace(run, inside=inside)).bound for inside in (True, False))
+    assert soft.admissible
+    assert floor.value < soft.value < 1.2 * floor.value
+
+
+@pytest.mark.parametrize("spec", ["fedavg", "fedavgm(momentum=0.8)", "fedams(eps=1e-2)", "fedadam"])
+def test_a_recommended_rate_is_the_lr_of_its_server(spec: str) -> None:
+    """The setting of a server with that lr has the rate η that the bound recommends."""
+    one = {**LOGISTIC, "server": spec}
+    eta = recommended(check(Experiment.from_dict(one)).constants, check(Experiment.from_dict(one)).run).run.eta
+    lr = server_lr(Experiment.from_dict(one).server, eta)
+    served = dataclasses.replace(Experiment.from_dict(one).server, lr=lr)  # type: ignore[type-var]
+    again = check(dataclasses.replace(Experiment.from_dict(one), server=served))
+    assert again.run.eta == pytest.approx(eta, rel=1e-9)
+
+
 def test_the_smallest_batch_of_a_round_is_the_noisiest() -> None:
     """Ten examples in batches of four: 4, 4 and 2."""
     assert batch_factor(local("sgd(epochs=1, batch=4, replace=true)"), 10) == 1 / 2
@@ -330,6 +350,9 @@ LOGISTIC = {
     "task": "logistic(dim=4, size=200)", "model": "linear(bias=false)", "clients": 8, "rounds": 20,
     "sampler": "uniform(n=4)", "local": "sgd(steps=2, batch=4, replace=true)", "engine": "loop",
 }  # fmt: skip
+
+
+UNEVEN = {"partition": "dirichlet(alpha=0.3)"}
 
 
 @pytest.mark.parametrize(
@@ -418,10 +441,22 @@ def test_what_else_no_theorem_covers_is_named() -> None:
     for keys, reason in (
         (noise, "updates as trained: privacy=server("),
         ({"downlink": "replica(blockq(bits=4))"}, "clients that start from x"),
-        ({"sampler": "systematic(n=5)", "weighting": "sampler"}, "uniform cohorts: systematic(n=5) draws"),
+        ({**UNEVEN, "sampler": "systematic(n=5)", "weighting": "sampler"}, "uniform cohorts: systematic(n=5) draws"),
+        ({**UNEVEN, "weighting": "examples"}, "uniform mean: weighting=examples"),
     ):
         found = check(Experiment.from_dict({**LOGISTIC, **keys}))
         assert any(reason in fail for fail in found.fails), reason
+
+
+def test_clients_of_equal_size_have_equal_weights() -> None:
+    for keys in ({"sampler": "systematic(n=5)", "weighting": "sampler"}, {"weighting": "examples"}):
+        assert not check(Experiment.from_dict({**LOGISTIC, **keys})).fails
+
+
+def test_constants_that_were_measured_are_not_taken_for_proven() -> None:
+    measured = check(Experiment.from_dict({"task": "digits", "clients": 5, "sampler": "full", "rounds": 2})).fails
+    assert any(fail.startswith("known constants: those of digits are measured") for fail in measured)
+    assert not check(Experiment.from_dict(LOGISTIC)).fails
 
 
 def test_only_several_steps_without_replacement_lack_fresh_examples() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -17,12 +19,14 @@ from fedcams.report.collection import COLOURS
 from fedcams.report.figures import STYLE
 from fedcams.theory import Constants, Setting, printed, sound
 from fedcams.theory.rates import slope
+from reproduction.pictures import DIGEST, drawn_from
 from reproduction.runs import Results
 from theory_page.adaptivity import EPS, SHOWN, STEPS, Point
-from theory_page.off_floor import off_floor
+from theory_page.off_floor import off_floor, off_floor_panels
 
 NAMES = {"T": "rounds T", "K": "local steps K", "m": "clients m"}
 AVERAGE = "mean ‖∇f‖²"
+SINGLE = (5.2, 3.3)
 SETTLED = 5
 """First rounds without residuals yet, in which γ is not what it becomes."""
 PAPER = Constants(L=250, G=18.3, s_l=17.4, s_g=0.0, F=2.3, d=11_173_962)
@@ -30,22 +34,57 @@ PAPER = Constants(L=250, G=18.3, s_l=17.4, s_g=0.0, F=2.3, d=11_173_962)
 PAPER_RUN = Setting(m=100, n=10, K=60, T=500, eta=1.0, eta_l=0.01, eps=1e-3, beta1=0.9)
 
 
-def draw(found: dict[str, Any], points: Sequence[Point], results: Results, folder: Path) -> None:
-    """Draw all pictures from what was measured."""
-    pictures: dict[str, tuple[int, Callable[[Any, dict[str, Any]], None]]] = {
-        "rates": (3, _rates), "collapse": (1, _collapse), "partial": (1, _partial), "compression": (1, _compression),
-        "gamma": (1, _gamma), "epsilon": (1, _epsilon), "terms": (1, _terms),
+class Picture(NamedTuple):
+    """What a picture shows, and how it is drawn."""
+
+    shows: Any
+    draw: Callable[[], Figure]
+
+    @property
+    def digest(self) -> str:
+        """A hash of both, which the picture carries."""
+        hashed = hashlib.sha256(repr((self.shows, COLOURS, STYLE)).encode())
+        for path in (Path(__file__), Path(__file__).with_name("off_floor.py")):
+            hashed.update(path.read_bytes())
+        return hashed.hexdigest()
+
+
+def pictures(found: dict[str, Any], points: Sequence[Point], results: Results) -> dict[str, Picture]:
+    """Return all pictures by name."""
+    quadratics: dict[str, Callable[[Any, dict[str, Any]], None]] = {
+        "collapse": _collapse, "partial": _partial, "compression": _compression, "gamma": _gamma, "epsilon": _epsilon,
     }  # fmt: skip
-    with mpl.rc_context(STYLE):
-        for name, (panels, fill) in pictures.items():
-            figure = Figure((9.6, 3.0) if panels > 1 else (5.2, 3.3), layout="constrained")
-            axes = figure.subplots(1, panels, squeeze=False)[0]
-            fill(axes if panels > 1 else axes[0], found)
-            figure.savefig(folder / f"{name}.png", metadata={"Software": None})
-        figure = Figure((6.4, 3.6), layout="constrained")
-        _adaptivity(figure.subplots(), points)
-        figure.savefig(folder / "adaptivity.png", metadata={"Software": None})
-        off_floor(points, results).savefig(folder / "off-floor.png", metadata={"Software": None})
+    seen, panels = gradient(results), off_floor_panels(points, results)
+    return {
+        "rates": Picture(found, partial(_filled, (9.6, 3.0), _rates, found, panels=3)),
+        **{name: Picture(found, partial(_filled, SINGLE, fill, found)) for name, fill in quadratics.items()},
+        "terms": Picture(seen, partial(_filled, SINGLE, _terms, seen)),
+        "adaptivity": Picture(points, partial(_filled, (6.4, 3.6), _adaptivity, points)),
+        "off-floor": Picture(panels, partial(off_floor, panels)),
+    }
+
+
+def draw(found: dict[str, Any], points: Sequence[Point], results: Results, folder: Path) -> None:
+    """Draw those pictures whose numbers, or the code that draws them, have changed."""
+    for name, picture in pictures(found, points, results).items():
+        path = folder / f"{name}.png"
+        if drawn_from(path) != picture.digest:
+            with mpl.rc_context(STYLE):
+                picture.draw().savefig(path, metadata={"Software": None, DIGEST: picture.digest})
+
+
+def _filled(size: tuple[float, float], fill: Callable[[Any, Any], None], shows: Any, panels: int = 1) -> Figure:
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    fill(axes if panels > 1 else axes[0], shows)
+    return figure
+
+
+def gradient(results: Results) -> float | None:
+    """Return the mean of the estimates of ‖∇f‖² over the recorded runs of FedAMS on ResNet-18; None without any."""
+    runs = [run for done in results.of("fig1-resnet18") if done.label == "FedAMS" for run in done.runs]
+    known = [value for run in runs for value in run.recorded("gradient_sq") if value is not None]
+    return fmean(known) if known else None
 
 
 def of(found: dict[str, Any], name: str, **chosen: Any) -> list[dict[str, Any]]:
@@ -148,13 +187,15 @@ def _adaptivity(axes: Any, points: Sequence[Point]) -> None:
     axes.legend(title="lr/√ε", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def _terms(axes: Any, found: dict[str, Any]) -> None:
+def _terms(axes: Any, seen: float | None) -> None:
     for place, bound in enumerate((printed(PAPER, PAPER_RUN), sound(PAPER, PAPER_RUN))):
         terms = {name: term for name, term in bound.terms.items() if term > 0}
         offsets = np.arange(len(terms)) + 0.2 * (2 * place - 1)
         axes.barh(offsets, list(terms.values()), 0.38, color=COLOURS[place], label=bound.version, left=1e-3)
         axes.set_yticks(np.arange(len(terms)), list(terms))
     axes.axvline(PAPER.G**2, color="#777777", ls="--", lw=0.8, label="trivial bound G²")
+    if seen is not None:
+        axes.axvline(seen, color="#777777", ls=":", lw=1.2, label="measured")
     axes.set(xscale="log", xlabel="terms of the bound, the paper's ResNet-18 run")
     axes.grid(visible=False, axis="y")
-    axes.legend(loc="lower right")
+    axes.figure.legend(loc="outside lower center", ncols=4)

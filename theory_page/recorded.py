@@ -8,8 +8,8 @@ from statistics import fmean
 
 from fedcams.experiment.sweep import score
 from fedcams.runs import Run
-from reproduction.runs import NEAR, Done, Results, with_common_seeds
-from reproduction.tables import missing, table
+from reproduction.runs import NEAR, Done, Results, ahead, spread, with_common_seeds
+from reproduction.tables import missing, named, table
 from reproduction.words import MODELS
 
 ADAPTIVE = ("FedAMS", "FedAdam", "FedAMSGrad", "FedYogi")
@@ -52,11 +52,16 @@ class Row:
 
     eps: float | None
     rate: float
-    accuracy: float
-    """Of the last models, in percent, over the last fifth of the rounds."""
+    accuracies: tuple[float, ...]
+    """Of the last models of each seed, in percent, over the last fifth of the rounds."""
     averaged: float | None
     off_floor: float
     seeds: tuple[int, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over the seeds."""
+        return fmean(self.accuracies)
 
     @property
     def name(self) -> str:
@@ -78,7 +83,7 @@ def _row(done: Done) -> Row:
     return Row(
         eps=None if family == "FedAvgM" else float(family.removeprefix("eps=")),
         rate=float(rate),
-        accuracy=100 * fmean(map(_last, done.runs)),
+        accuracies=tuple(100 * _last(run) for run in done.runs),
         averaged=done.averaged,
         off_floor=fmean(run.records[-1].probes.get("off_floor") or 0.0 for run in done.runs),
         seeds=tuple(done.seeds),
@@ -118,7 +123,7 @@ def sections(results: Results) -> Iterator[str]:
 def _cells(row: Row) -> list[str]:
     off = "" if row.eps is None else f"{100 * row.off_floor:.3g}%"
     averaged = "" if row.averaged is None else f"{row.averaged:.2f}"
-    return [row.name, f"{row.rate:g}", off, f"{row.accuracy:.2f}", averaged]
+    return [row.name, f"{row.rate:g}", off, spread(list(row.accuracies)), averaged]
 
 
 def _verdict(shown: list[Row]) -> str:
@@ -126,10 +131,10 @@ def _verdict(shown: list[Row]) -> str:
     best = max((row for row in shown if row.eps is not None), key=lambda row: row.accuracy)
     gain = best.accuracy - plain.accuracy
     equal = ", which counts as equal" if abs(gain) <= NEAR else ""
-    named = " and ".join(map(str, best.seeds))
+    seeds = named(list(best.seeds))
     return (
         f"The best FedAMS has ε = {best.name}, with {100 * best.off_floor:.3g}% of coordinates off the floor at the\n"
-        f"end. It is {gain:+.2f} points from FedAvgM{equal} (seed {named}).\n"
+        f"end. It is {gain:+.2f} points from FedAvgM{equal} (seed{'s' * (len(best.seeds) > 1)} {seeds}).\n"
     )
 
 
@@ -140,10 +145,16 @@ def twins(results: Results) -> Iterator[str]:
         return
     yield "#### CIFAR-10, the twins of the paper's first figure\n"
     cells = [
-        [model, own.label, f"{own.accuracy:.2f}", f"{twin.accuracy:.2f}", f"{own.accuracy - twin.accuracy:+.2f}",
-         ", ".join(map(str, own.seeds))]
+        [
+            model,
+            own.label,
+            f"{own.accuracy:.2f}",
+            f"{twin.accuracy:.2f}",
+            spread(ahead(own, twin), "+"),
+            named(own.seeds),
+        ]
         for model, own, twin in pairs
-    ]  # fmt: skip
+    ]
     yield from table("model | method | accuracy | its FedAvgM twin | difference | seeds", "llrrrr", cells)
     near = sum(abs(own.accuracy - twin.accuracy) <= NEAR for _, own, twin in pairs)
     yield (

@@ -40,7 +40,8 @@ def test_the_readmes_results_are_those_of_the_reproduction() -> None:
     numbers = re.findall(r"\b\d+\.\d+(?:x|%)", section)
     assert len(numbers) == 5
     made = (DOCS / "reproduction.md").read_text("utf-8")
-    assert [number for number in numbers if f"| {number.removesuffix('%')} |" not in made] == []
+    cells = set(re.findall(r"(?<=\| )[\d.]+x?(?= \|| \()", made))  # alone, or before the range of its seeds
+    assert [number for number in numbers if number.removesuffix("%") not in cells] == []
 
 
 def bytes_in_hex(heading: str) -> bytes:

@@ -21,10 +21,11 @@ from fedcams.report.series import AVERAGED
 from reproduction import guard, words
 from reproduction import page as make
 from reproduction.by_bytes import PLAYS, PRESETS, delivery
-from reproduction.claims import OPTIMIZERS, best_of_all, claims
+from reproduction.claims import claims, summary
+from reproduction.judges import NOT_RUN, OPTIMIZERS, best_of_all, comparable, leads, rates, slower
 from reproduction.page import html, inflated
 from reproduction.pictures import is_current, smooth
-from reproduction.runs import Done, Results, collection, looks
+from reproduction.runs import Done, Results, ahead, collection, looks, spread
 from reproduction.scales import root
 from test_report import rising, write_run
 
@@ -152,13 +153,14 @@ def test_a_single_run_is_shown_and_the_rest_is_missed(tmp_path: Path) -> None:
     assert "Finished runs: 1; 12 minutes of computing in all." in text
     text = section(text, "Server optimizers").split("### ConvMixer")[1]
     # 0.0016 t: rounds 401 to 500 are 0.7208 on average, the last and best is 0.8.
-    assert "| FedAdam | 72.08 | 80.00 | 80.00 |  | 2 MB | 1.0x | 1.500 | 12.5 |" in text
+    assert "| run | accuracy | last | best | seconds per round | minutes | seeds |" in text, "nothing is compressed"
+    assert "| FedAdam | 72.08 | 80.00 | 80.00 | 1.500 | 12.5 | 1 |" in text
     assert "Not run yet: FedAvg; FedYogi; FedAMSGrad; FedAMS; FedAMS without bias correction; FedAvgM, twin" in text
     assert "reproduction/fig1-convmixer.png" in text
 
 
 def test_minutes_scale_the_measured_round_with_clients_and_epochs(tmp_path: Path) -> None:
-    assert "### GPU minutes" not in made(tmp_path)
+    assert "## Run it yourself" not in made(tmp_path)
     for model in ("resnet18", "convmixer"):
         add(tmp_path / "results", f"compression-{model}", "FedAMS")
     text = made(tmp_path)
@@ -168,6 +170,8 @@ def test_minutes_scale_the_measured_round_with_clients_and_epochs(tmp_path: Path
     assert minutes["cohort-resnet18"] == ("6", f"{2 * (0.5 + 1 + 2) * run:.0f}")
     assert minutes["epochs-convmixer"] == ("8", f"{2 * (3 + 10 + 30 + 100) / 3 * run:.0f}")
     assert minutes["two-way-full-resnet18"] == ("4", f"{4 * 10 * run:.0f}")
+    assert minutes["full-resnet18"] == ("7", f"{7 * 10 * run:.0f}"), "ten clients with ten times as many images"
+    assert f"500 runs\nof 60 rounds, {500 * 60 * 1.5 / 60:.0f} minutes." in text
     assert "communication" not in minutes, "its clients take a single step, so the server's part decides"
 
 
@@ -191,28 +195,86 @@ def test_claims_are_open_until_they_are_run(tmp_path: Path) -> None:
     text = section(made(tmp_path), "The paper's claims")
     for line in [line for line in text.splitlines() if line.startswith("| ") and "claim |" not in line]:
         settled = "corollary" in line or "theorems" in line or "communication" in line
-        assert ("**open**" in line) != settled, line
-    assert "numbers for 500 rounds come out as printed | **holds** |" in text
+        assert (f"| {NOT_RUN} |" in line) != settled, line
+    assert "| **holds** | 10 of 10 numbers for 500 rounds come out as printed |" in text
 
 
 def test_claims_hold_or_fail_by_what_was_run(tmp_path: Path) -> None:
     root = tmp_path / "results"
     for label, top in (("FedAMS", 1.0), ("FedAvg", 0.9), ("FedAdam", 0.9), ("FedYogi", 0.99)):
         add(root, "fig1-resnet18", label, top=top)
-    claim = "| FedAMS is the best of the five server optimizers, ResNet-18 | figure 1 | FedAMS 90.10, FedAvg 81.09"
-    assert re.search(re.escape(claim) + r".*\*\*open", made(tmp_path))
+    claim = r"\| FedAMS is the best of the five server optimizers \| ResNet-18 \| {} \| FedAMS 90.10, FedAvg 81.09"
+    assert re.search(claim.format(NOT_RUN), made(tmp_path))
     add(root, "fig1-resnet18", "FedAMSGrad", top=0.9)
-    assert re.search(re.escape(claim) + r".*\*\*holds", made(tmp_path))
+    best = claim.format(r"\*\*holds\*\*") + r".*; \+0.90 against FedYogi \| 1 \|"
+    assert re.search(best, made(tmp_path))
     add(root, "fig1-resnet18", "FedAMS", top=0.9, seed=2)  # 81.09, but only it has this seed
     add(root, "fig1-resnet18", "FedAvgM, twin of FedAMS", top=1.0)
     add(root, "fig1-resnet18", "FedAvgM, twin of FedAMS", top=0.9, seed=2)
     add(root, "compression-resnet18", "FedCAMS sign", top=0.98)
     add(root, "compression-resnet18", "FedCAMS top-k 1/64", top=0.99)
     text = section(made(tmp_path), "The paper's claims")
-    assert re.search(r"five server optimizers, ResNet-18 .*FedAMS 90.10.*\*\*holds", text)
-    assert "ResNet-18 | figure 1, twins | FedAMS 85.59, its FedAvgM twin 85.59 | **fails** |" in text
-    assert re.search(r"with sign is comparable to FedAMS, ResNet-18 .*FedAMS 90.10, .*\| \*\*fails", text)
-    assert re.search(r"with top-k 1/64 is comparable to FedAMS, ResNet-18 .*\| \*\*holds", text)
+    assert re.search(best, text)
+    twin = "FedAMS 85.59, its FedAvgM twin 85.59; +0.00 (+0.00 … +0.00) | 1, 2 |"
+    assert f"| FedAMS gains from adaptive steps, not from the rate | ResNet-18 | **fails** | {twin}" in text
+    lost = "FedAMS 90.10, FedCAMS sign 88.30; -1.80 | 1 |"
+    assert f"| FedCAMS with sign is comparable to FedAMS | ResNet-18 | **fails** | {lost}" in text
+    assert "| FedCAMS with top-k 1/64 is comparable to FedAMS | ResNet-18 | **holds** |" in text
+
+
+def test_the_page_begins_with_all_verdicts(tmp_path: Path) -> None:
+    for label in ("FedAMS", "FedCAMS sign"):
+        add(tmp_path, "compression-convmixer", label)
+    text = "\n".join(summary(Results(tmp_path)))
+    rows = re.findall(r"^\| (?!claim)(\w.*) \|$", text, re.MULTILINE)
+    verdicts = [cell for row in rows for cell in row.split(" | ")[1:] if cell.strip(" ")]
+    counts = {name: sum(name in each for each in verdicts) for name in ("holds", "fails", "open")}
+    shown = f"**{counts['holds']} hold, {counts['fails']} fail and {counts['open']} are open**"
+    assert f"Of {len(verdicts)} claims of the paper, {shown}. Those settled by runs rest on 1 seed each." in text
+    assert f"| FedCAMS with sign is comparable to FedAMS | {NOT_RUN} | **holds** |  |" in text
+    add(tmp_path, "compression-convmixer", "FedAMS", seed=2)
+    add(tmp_path, "compression-convmixer", "FedCAMS sign", seed=2)
+    assert "rest on 2 seeds each." in "\n".join(summary(Results(tmp_path)))
+    add(tmp_path, "compression-resnet18", "FedAMS")
+    add(tmp_path, "compression-resnet18", "FedCAMS sign")
+    assert "rest on 1 to 2 seeds each." in "\n".join(summary(Results(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("points", "verdict"),
+    [([0.6], "holds"), ([-0.6], "fails"), ([0.4], "open"), ([0.7, 1.2, 0.1], "holds"), ([2.0, 1.0, -0.1], "open")],
+)
+def test_a_lead_counts_if_no_seed_says_the_opposite(points: list[float], verdict: str) -> None:
+    assert leads(points) == verdict
+
+
+def test_seeds_that_disagree_leave_it_open_whether_compression_is_comparable(tmp_path: Path) -> None:
+    for seed, top in ((1, 0.995), (2, 0.98)):  # 0.45 and 1.80 points
+        add(tmp_path, "compression-resnet18", "FedAMS", top=1.0, seed=seed)
+        add(tmp_path, "compression-resnet18", "FedCAMS sign", top=top, seed=seed)
+    found = comparable("compression-resnet18", "FedCAMS sign")(Results(tmp_path))
+    assert found == ("FedAMS 90.10, FedCAMS sign 88.97; -1.13 (-1.80 … -0.45)", "open", (1, 2))
+
+
+def test_methods_are_compared_on_the_seeds_that_both_have(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    add(root, "compression-resnet18", "FedAMS", top=1.0)
+    add(root, "compression-resnet18", "FedAMS", top=0.5, seed=2)
+    add(root, "compression-resnet18", "FedCAMS sign", top=0.99)
+    add(root, "two-way-resnet18", "FedCAMS sign, replica 2 bits", top=0.985)
+    text = made(tmp_path)
+    assert "Points lost against FedAMS: FedCAMS sign 0.90." in text
+    assert "| FedAMS | 67.57 (45.05 … 90.10) | 90.94 |  | 1.500 | 1, 2 |" in section(text, "Main results")
+    assert re.search(r"\| FedAMS \| `none` \| 67.57 \(.*\) \| -0.90 \|", section(text, "Two-way compression"))
+    assert ahead(*Results(root).of("compression-resnet18")) == pytest.approx([0.901])
+    assert (spread([1.0]), spread([1.0, 2.0, 6.0]), spread([-1.0], "+")) == ("1.00", "3.00 (1.00 … 6.00)", "-1.00")
+
+
+def test_theory_is_judged_by_what_was_measured() -> None:
+    results = Results(make.RESULTS)
+    assert rates(results).verdict == "holds"
+    assert slower(results).verdict == "fails"
+    assert re.search(r"slopes -0\.\d\d, -0\.\d\d, -0\.\d\d against T, K, m", rates(results).evidence)
 
 
 @pytest.mark.parametrize(
@@ -222,9 +284,9 @@ def test_claims_hold_or_fail_by_what_was_run(tmp_path: Path) -> None:
 def test_more_clients_do_better_only_if_accuracy_rises(tmp_path: Path, tops: tuple[float, ...], verdict: str) -> None:
     for n, top in zip((5, 10, 20), tops, strict=True):
         add(tmp_path, "cohort-resnet18", f"FedAMS n={n}", top=top)
-    start = "| More clients per round do better, FedAMS, ResNet-18 |"
+    start = "| More clients per round do better, FedAMS | ResNet-18 |"
     (line,) = (line for line in claims(Results(tmp_path)) if line.startswith(start))
-    assert line.endswith(f"**{verdict}** |")
+    assert line.removeprefix(start).split("|")[0].strip(" *") == verdict
 
 
 @pytest.mark.parametrize(("other", "verdict"), [(0.9, "holds"), (0.997, "open"), (1.003, "open"), (1.01, "fails")])
@@ -232,16 +294,16 @@ def test_the_best_is_open_while_the_next_counts_as_equal(tmp_path: Path, other: 
     """0.901 of a top is the accuracy: 0.27 points apart are equal, 0.9 points are not."""
     for label, top in {"FedAMS": 0.95, **dict.fromkeys(OPTIMIZERS, 0.8), "FedYogi": 0.95 * other}.items():
         add(tmp_path, "fig1-resnet18", label, top=top)
-    assert best_of_all("fig1-resnet18")(Results(tmp_path))[1] == verdict
+    assert best_of_all("fig1-resnet18")(Results(tmp_path)).verdict == verdict
 
 
 def test_main_results_are_accuracy_bytes_and_seconds(tmp_path: Path) -> None:
     for label, top in (("FedAMS", 0.99), ("FedCAMS sign", 1.0), ("FedCAMS top-k 1/64", 0.5)):
         add(tmp_path / "results", "compression-resnet18", label, top=top)
     text = section(made(tmp_path), "Main results")
-    assert "| FedAMS | 89.20 | 90.94 |  | 1.500 |" in text
-    assert "| FedCAMS sign | 90.10 |  | 32.0x | 1.500 |" in text
-    assert "| FedCAMS top-k 1/64 | 45.05 |  | 50.0x | 1.500 |" in text
+    assert "| FedAMS | 89.20 | 90.94 |  | 1.500 | 1 |" in text
+    assert "| FedCAMS sign | 90.10 |  | 32.0x | 1.500 | 1 |" in text
+    assert "| FedCAMS top-k 1/64 | 45.05 |  | 50.0x | 1.500 | 1 |" in text
 
 
 def test_two_way_compression_is_compared(tmp_path: Path) -> None:
@@ -274,7 +336,7 @@ def test_accuracy_against_bytes_is_a_mean_over_seeds(tmp_path: Path) -> None:
         averaged(run, mean)
     text = section(made(tmp_path), "Accuracy against all bytes")
     # 0.901 of the top, 0.8 on average; 4000 + 4000 bytes per round against 80 + 600.
-    assert "| FedAMS | 72.08 | 91.00 | 0.00 GB | 0.00 GB | 0.00 GB | 1.0x | 1.0x | 1, 2 |" in text
+    assert "| FedAMS | 72.08 | 91.00 (90.00 … 92.00) | 0.00 GB | 0.00 GB | 0.00 GB | 1.0x | 1.0x | 1, 2 |" in text
     assert "| FedCAMS lighter | 54.06 | 90.00 | 0.00 GB | 0.00 GB | 0.00 GB | 50.0x | 11.8x | 1 |" in text
 
 
@@ -367,8 +429,8 @@ def test_seeds_are_a_mean_and_repeated_runs_are_told_apart(tmp_path: Path) -> No
     text = made(tmp_path, drawn=True)
     assert "Seeds 1 and 2, one run each; not every method has all of them." in text
     assert "faint: single rounds; bands: from the lowest seed to the highest.*" in text
-    assert "| ResNet-18 | FedAMS | 1: 81.09, 2: 90.10 | 85.59 |" in section(text, "Seeds")
-    assert "| FedAMS | 85.59 |" in section(text, "Server optimizers")
+    assert "| `fig1-resnet18` | FedAMS | 1: 81.09, 2: 90.10 | 85.59 |" in section(text, "Seeds")
+    assert "| FedAMS | 85.59 (81.09 … 90.10) |" in section(text, "Server optimizers")
     assert "was run twice" not in text
     shutil.copytree(root / "fig1-resnet18" / "fedams-s1", root / "repeated" / "fedams-s1")
     assert "FedAMS of ResNet-18, seed 1, was run twice at full length: all records are equal." in made(tmp_path)
@@ -396,8 +458,8 @@ def test_the_rates_of_adaptive_servers_are_told(tmp_path: Path) -> None:
     for label in ("FedAvg", "FedYogi", "FedAMS"):
         add(tmp_path / "results", "fig1-resnet18", label)
     rows = section(made(tmp_path), "Server optimizers").split("### How adaptive the steps are")[1]
-    assert re.search(r"\| ResNet-18 \| FedYogi \| at most [0-9.e+-]+ \| 0\.1 \| 10 \|", rows)
-    assert re.search(r"\| ResNet-18 \| FedAMS \| at most [0-9.e+-]+ \| 0\.0316 \| 31\.6 \|", rows)
+    assert re.search(r"\| ResNet-18 \| FedYogi \| at most [0-9.e+-]+ \| 0\.1 \|  \| 10 \|", rows)
+    assert re.search(r"\| ResNet-18 \| FedAMS \| at most [0-9.e+-]+ \| 0\.0316 \|  \| 31\.6 \|", rows)
     assert "FedAvg |" not in rows
 
 

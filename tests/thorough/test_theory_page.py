@@ -10,13 +10,14 @@ from test_reproduction import add, averaged
 
 from fedcams.theory.rates import slope
 from reproduction.page import RESULTS
+from reproduction.pictures import drawn_from
 from reproduction.runs import NEAR, Results
 from theory_page import adaptivity
 from theory_page.adaptivity import CHOOSING, EPS, SHOWN, STEPS, Point, best, grid, measured
 from theory_page.experiments import DOCS, FILE, stored, trials
-from theory_page.off_floor import off_floor
+from theory_page.off_floor import off_floor, off_floor_panels
 from theory_page.page import BLOCK, block
-from theory_page.pictures import draw, of
+from theory_page.pictures import draw, gradient, of
 from theory_page.recorded import STUDIES, best_rates, rows, sections, twins
 
 STALE = "is stale: run `make theory ARGS=--draw`"
@@ -43,6 +44,8 @@ def test_the_slopes_on_the_page_are_minus_one_half(axis: str) -> None:
 def test_pictures_are_drawn_from_the_numbers(tmp_path: Path) -> None:
     draw(stored(FILE), adaptivity.stored(), Results(RESULTS), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in (DOCS / "theory").glob("*.png")}
+    for path in tmp_path.iterdir():
+        assert drawn_from(DOCS / "theory" / path.name) == drawn_from(path), f"{path.name} {STALE}"
 
 
 def test_every_setting_of_rate_and_epsilon_was_measured_and_the_best_again() -> None:
@@ -96,9 +99,9 @@ def test_recorded_runs_are_compared_where_both_families_are_there(tmp_path: Path
     assert "| FedAvgM | 100 |" in text
     assert "| FedAvgM | 10 |" not in text
     assert "points from FedAvgM, which counts as equal (seed 11)." in text
-    assert len(off_floor(adaptivity.stored(), Results(tmp_path)).axes) == 1, "one ε makes no line"
+    assert len(off_floor(off_floor_panels(adaptivity.stored(), Results(tmp_path))).axes) == 1, "one ε makes no line"
     add(tmp_path, images.preset, "eps=1e-8, rate 100", rounds=60, top=0.85)
-    assert len(off_floor(adaptivity.stored(), Results(tmp_path)).axes) == 2
+    assert len(off_floor(off_floor_panels(adaptivity.stored(), Results(tmp_path))).axes) == 2
 
 
 def test_twins_are_compared_on_common_seeds(tmp_path: Path) -> None:
@@ -111,3 +114,26 @@ def test_twins_are_compared_on_common_seeds(tmp_path: Path) -> None:
     for label in ("FedAMSGrad", "FedAvgM, twin of FedAdam"):
         add(tmp_path, "fig1-convmixer", label, top=0.9 if label == "FedAMSGrad" else 0.8)
     assert "| ConvMixer-256-8 | FedAMSGrad | 81.09 | 72.08 | +9.01 | 1 |" in "\n".join(twins(Results(tmp_path)))
+
+
+def test_the_measured_gradient_is_shown_once_fedams_recorded_it(tmp_path: Path) -> None:
+    run = add(tmp_path, "fig1-resnet18", "FedAMS")
+    assert gradient(Results(tmp_path)) is None
+    lines = (run / "rounds.jsonl").read_text().replace('"round":', '"gradient_sq": 0.25, "round":')
+    (run / "rounds.jsonl").write_text(lines)
+    assert gradient(Results(tmp_path)) == 0.25
+    assert "put the mean of ‖∇f‖² at about 0.25." in block(stored(FILE), adaptivity.stored(), Results(tmp_path))
+
+
+def test_several_seeds_have_a_range(tmp_path: Path) -> None:
+    _, images = STUDIES
+    for seed, top in ((11, 0.8), (12, 0.9)):
+        add(tmp_path, images.preset, "FedAvgM, rate 10", rounds=60, top=top, seed=seed)
+        for label in ("eps=1e-8, rate 100", "eps=1e-9, rate 100"):
+            add(tmp_path, images.preset, label, rounds=60, top=top, seed=seed)
+    text = "\n".join(sections(Results(tmp_path)))
+    assert re.search(r"^\| FedAvgM \| 10 \|  \| 7\d\.\d\d \(7\d\.\d\d … 8\d\.\d\d\) \|", text, re.MULTILINE)
+    assert "(seeds 11, 12)" in text
+    panel = off_floor(off_floor_panels(adaptivity.stored(), Results(tmp_path))).axes[1]
+    assert len(panel.patches) == 1, "the band of FedAvgM"
+    assert panel.get_ylim()[0] < 0.73, "below the lowest seed, not only below the means"

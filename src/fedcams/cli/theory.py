@@ -18,6 +18,7 @@ from fedcams.cli.runs import Data
 
 if TYPE_CHECKING:
     from fedcams.experiment import Experiment
+    from fedcams.optimizers.base import ServerOptimizer
     from fedcams.simulation import RoundRecord
     from fedcams.theory.check import Checked
     from fedcams.theory.setting import Constants
@@ -82,9 +83,9 @@ def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, l
 def _pages(each: Checked) -> Iterator[Any]:
     run = each.run
     yield f"\n{each.label}: theorem {each.theorem}, n/m = {run.n}/{run.m}, K = {run.K}, T = {run.T}"
-    yield f"step of a round α = {run.alpha:.4g}, u = {run.adaptivity(each.constants):.4g}: {each.regime}" + (
-        f" ({each.twin})" if each.twin else ""
-    )
+    yield f"step of a round α = {run.alpha:.4g}, u = {run.adaptivity(each.constants):.4g}: {each.regime}"
+    if each.twin:
+        yield f"on its floor, the server is {each.twin}"
     yield _constants(each.constants)
     yield _terms(each)
     yield _conditions(each)
@@ -166,7 +167,7 @@ def steps(
     each, console = checked(experiment, data=data), Console(highlight=False)
     console.print(_constants(each.constants))
     chosen = {"recommended": recommended(each.constants, each.run), "corollary": corollary(each.constants, each.run)}
-    console.print(_steps(chosen))
+    console.print(_steps(chosen, experiment.server, each.constants))
     if limit := chosen["recommended"].limited_by:
         console.print(f"the step is shorter than the best one, because of {limit}")
     for fail in each.fails:
@@ -179,13 +180,16 @@ def _model(task: str) -> str:
     return str(getattr(resolve("task", task), "model", "mlp"))
 
 
-def _steps(chosen: dict[str, Steps]) -> Table:
+def _steps(chosen: dict[str, Steps], server: ServerOptimizer, known: Constants) -> Table:
+    from fedcams.theory.describe import server_lr
+
     table = _table("", *chosen)
     rows = {
-        "server rate η": lambda each: f"{each.run.eta:.4g}",
-        "local rate η_l": lambda each: f"{each.run.eta_l:.4g}",
+        f"lr of {server.name}": lambda each: f"{server_lr(server, each.run.eta):.4g}",
+        "local lr": lambda each: f"{each.run.eta_l:.4g}",
         "step of a round α": lambda each: f"{each.run.alpha:.4g}",
-        "bound on mean ‖∇f‖²": lambda each: f"{each.bound.value:.4g}",
+        "sound bound on mean ‖∇f‖²": lambda each: f"{each.bound.value:.4g}",
+        "trivial bound G²": lambda each: f"{known.G**2:.4g}",
         "conditions": lambda each: "hold" if each.bound.admissible else "do not hold",
     }
     for name, shown in rows.items():

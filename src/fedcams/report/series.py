@@ -88,7 +88,7 @@ AXES = (BYTES, ROUNDS, BYTES_UP, PAPER_BITS)
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric of a method over the rounds in which some seed recorded it; arrays `[T]`."""
+    """A metric of a method over the rounds in which all seeds that got there recorded it; arrays `[T]`."""
 
     x: dict[str, Array]
     """Key of an axis -> where the seeds are on it, on average."""
@@ -99,6 +99,16 @@ class Curve:
 
     def __bool__(self) -> bool:
         return len(self.mean) > 0
+
+
+def _shared(known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the rounds, `[T]`, in which every seed that still went on has a value, by what is `known [seeds, T]`.
+
+    Otherwise a mean would jump between seeds that were tested at different intervals.
+    """
+    goes_on = np.logical_or.accumulate(known[:, ::-1], axis=1)[:, ::-1]
+    shared: NDArray[np.bool_] = np.logical_or.reduce(known) & np.logical_and.reduce(known | ~goes_on)
+    return shared
 
 
 def values(run: Run, metric: Metric) -> Array:
@@ -126,7 +136,7 @@ class Track:
     def curve(self, metric: Metric) -> Curve:
         """Return the mean, lowest and highest over the seeds that reached each round."""
         table = self.table([values(run, metric) for run in self.method.runs])
-        kept = np.isfinite(table).any(axis=0)
+        kept = _shared(np.isfinite(table))
         x, found = {key: places[kept] for key, places in self.x.items()}, table[:, kept]
         if len(found) == 1:  # of one seed they are all the same
             return Curve(x, found[0], found[0], found[0], 1)

@@ -19,7 +19,7 @@ from fedcams.theory.constants import Instance, constants_of
 from fedcams.theory.describe import failures, setting_of
 from fedcams.theory.paper import printed, theorem
 from fedcams.theory.proved import sound
-from fedcams.theory.setting import BOUND, Bound, Constants, Setting
+from fedcams.theory.setting import BOUND, LOWER, Bound, Constants, Setting
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ def check(experiment: Experiment, records: Sequence[RoundRecord] = (), data: Pat
         run = dataclasses.replace(run, q=min(run.q, largest))
     if run.q and run.full and "gamma" not in seen:
         fails.append("γ: not measured here, taken as 0; record it with the probe gamma")
+    if known.how["L"].startswith(LOWER):
+        fails.append(f"known constants: those of {experiment.task} are measured at the start, so L and G may be larger")
     if "no farther" in known.how.get("G", ""):
         fails.append(
             "bounded gradients: those of a quadratic are not; G holds while x stays as near the minimum as x_1"
@@ -112,7 +114,7 @@ def _regime(known: Constants, run: Setting, off_floor: float | None, certain: bo
     `certain` says whether all assumptions hold with proven constants; if not, u is only an estimate.
     """
     if not run.adapts:
-        return "not adaptive"
+        return "not adaptive, as FedAMS on its floor; the printed theorems are about FedAMS, here with ε = 1"
     if off_floor is not None:
         name = "floor" if off_floor < RARELY else "mixed" if off_floor < 0.5 else "adaptive"
         return f"{name}, as measured: v̂ left its floor in at most {100 * off_floor:.4g}% of coordinates"

@@ -10,7 +10,7 @@ from fedcams.engines import Problem
 from fedcams.experiment import Experiment
 from fedcams.layout import Layout
 from fedcams.local import step_count
-from fedcams.optimizers.base import Adaptive
+from fedcams.optimizers.base import Adaptive, ServerOptimizer
 from fedcams.optimizers.fedavgm import FedAvgM
 from fedcams.theory.setting import Setting
 
@@ -44,6 +44,11 @@ def setting_of(experiment: Experiment, sizes: Sequence[int], layout: Layout, gam
     return Setting(eta=rate, eps=floor, beta1=beta1, adapts=server.name == "fedadagrad", inside=False, **common)
 
 
+def server_lr(server: ServerOptimizer, eta: float) -> float:
+    """Return the `lr` of a server whose rate is η: that of FedAvgM is less, because its momentum adds up updates."""
+    return eta * (1 - float(server.momentum)) if isinstance(server, FedAvgM) else eta
+
+
 def failures(experiment: Experiment, problem: Problem, sizes: Sequence[int]) -> list[str]:
     """Return the assumptions of the theorems that the experiment does not meet, one sentence each."""
     return [*_of_clients(experiment, problem, sizes), *_of_the_server(experiment), *_of_messages(experiment)]
@@ -56,10 +61,8 @@ def _of_clients(experiment: Experiment, problem: Problem, sizes: Sequence[int]) 
         yield f"equal K: clients take {steps[0]} to {steps[-1]} local steps; the bound takes K = {steps[0]}"
     if sampler.size_varies:
         yield f"fixed n: cohorts of {sampler} vary in size, so residuals do not telescope; the bound takes their mean"
-    if sampler.needs_weights:
-        yield f"uniform cohorts: {sampler} draws clients by their examples, so the mean update is not that of f"
-    if experiment.weighting != "uniform":
-        yield f"uniform mean: weighting={experiment.weighting}; the theorems are about the mean over clients"
+    if len(set(sizes)) > 1:  # otherwise all have the same weight
+        yield from _of_weights(experiment)
     if not local.is_plain:
         yield f"plain SGD at clients: local={local}"
     elif not local.replace and steps[-1] > 1:
@@ -69,6 +72,14 @@ def _of_clients(experiment: Experiment, problem: Problem, sizes: Sequence[int]) 
         )
     if problem.buffer_layout is not None:
         yield "a loss of each example: batch normalisation makes it depend on the rest of the batch"
+
+
+def _of_weights(experiment: Experiment) -> Iterator[str]:
+    sampler = experiment.sampler
+    if sampler.needs_weights:
+        yield f"uniform cohorts: {sampler} draws clients by their examples, so the mean update is not that of f"
+    if experiment.weighting != "uniform":
+        yield f"uniform mean: weighting={experiment.weighting}; the theorems are about the mean over clients"
 
 
 def _of_the_server(experiment: Experiment) -> Iterator[str]:

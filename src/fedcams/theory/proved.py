@@ -73,12 +73,12 @@ def largest_root(known: Constants, run: Setting) -> float:
 def _memory(known: Constants, run: Setting) -> float:
     """Return Ψ, the price of weights that change; zero if v̂ cannot leave its floor."""
     fall = 1 / math.sqrt(run.eps) - 1 / largest_root(known, run)
-    kept = _kept(run)
-    first = (1 + kept) * known.G**2 * known.d * fall
-    return first + run.eta * run.eta_l * run.K * known.L * (kept * known.G) ** 2 * known.d * fall**2
+    held = kept(run)
+    first = (1 + held) * known.G**2 * known.d * fall
+    return first + run.eta * run.eta_l * run.K * known.L * (held * known.G) ** 2 * known.d * fall**2
 
 
-def _kept(run: Setting) -> float:
+def kept(run: Setting) -> float:
     """Return how many updates momentum and residuals hold at most; a residual counts m/n, as in the sum over all."""
     return run.c_b + run.m / run.n * run.q / (1 - run.q)
 
@@ -86,6 +86,6 @@ def _kept(run: Setting) -> float:
 def _higher_order(known: Constants, run: Setting) -> tuple[float, float]:
     """Return the factor on the noise, and the term that partial participation with error feedback has instead."""
     if run.q and not run.full:
-        return 1.0, (run.alpha * known.L * known.G * _kept(run)) ** 2 / math.sqrt(run.eps)
+        return 1.0, (run.alpha * known.L * known.G * kept(run)) ** 2 / math.sqrt(run.eps)
     held = run.c_b + ((run.q + run.gamma) / (1 - run.q) if run.q else 0.0)
     return 1 + run.alpha * known.L * held**2, 0.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fedcams.theory.proved import CROSS, sound
+from fedcams.theory.proved import CROSS, kept, sound
 from fedcams.theory.setting import Bound, Constants, Setting
 
 DRIFT = 0.1
-"""The part of the leading terms that clients drifting apart may add."""
+"""The part of the leading terms that clients drifting apart, or weights that change, may add."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class Steps:
 def recommended(known: Constants, run: Setting) -> Steps:
     """Return the rates that minimise the bound within its conditions; those of `run` do not matter.
 
-    The local rate is the largest at which drift costs a tenth of the leading terms and v̂ cannot leave its floor. Then
-    the server's rate gives the step of a round with the lowest bound.
+    The local rate is the largest at which drift costs a tenth of the leading terms and v̂ cannot leave its floor; where
+    ε is added to the root, its change costs a tenth at most. Then the server's rate gives the step of a round with the
+    lowest bound.
     """
     variance = known.s_l**2 / (run.n * run.K)
     if not run.full:
@@ -46,12 +47,15 @@ def corollary(known: Constants, run: Setting) -> Steps:
 
 def _local_rate(known: Constants, run: Setting, variance: float) -> float:
     limits = [1 / (8 * run.K * known.L), 1 / (run.K * known.L * math.sqrt(60)), 1.0]
+    longest = run.amplification * run.K * known.G  # an update, for a local rate of 1
     if run.adapts:
-        limits.append(math.sqrt(run.eps) / (run.amplification * run.K * known.G))
+        limits.append(math.sqrt(run.eps) / longest)
     leading = 2 * math.sqrt(CROSS * known.F * known.L * variance / run.T)
     spread = 2.5 * run.K * known.L**2 * (known.s_l**2 + 6 * run.K * known.s_g**2)
     if leading and spread:
         limits.append(math.sqrt(DRIFT * leading / spread))
+    if leading and run.adapts and not run.inside:  # without a hard floor the weights always change
+        limits.append(DRIFT * leading * run.T * math.sqrt(run.eps) / (known.G**2 * known.d * (1 + kept(run)) * longest))
     return min(limits)
 
 

@@ -1,0 +1,199 @@
+"""How the paper's claims are judged: by runs of the same seeds, and by the measurements of docs/theory.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from fedcams.plan.paper import ROUNDS, paper_tables
+from fedcams.theory.rates import slope
+from reproduction import words
+from reproduction.runs import LAST, NEAR, Done, Results, ahead, spread, with_common_seeds
+from reproduction.tables import measured
+
+HOLDS, FAILS, OPEN, NOT_RUN = "holds", "fails", "open", "open: not run"
+COMPARABLE = 1.0
+"""Points that compression may cost and still be comparable."""
+GROWS = 1.5
+"""Ratio of the last rounds to the first from which on γ counts as growing."""
+STRAIGHT = 0.06
+"""How far a measured slope may be from the one that theory predicts."""
+OPTIMIZERS = ("FedAvg", "FedAdam", "FedYogi", "FedAMSGrad")
+QUADRATICS = Path(__file__).resolve().parents[1] / "docs" / "theory" / "measured.json"
+
+
+class Verdict(NamedTuple):
+    """What was found, whether the claim holds, fails or is open, and the seeds of the runs."""
+
+    evidence: str
+    verdict: str
+    seeds: tuple[int, ...] = ()
+
+
+Judge = Callable[[Results], Verdict]
+
+
+def found(results: Results, preset: str, labels: Collection[str]) -> dict[str, Done]:
+    """Return those of these methods of a preset that were run, with the seeds that all of them have."""
+    runs = with_common_seeds([done for done in results.of(preset) if done.label in labels])
+    return {done.label: done for done in runs}
+
+
+def _judged(known: dict[str, Done], labels: Collection[str], verdict: str, more: str = "") -> Verdict:
+    """Return a verdict with the accuracies of these methods as evidence."""
+    each = ", ".join(f"{label} {known[label].accuracy:.2f}" for label in labels if label in known)
+    seeds = sorted({seed for done in known.values() for seed in done.seeds})
+    return Verdict(each + more, verdict, tuple(seeds))
+
+
+def leads(points: list[float]) -> str:
+    """Return the verdict on a claim that something is ahead, by how many points it is with each seed.
+
+    It is open if the mean counts as equal, or if some seed says the opposite.
+    """
+    mean = fmean(points)
+    if abs(mean) <= NEAR or any(each * mean < 0 for each in points):
+        return OPEN
+    return HOLDS if mean > 0 else FAILS
+
+
+def best_of_all(preset: str) -> Judge:
+    """Return a judge of the claim that FedAMS is the best of the five server optimizers."""
+
+    def judge(results: Results) -> Verdict:
+        known = found(results, preset, ("FedAMS", *OPTIMIZERS))
+        if len(known) <= len(OPTIMIZERS):
+            return _judged(known, ("FedAMS", *OPTIMIZERS), NOT_RUN)
+        next_best = max((known[name] for name in OPTIMIZERS), key=lambda done: done.accuracy)
+        points = ahead(known["FedAMS"], next_best)
+        more = f"; {spread(points, '+')} against {next_best.label}"
+        return _judged(known, ("FedAMS", *OPTIMIZERS), leads(points), more)
+
+    return judge
+
+
+def comparable(preset: str, label: str) -> Judge:
+    """Return a judge of the claim that a compressed method is comparable to FedAMS; open if seeds disagree."""
+
+    def judge(results: Results) -> Verdict:
+        known = found(results, preset, ("FedAMS", label))
+        if len(known) < 2:
+            return _judged(known, ("FedAMS", label), NOT_RUN)
+        points = ahead(known[label], known["FedAMS"])
+        agree = {each >= -COMPARABLE for each in points}
+        verdict = OPEN if len(agree) > 1 else HOLDS if agree == {True} else FAILS
+        return _judged(known, ("FedAMS", label), verdict, f"; {spread(points, '+')}")
+
+    return judge
+
+
+def rising(preset: str, labels: tuple[str, ...]) -> Judge:
+    """Return a judge of the claim that accuracy rises along these labels: from first to last, and never falls."""
+
+    def judge(results: Results) -> Verdict:
+        known = found(results, preset, labels)
+        if len(known) < len(labels):
+            return _judged(known, labels, NOT_RUN)
+        values = [known[label].accuracy for label in labels]
+        falls = any(b < a - NEAR for a, b in pairwise(values))
+        return _judged(known, labels, FAILS if falls else leads(ahead(known[labels[-1]], known[labels[0]])))
+
+    return judge
+
+
+def twins(preset: str) -> Judge:
+    """Return a judge of the claim that FedAMS owes its accuracy to adaptivity, by FedAvgM at the same rate.
+
+    If both count as equal, the claim fails: what FedAMS gains, the rate gives without adaptive steps.
+    """
+
+    def judge(results: Results) -> Verdict:
+        labels = ("FedAMS", "FedAvgM, twin of FedAMS")
+        known = found(results, preset, labels)
+        if len(known) < 2:
+            return _judged(known, labels, NOT_RUN)
+        points = ahead(*(known[label] for label in labels))
+        verdict = FAILS if fmean(points) <= NEAR else leads(points)
+        own, twin = (known[label].accuracy for label in labels)
+        evidence = f"FedAMS {own:.2f}, its FedAvgM twin {twin:.2f}; {spread(points, '+')}"
+        return _judged(known, (), verdict)._replace(evidence=evidence)
+
+    return judge
+
+
+def best_epsilon(results: Results) -> Verdict:
+    """Judge the claim that ε = 1e-3 is the best of six, with the better rate for each."""
+    names = [label + ending for label in words.EPSILON for ending in words.EPSILON_RULES]
+    known = found(results, "epsilon", names)
+    each: dict[str, Done] = {}
+    for label in words.EPSILON:
+        tried = [known[label + ending] for ending in words.EPSILON_RULES if label + ending in known]
+        each |= {label: max(tried, key=lambda done: done.accuracy)} if tried else {}
+    if len(known) < 2 * len(words.EPSILON) - 1:
+        return _judged(each, words.EPSILON, NOT_RUN)
+    next_best = max((label for label in each if label != "eps=1e-3"), key=lambda label: each[label].accuracy)
+    points = ahead(each["eps=1e-3"], each[next_best])
+    return _judged(each, words.EPSILON, leads(points), f"; {spread(points, '+')} against {next_best}")
+
+
+def reaches(results: Results) -> Verdict:
+    """Judge the one accuracy of FedAMS that the paper prints."""
+    known, printed = found(results, "fig1-resnet18", ("FedAMS",)), words.EPSILON["eps=1e-3"]
+    if not known:
+        return Verdict("", NOT_RUN)
+    done = known["FedAMS"]
+    near = done.accuracy >= float(printed) - NEAR
+    return Verdict(f"{spread(done.accuracies)} against {printed}", HOLDS if near else FAILS, tuple(done.seeds))
+
+
+def bits(results: Results) -> Verdict:
+    """Judge the paper's tables of communication, which need no run."""
+    rows = [row for rows in paper_tables() for row in rows]
+    right = sum(float(f"{row.bits:.2e}") == float(row.printed) for row in rows)
+    evidence = f"{right} of {len(rows)} numbers for {ROUNDS} rounds come out as printed"
+    return Verdict(evidence, HOLDS if right == len(rows) else FAILS)
+
+
+def gamma_stays(results: Results) -> Verdict:
+    """Judge the claim that γ does not grow over a run."""
+    runs = [done for model in words.MODELS for done in measured(results, model)]
+    if not runs:
+        return Verdict("", NOT_RUN)
+    ratios = [fmean(done.gamma[-LAST:]) / fmean(done.gamma[:LAST]) for done in runs]
+    evidence = f"last {LAST} rounds over the first: {min(ratios):.1f}x to {max(ratios):.1f}x for {len(runs)} methods"
+    seeds = sorted({seed for done in runs for seed in done.seeds})
+    return Verdict(evidence, FAILS if max(ratios) > GROWS else HOLDS, tuple(seeds))
+
+
+# -- by docs/theory.md -------------------------------------------------------------------------------------------------
+
+
+def _slope(name: str, axis: str, key: str, **chosen: Any) -> float:
+    points: Iterator[dict[str, Any]] = (p for p in json.loads(QUADRATICS.read_text("utf-8"))["points"])
+    mine = [p for p in points if p["of"] == name and all(p[k] == v for k, v in chosen.items())]
+    return slope([p[axis] for p in mine], [p[key] for p in mine])
+
+
+def rates(results: Results) -> Verdict:
+    """Judge the rate of the first corollary by the slopes measured on quadratics."""
+    slopes = [_slope(f"rates {axis}", axis, "average") for axis in "TKm"]
+    shown = ", ".join(f"{each:+.2f}" for each in slopes)
+    holds = all(abs(each + 0.5) <= STRAIGHT for each in slopes)
+    return Verdict(f"slopes {shown} against T, K, m: [theory](theory.md#measured)", HOLDS if holds else FAILS)
+
+
+def slower(results: Results) -> Verdict:
+    """Judge the slowdown by local steps: it fails if a server rate that does not grow with them avoids it."""
+    by_steps, alone = (_slope("partial", "K", "late", by_steps=rule) for rule in (True, False))
+    where = "[theory](theory.md#more-local-steps-under-partial-participation)"
+    evidence = f"slope against K: {by_steps:+.2f} with η ~ √(Kn), but {alone:+.2f} with η ~ √n: {where}"
+    return Verdict(evidence, FAILS if alone <= STRAIGHT else HOLDS)
+
+
+def proven(evidence: str, verdict: str) -> Judge:
+    """Return a judge of a claim that a proof in docs/theory.md settles, whatever was run."""
+    return lambda results: Verdict(evidence, verdict)
