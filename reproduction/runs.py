@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median
 
+from fedcams.averages import NoAverage
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset
 from fedcams.report import Collection, Method
@@ -190,16 +191,24 @@ class Results:
         self.runs = [run for run in found if run.finished]
 
     def of(self, preset: str) -> list[Done]:
-        """Return the experiments of a preset in its order, with their runs of every seed, wherever these were made.
+        """Return the experiments of a preset in its order, with their runs of every seed, wherever these were made."""
+        wanted = {key(e)[1:]: e for e in reversed(shipped(preset))}
+        found = [(e.label, self._by_seed(e)) for e in reversed(wanted.values())]
+        return [Done(label, [runs[seed] for seed in sorted(runs)]) for label, runs in found if runs]
 
-        Of several equal runs, it takes one that measured γ, or else the first.
+    def _by_seed(self, wanted: Experiment) -> dict[int, Run]:
+        """Return the runs of an experiment.
+
+        Averaging models changes nothing in training, so runs that did it also stand for an experiment that does not. Of
+        several runs with one seed, it takes one with the same average, then one that measured γ, or else the first.
         """
-        labels = {key(e)[1:]: e.label for e in reversed(shipped(preset))}
-        known: dict[tuple[object, ...], dict[int, Run]] = {}
-        for run in sorted(self.runs, key=lambda run: not run.records[0].probes.get("gamma")):
-            known.setdefault(key(run.experiment)[1:], {}).setdefault(run.experiment.seed, run)
-        found = [(label, known[what]) for what, label in reversed(labels.items()) if what in known]
-        return [Done(label, [runs[seed] for seed in sorted(runs)]) for label, runs in found]
+        averages = {wanted.average}
+        if wanted.average == NoAverage():
+            averages |= {run.experiment.average for run in self.runs}
+        same = {key(replace(wanted, average=average))[1:] for average in averages}
+        found = [run for run in self.runs if key(run.experiment)[1:] in same]
+        found.sort(key=lambda run: (run.experiment.average != wanted.average, not run.records[0].probes.get("gamma")))
+        return {run.experiment.seed: run for run in reversed(found)}
 
     def missing(self, preset: str) -> list[str]:
         """Return the labels of a preset that have no run."""
