@@ -257,8 +257,7 @@ def _begin(
 
 def _summarize(progress: Progress, outcomes: Iterable[Outcome]) -> list[Run]:
     """Print the results and return the runs; raises an error that names those that failed."""
-    from fedcams.cli.progress import title
-    from fedcams.cli.tables import results
+    from fedcams.cli.progress import results, title
     from fedcams.runs import RunError
 
     outcomes = list(outcomes)

@@ -1,52 +1,27 @@
-"""The tables that `fedcams run`, `list` and `bench gpu` print."""
+"""The tables that `fedcams list` and `bench gpu` print."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from statistics import fmean
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.filesize import decimal
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 import fedcams.trackers  # noqa: F401  (registers what `list` shows)
 from fedcams.errors import SpecError
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import presets
-from fedcams.experiment.sweep import final_accuracy
 from fedcams.recipes import KEY, RECIPES, Recipe
 from fedcams.registry import Spec, kinds, params, registered
 from fedcams.registry.fields import nearest, show
 
 if TYPE_CHECKING:
     from fedcams.bench.gpu import Measured
-    from fedcams.runs import Run
 
 PRESETS, RECIPE_LIST, EXPERIMENT = "presets", "recipes", "experiment"
-RESULTS = ("seeds", "rounds", "accuracy", "averaged", "up", "down")
-
-
-# -- fedcams run -------------------------------------------------------------------------------------------------
-
-
-def results(done: Sequence[Run]) -> Table:
-    """Return one row per label, averaged over seeds: the accuracies of the last and the averaged models, and bytes."""
-    table = Table("run", *(Column(name, justify="right") for name in RESULTS), box=SIMPLE_HEAD)
-    for label in dict.fromkeys(run.experiment.label for run in done):
-        same = [run for run in done if run.experiment.label == label]
-        sent = (sum(getattr(record, key) for run in same for record in run.records) for key in ("wire_up", "wire_down"))
-        rounds = ", ".join(sorted({str(len(run.records)) for run in same}))
-        accuracies = (_accuracy(same, key) for key in ("test_accuracy", "averaged_accuracy"))
-        table.add_row(label, str(len(same)), rounds, *accuracies, *(decimal(round(each / len(same))) for each in sent))
-    return table
-
-
-def _accuracy(same: Sequence[Run], key: str) -> str:
-    known = [value for run in same if (value := final_accuracy(run.records, key)) is not None]
-    return f"{fmean(known):.4f}" if known else ""
 
 
 # -- fedcams list ------------------------------------------------------------------------------------------------
