@@ -137,6 +137,24 @@ def test_a_run_says_at_its_end_which_updates_were_refused(folder: Path) -> None:
     assert re.search(said, output), output
 
 
+def test_the_accuracies_of_last_and_averaged_models_stand_side_by_side(folder: Path) -> None:
+    settings = (
+        "-s",
+        "rounds=3",
+        "-s",
+        "average=ema(0.9)",
+        "-s",
+        "task=logistic(size=4000)",
+        "-s",
+        "server=fedavg(lr=9)",
+    )
+    output = say("run", "mini.toml", *settings, "--only", "FedAvg", "--no-report")
+    last = read_run(folder / "runs/mini/fedavg-s1").records[-1]
+    (row,) = [line.split() for line in output.splitlines() if re.match(r"\s*FedAvg\s+1\s+3\s", line)]
+    assert row[3:5] == [f"{last.test_accuracy:.4f}", f"{last.averaged_accuracy:.4f}"]
+    assert row[3] != row[4]
+
+
 def test_settings_labels_and_folder_can_be_chosen(folder: Path) -> None:
     settings = ("-s", "rounds=2", "-s", "seeds=[3, 4]", "-s", "label=mine")
     say("run", "mini.toml", *settings, "--only", "FedAvg", "--out", "x/y", "--no-report")

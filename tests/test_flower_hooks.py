@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,22 +29,23 @@ from flower_grid import LocalGrid
 
 DIGITS = task("digits").load()
 NODES, PART = 4, 300
+README = Path(__file__).parent.parent / "README.md"
 logging.getLogger("flwr").propagate = True
 
 
-def net(seed: int = 0) -> nn.Sequential:
+def net(hidden: int = 32) -> nn.Sequential:
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
-def app(mods: list[Any], seen: list[dict[str, Any]] | None = None) -> ClientApp:
+def app(mods: list[Any], seen: list[dict[str, Any]] | None = None, hidden: int = 32) -> ClientApp:
     """An app of the shape of Flower's quickstart-pytorch, with `momentum` and a rate from the config."""
     made = ClientApp(mods=mods)
 
     @made.train()
     def train(message: Message, context: Context) -> Message:
-        model, config = net(), message.content.config_records["config"]
+        model, config = net(hidden), message.content.config_records["config"]
         model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         if seen is not None:
             seen.append(dict(config))
@@ -64,10 +66,16 @@ def app(mods: list[Any], seen: list[dict[str, Any]] | None = None) -> ClientApp:
 
 
 def run(
-    strategy: FedAvg, mods: list[Any], rounds: int, lr: float = 0.05, seen: Any = None, nodes: int = NODES
+    strategy: FedAvg,
+    mods: list[Any],
+    rounds: int,
+    lr: float = 0.05,
+    seen: Any = None,
+    nodes: int = NODES,
+    hidden: int = 32,
 ) -> float:
     """Start the strategy; return the last accuracy on the server, in percent."""
-    model, accuracies = net(), []
+    model, accuracies = net(hidden), []
 
     def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
         model.load_state_dict(arrays.to_torch_state_dict())
@@ -76,9 +84,9 @@ def run(
         accuracies.append(100 * float(right.float().mean()))
         return MetricRecord({"accuracy": accuracies[-1]})
 
-    made = app(mods, seen)
+    made = app(mods, seen, hidden)
     grid = LocalGrid(dict.fromkeys(range(5, 5 + nodes), made), {5 + i: {"partition-id": i} for i in range(nodes)})
-    arrays, config = ArrayRecord(net().state_dict()), ConfigRecord({"lr": lr})
+    arrays, config = ArrayRecord(net(hidden).state_dict()), ConfigRecord({"lr": lr})
     strategy.start(grid, arrays, num_rounds=rounds, train_config=config, evaluate_fn=evaluate)
     return accuracies[-1]
 
@@ -90,12 +98,19 @@ def ours(folder: Path, cls: type[FedCAMS] = FedCAMS, **options: Any) -> FedCAMS:
 # -- two lines -------------------------------------------------------------------------------------------------------
 
 
-def test_two_lines_train_as_well_as_fedavg(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hidden", [11, 32], ids=lambda hidden: f"{75 * hidden + 10} weights")
+def test_the_two_lines_of_the_readme_train_as_well_as_fedavg(tmp_path: Path, hidden: int) -> None:
+    theirs = run(FedAvg(fraction_evaluate=0.0), [], 10, hidden=hidden)
+    assert theirs > 85
+    (spec,) = re.findall(r'fedcams\.flower\.uplink\("(.*)", state_dir=', README.read_text("utf-8"))
+    for each in ("identity", spec):
+        folder = tmp_path / each[:4]
+        assert run(ours(folder), [uplink(each, state_dir=folder / "site")], 10, hidden=hidden) > theirs - 2
+
+
+def test_a_sparse_uplink_trains_as_well_as_fedavg_where_a_model_has_thousands_of_weights(tmp_path: Path) -> None:
     theirs = run(FedAvg(fraction_evaluate=0.0), [], 10)
-    assert theirs > 90
-    for spec in ("identity", "ternary(ratio=1/16)"):
-        folder = tmp_path / spec[:4]
-        assert run(ours(folder), [uplink(spec, state_dir=folder / "site")], 10) > theirs - 2
+    assert run(ours(tmp_path), [uplink("ternary(ratio=1/16)", state_dir=tmp_path / "site")], 10) > theirs - 2
 
 
 def test_the_default_server_steps_by_the_mean_update_where_updates_are_small() -> None:

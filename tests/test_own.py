@@ -292,6 +292,14 @@ def test_clients_that_are_loaded_when_they_take_part_are_compared_by_their_ids(o
         start(out, clients=Loaded([0, 1, 2, 3, 5]))
 
 
+def test_other_examples_of_the_first_client_are_warned_of(out: Path) -> None:
+    """As many as before: by their ids and sizes, the clients are the same."""
+    upto(start(out), 1)
+    with pytest.warns(UserWarning, match="the first client has different examples from before; give another") as caught:
+        start(out, clients=[(x + 1, y) for x, y in data()])
+    assert caught[0].filename == __file__, "the warning points at the caller's line"
+
+
 # -- functions, which only have names ----------------------------------------------------------------------------------
 
 

@@ -494,6 +494,40 @@ BAD: list[tuple[str, dict[str, Any]]] = [
         {"model": nn.Linear(8, 1), "clients": REGRESSION, "loss": lambda out, y: (out - y).square()},
     ),
     (
+        r"loss compares every output with every target: outputs float32 \[2, 1\] and targets float32 \[2\] broadcast",
+        {"model": nn.Linear(8, 1), "clients": REGRESSION, "loss": lambda out, y: (out - y).square().mean()},
+    ),
+    (
+        r"loss compares every output with every target: .*; give both one shape",
+        {"model": nn.Linear(8, 1), "clients": REGRESSION, "loss": lambda out, y: (out - y).abs().sum()},
+    ),
+    (
+        r"test: the shape of targets is \[\d+, 1\], but \[\d+\] for client 0; give both as many axes",
+        {
+            "model": nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)),
+            "clients": REGRESSION,
+            "loss": nn.MSELoss(),
+            "test": (REGRESSION[0][0], REGRESSION[0][1][:, None]),
+        },
+    ),
+    (
+        r"client 1: the shape of targets is \[\d+, 1\], but \[\d+\] for client 0; give both as many axes",
+        {
+            "model": nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)),
+            "clients": [REGRESSION[0], (REGRESSION[1][0], REGRESSION[1][1][:, None])],
+            "loss": nn.MSELoss(),
+            "engine": "loop",
+        },
+    ),
+    (
+        "test has inputs/input, targets/input, but client 0 has inputs, targets; give both examples of one form",
+        {"test": {"input": CLIENTS[0][0]}},
+    ),
+    (
+        r"the model fails with the inputs of test, float32 \[2, 5\]: ",
+        {"test": (torch.ones(3, 5), torch.ones(3).long())},
+    ),
+    (
         "loss fails with .*: Using a target size .* different to the input size",
         {"model": nn.Linear(8, 1), "clients": REGRESSION, "loss": nn.MSELoss()},
     ),

@@ -97,7 +97,7 @@ def test_the_page_on_speed_shows_the_recorded_numbers() -> None:
 
 
 def test_the_page_on_deploying_shows_the_recorded_numbers() -> None:
-    for name in ("flower.md", "flower-wire.md"):
+    for name in ("flower.md", "flower-wire.md", "small-models.md"):
         assert (ROOT / "benchmarks" / "records" / name).read_text() in (DOCS / "deploying.md").read_text()
 
 

@@ -143,6 +143,8 @@ def run(strategy: FedAvg, mods: list[Any]) -> tuple[float, float]:
 def test_two_lines_train_a_transformer_as_well_as_fedavg(tmp_path: Path) -> None:
     theirs = run(FedAvg(fraction_evaluate=1.0), [])
     assert min(theirs) > 90
-    mods = [uplink("ternary(ratio=1/16)", state_dir=tmp_path / "sites")]
-    ours = run(FedCAMS(checkpoint=tmp_path / "server", fraction_evaluate=1.0), mods)
-    assert min(mine - his for mine, his in zip(ours, theirs, strict=True)) > -2
+    for spec in ("blockq(bits=2)", "ternary(ratio=1/16)"):
+        folder = tmp_path / spec[:4]
+        mods = [uplink(spec, state_dir=folder / "sites")]
+        ours = run(FedCAMS(checkpoint=folder / "server", fraction_evaluate=1.0), mods)
+        assert min(mine - his for mine, his in zip(ours, theirs, strict=True)) > -2, spec

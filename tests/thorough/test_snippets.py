@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import command_line
+from fedcams import trackers  # noqa: F401  (registered before a page does it, since what a page registers is forgotten)
 from fedcams.registry import table
 from test_presets import write_cifar
 from test_runs import _quick_sync  # noqa: F401  (a fixture)

@@ -1,21 +1,26 @@
-"""Show the progress of runs: one line each on a terminal, never wider than it; elsewhere an occasional plain line."""
+"""Show the progress of runs: one line each on a terminal, never wider than it; elsewhere an occasional plain line.
+
+At the end, a table of their results.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.filesize import decimal
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -27,6 +32,8 @@ EVERY = 10
 """Rounds between two lines of output when there is no terminal."""
 BAR, SHORTEST_BAR = 12, 6
 """Columns of a bar; a longer text next to it leaves fewer."""
+NUMBERS = ("seeds", "rounds", "accuracy", "averaged", "up", "down")
+"""Columns of the table of results."""
 
 
 class Screen(Protocol):
@@ -226,3 +233,22 @@ class Forecast:
         """Return the seconds that are left for all runs: shared by the jobs, and no less than the longest run takes."""
         each = [self.of(path) for path in list(self._left)]
         return max(sum(each) / self._jobs, max(each, default=0.0))
+
+
+def results(done: Sequence[Run]) -> Table:
+    """Return one row per label, averaged over seeds: the accuracies of the last and the averaged models, and bytes."""
+    table = Table("run", *(Column(name, justify="right") for name in NUMBERS), box=SIMPLE_HEAD)
+    for label in dict.fromkeys(run.experiment.label for run in done):
+        same = [run for run in done if run.experiment.label == label]
+        sent = (sum(getattr(record, key) for run in same for record in run.records) for key in ("wire_up", "wire_down"))
+        rounds = ", ".join(sorted({str(len(run.records)) for run in same}))
+        accuracies = (_accuracy(same, key) for key in ("test_accuracy", "averaged_accuracy"))
+        table.add_row(label, str(len(same)), rounds, *accuracies, *(decimal(round(each / len(same))) for each in sent))
+    return table
+
+
+def _accuracy(same: Sequence[Run], key: str) -> str:
+    from fedcams.experiment.sweep import final_accuracy
+
+    known = [value for run in same if (value := final_accuracy(run.records, key)) is not None]
+    return f"{fmean(known):.4f}" if known else ""

@@ -5,14 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.filesize import decimal
-from rich.table import Column, Table
 
 from fedcams.cli.completion import labels, piece_names, preset_names
 from fedcams.errors import SpecError
@@ -259,42 +255,21 @@ def _begin(
     return progress, carry_out_at_once(tasks, settings, jobs, progress)
 
 
-NUMBERS = ("seeds", "rounds", "accuracy", "up", "down")
-
-
 def _summarize(progress: Progress, outcomes: Iterable[Outcome]) -> list[Run]:
     """Print the results and return the runs; raises an error that names those that failed."""
-    from fedcams.cli.progress import title
+    from fedcams.cli.progress import results, title
     from fedcams.runs import RunError
 
     outcomes = list(outcomes)
     done = [outcome.run for outcome in outcomes if outcome.run is not None]
     if done and not progress.quiet:
-        progress.console.print(_table(done))
+        progress.console.print(results(done))
         for run in done:
             for note in filter(None, (run.on_floor, run.refusals)):
                 progress.say(f"{title(run.experiment)}: {note}")
-        progress.say("accuracy: mean over the last fifth of the rounds and over seeds; bytes: all clients, all rounds")
+        what = "accuracy, and that of averaged models: mean over the last fifth of the rounds and over seeds"
+        progress.say(f"{what}; bytes: all clients, all rounds")
     if failed := [outcome for outcome in outcomes if outcome.error is not None]:
         names = "; ".join(f"{title(outcome.experiment)} ({outcome.error})" for outcome in failed)
         raise RunError(f"{len(failed)} of {len(outcomes)} runs failed: {names}")
     return done
-
-
-def _table(done: Sequence[Run]) -> Table:
-    """Return one row per label, averaged over seeds, with final accuracy and bytes sent."""
-    table = Table("run", *(Column(name, justify="right") for name in NUMBERS), box=SIMPLE_HEAD)
-    for label in dict.fromkeys(run.experiment.label for run in done):
-        same = [run for run in done if run.experiment.label == label]
-        sent = ([getattr(record, key) for run in same for record in run.records] for key in ("wire_up", "wire_down"))
-        up, down = (decimal(round(sum(each) / len(same))) for each in sent)
-        rounds = ", ".join(sorted({str(len(run.records)) for run in same}))
-        table.add_row(label, str(len(same)), rounds, _accuracy(same), up, down)
-    return table
-
-
-def _accuracy(same: Sequence[Run]) -> str:
-    from fedcams.experiment.sweep import score
-
-    known = [value for run in same if (value := score(run.records)) is not None]
-    return f"{fmean(known):.4f}" if known else ""

@@ -113,11 +113,16 @@ def sweep(trials: Sequence[Trial], folder: Path, runner: Runner) -> list[Result]
 
 
 def score(records: Sequence[RoundRecord]) -> float | None:
-    """Return the mean test accuracy over the last fifth of the rounds, of averaged models if there are some.
+    """Return the accuracy at the end, as `final_accuracy` does, of averaged models if there are some."""
+    averaged = final_accuracy(records, "averaged_accuracy")
+    return final_accuracy(records, "test_accuracy") if averaged is None else averaged
+
+
+def final_accuracy(records: Sequence[RoundRecord], key: str) -> float | None:
+    """Return the mean of an accuracy, such as `test_accuracy`, over the last fifth of the rounds.
 
     If none of these was evaluated, it is the last accuracy there is; None if no round was evaluated.
     """
-    key = "test_accuracy" if all(record.averaged_accuracy is None for record in records) else "averaged_accuracy"
     tested = [(record.round, found) for record in records if (found := getattr(record, key)) is not None]
     before = (1 - LAST_PART) * len(records)
     last = [accuracy for number, accuracy in tested if number > before] or [accuracy for _, accuracy in tested[-1:]]

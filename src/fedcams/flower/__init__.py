@@ -2,7 +2,7 @@
 
 An app that uses Flower's message API changes two lines::
 
-    app = ClientApp(mods=[fedcams.flower.uplink("ternary(ratio=1/16)", state_dir="state")])
+    app = ClientApp(mods=[fedcams.flower.uplink("blockq(bits=2)", state_dir="state")])
     strategy = fedcams.flower.FedCAMS(checkpoint="checkpoint")
 """
 

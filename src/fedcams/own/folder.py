@@ -125,7 +125,7 @@ class RunFolder:
 
     def _describe(self, experiment: Experiment) -> None:
         """Write the description of the run; one that continues may have more rounds or other probes than before."""
-        about = {"call": self._call(), "names": self._names(), "identity": self._identity}
+        about = {"call": self._call(), "names": self._names(), "identity": self._identity, "examples": self._examples}
         write_public(self.path / PYTHON, to_json(about))
         if is_run(self.path):
             write_public(self.path / EXPERIMENT, experiment.to_toml().encode())
@@ -163,6 +163,9 @@ class RunFolder:
             raise RunError(f"{self.path}: another run: {found}; call it as before, or give another folder")
         if changed := differences(self._names(), known["names"]):
             warnings.warn(f"{self.path}: continuing with different functions from before: {changed}", stacklevel=6)
+        if known.get("examples", self._examples) != self._examples:
+            fix = "give another folder to run with these"
+            warnings.warn(f"{self.path}: the first client has different examples from before; {fix}", stacklevel=6)
 
     def _experiment(self) -> Experiment:
         method, simulation = self.simulation.server.method, self.simulation
@@ -199,6 +202,15 @@ class RunFolder:
             "clients": _digest_of_clients(problem.clients),
             "test set": None if simulation.test is None else _digest(_named(simulation.test)),
         }
+
+    @functools.cached_property
+    def _examples(self) -> str:
+        """Return a digest of the first client's examples: to load all clients could take long.
+
+        It only warns, since a dataset may draw its examples at random.
+        """
+        clients = self.simulation.problem.clients
+        return _digest(_named(clients[next(iter(clients))]))
 
     def _names(self) -> dict[str, str]:
         """Return the names of the functions that the run was given; they can only be compared by name."""

@@ -20,7 +20,7 @@ from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.simulation.clients import Clients
 from fedcams.simulation.evaluate import SCORE, Metrics, is_paired, naming_failure
-from fedcams.simulation.examples import Collate, Reader, check_targets
+from fedcams.simulation.examples import Collate, Reader, check_targets, shapes
 from fedcams.tasks import Augmentation, accuracy, class_axis, cross_entropy
 
 
@@ -42,14 +42,15 @@ def make_problem(
     dtype = torch.promote_types(next(p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
     known = Clients(clients, Reader(None, collate, _keywords(model), dtype))
     first = next(iter(known))
-    examples = known[first]
+    name, examples = f"client {known.given[first]}", known[first]
+    known.reader = replace(known.reader, like=(name, shapes(*examples)))
     some: Examples = map_tensors(lambda part: part.to(_device(model)), take(examples, slice(2)))
     loss = loss or (model_loss if isinstance(some[1], Mapping) else cross_entropy)
     with torch.enable_grad(), torch_generator():
-        outputs = _try_model(model, prepare, some[0], f"client {known.given[first]}")
+        outputs = _try_model(model, prepare, some[0], name)
         if loss is cross_entropy:
             classes = _classes(outputs, some[1])
-            check_targets(examples[1], f"client {known.given[first]}", classes)
+            check_targets(examples[1], name, classes)
             known.reader = replace(known.reader, classes=classes)
         else:
             _try_loss(loss, model, prepare, outputs, some)
@@ -111,6 +112,7 @@ def _try_loss(loss: Loss, model: nn.Module, prepare: Callable[[Any], Any], outpu
     except Exception:  # training may never have a batch of one example
         return
     _check_parts(value, alone, outputs, some[1])
+    _check_mean(value, alone, loss, outputs, some[1])
 
 
 def _check_loss(value: Any, count: int) -> None:
@@ -143,6 +145,19 @@ def _check_parts(value: Tensor, alone: list[Tensor], outputs: Any, targets: Any)
             f"loss returns the sum over {count} examples, {float(value.detach()):.4g}; return one number per example, "
             "as with reduction='none', or their mean"
         )
+
+
+def _check_mean(value: Tensor, alone: list[Tensor], loss: Loss, outputs: Any, targets: Any) -> None:
+    """Refuse one number for all pairs of an output and a target: `(outputs - y).square().mean()` of [n, 1] and [n]."""
+    both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    if value.dim() or not both or outputs.shape == targets.shape or outputs.numel() != targets.numel():
+        return
+    pairs = torch.stack([loss(output[None], target[None]).detach() for output in outputs for target in targets])
+    of_pairs = any(torch.isclose(value.detach(), each, rtol=1e-4) for each in (pairs.mean(), pairs.sum()))
+    own = torch.stack([each.detach() for each in alone]).mean()
+    if of_pairs and not torch.isclose(value.detach(), own, rtol=1e-4):
+        got = f"outputs {described(outputs)} and targets {described(targets)}"
+        raise SpecError(f"loss compares every output with every target: {got} broadcast; give both one shape")
 
 
 # -- losses and metrics ----------------------------------------------------------------------------------------------
@@ -212,4 +227,8 @@ def test_examples(test: Any, problem: Problem, name: str) -> Examples | None:
     clients = problem.clients
     if test is None or not isinstance(clients, Clients):
         return None
-    return clients.reader.read(test, name)
+    examples = clients.reader.read(test, name)
+    with torch.no_grad(), torch_generator():
+        some = map_tensors(lambda part: part.to(problem.device), take(examples[0], slice(2)))
+        _try_model(problem.model, problem.prepare, some, name)
+    return examples

@@ -30,22 +30,26 @@ class Reader:
     the whole dict is the target.
 
     With `classes`, targets must be integers below it, and become int64. Floats that have no precision of their own,
-    those of Python and NumPy's default float64, get `dtype`.
+    those of Python and NumPy's default float64, get `dtype`. `like` names data that all other data must resemble, with
+    the shapes of its tensors.
     """
 
     classes: int | None = None
     collate: Collate | None = None
     keys: Collection[str] | None = None
     dtype: torch.dtype = torch.float32
+    like: tuple[str, Mapping[str, list[int]]] | None = None
 
     def read(self, data: Any, name: str) -> Examples:
         """Return the inputs and the targets in some data.
 
-        Refuses data without examples, with another number of targets than inputs, or whose examples do not stack;
-        errors start with `name`.
+        Refuses data without examples, with another number of targets than inputs, or whose examples do not stack, and
+        data of another form than `like`; errors start with `name`.
         """
         x, y = _split(self._batch(data, name), name, self.keys)
         _check_sizes(x, y, name)
+        if self.like is not None:
+            _check_form(shapes(x, y), name, *self.like)
         if self.classes is not None and isinstance(y, torch.Tensor):
             check_targets(y, name, self.classes)
             y = y.long()
@@ -172,12 +176,33 @@ def _split(batch: Any, name: str, keys: Collection[str] | None) -> Examples:
     return batch[0] if len(batch) == 2 else batch[:-1], batch[-1]
 
 
+def shapes(x: Tree, y: Tree) -> dict[str, list[int]]:
+    """Return the shape of every tensor of some examples by its path, such as `inputs` or `targets/labels`."""
+    return {path: list(each.shape) for path, each in (*named_tensors(x, "inputs"), *named_tensors(y, "targets"))}
+
+
+def _check_form(found: Mapping[str, list[int]], name: str, first: str, known: Mapping[str, list[int]]) -> None:
+    """Refuse examples that share no tensor with the first ones, or one with more or fewer axes, which may broadcast.
+
+    Lengths along an axis may differ, as those of padded texts do, and so may the keys that a loss does not need.
+    """
+    common = known.keys() & found.keys()
+    if not common:
+        raise SpecError(
+            f"{name} has {', '.join(found)}, but {first} has {', '.join(known)}; give both examples of one form"
+        )
+    for path in (path for path in known if path in common and len(known[path]) != len(found[path])):
+        raise SpecError(
+            f"{name}: the shape of {path} is {found[path]}, but {known[path]} for {first}; give both as many axes"
+        )
+
+
 def _check_sizes(x: Tree, y: Tree, name: str) -> None:
     """Refuse examples of which there are none, or not equally many in every tensor."""
-    tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
-    if alone := [path for path, tensor in tensors if tensor.dim() == 0]:
+    known = shapes(x, y)
+    if alone := [path for path, shape in known.items() if not shape]:
         raise SpecError(f"{name}: {alone[0]} is one number; give it one row per example")
-    sizes = {path: len(tensor) for path, tensor in tensors}
+    sizes = {path: shape[0] for path, shape in known.items()}
     if sizes and min(sizes.values()) == max(sizes.values()) > 0:
         return
     if list(sizes) == ["inputs", "targets"]:
