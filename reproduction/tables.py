@@ -117,8 +117,7 @@ def _sizes(done: Done) -> list[str]:
 def _times(done: Done) -> list[str]:
     if done.second is None:
         return ["", ""]
-    timed = sum(bool(run.timings) for run in done.runs)
-    return [f"{done.second:.3f}", f"{sum(done.seconds) / timed / 60:.1f}"]
+    return [f"{done.second:.3f}", f"{sum(done.seconds) / 60:.1f}"]
 
 
 def lost(runs: list[Done], base: Done) -> Iterator[str]:
@@ -255,7 +254,7 @@ def _compared(one: Done, two: Done) -> str:
     pairs = zip(one.run.records, two.run.records, strict=True)
     differing = [a.round for a, b in pairs if not _same(a.to_dict(), b.to_dict())]
     model = words.NAMES[str(one.run.experiment.model)]
-    name = f"{one.label} of {model}, seed {one.run.experiment.seed}, was run twice at full length: "
+    name = f"{one.label} of {model}, seed {one.run.experiment.seed}, was run twice for {len(one.run.records)} rounds: "
     if not differing:
         return f"{name}all records are equal."
     commits = {str(done.run.environment.get("commit")) for done in (one, two)}

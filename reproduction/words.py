@@ -100,8 +100,9 @@ paper and its published code differ or are silent, or where we deviate from them
 
 *Up* and *down* are the bytes of all clients' messages in all rounds, including headers and buffers. *Smaller* is how
 many times fewer bytes go up than without compression. *Seconds* are the median over rounds, including evaluation, and
-*minutes* the whole run. The command in each section makes all of its runs; add `--only LABEL` to make just one. You
-need a GPU and a folder with CIFAR-10; the [last section](#run-it-yourself) lists the minutes that each preset takes.
+*minutes* the whole run; of several seeds they are those of the fastest, since others may have shared the GPU. The
+command in each section makes all of its runs; add `--only LABEL` to make just one. You need a GPU and a folder with
+CIFAR-10; the [last section](#run-it-yourself) lists the minutes that each preset takes.
 """
 REPEATABILITY = """\
 **Repeatability**: the engine computes all sums in a fixed order, so a run repeats bit for bit with the same seed,

@@ -85,19 +85,25 @@ def _examples(kind: str) -> list[str]:
     return [spec for cls in registered(kind).values() for spec in cls.examples]
 
 
-def rounds_of(experiment: Experiment) -> list[dict[str, Any]]:
-    """The records of a run, as they are written to its folder; on one thread, since sums depend on their number."""
+def rounds_of(experiment: Experiment, nudge: int = 0) -> list[dict[str, Any]]:
+    """The records of a run, as they are written to its folder; on one thread, since sums depend on their number.
+
+    A nudge other than 0 moves about half of the first weights by their last bit, chosen by its number.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _rounds(experiment)
+        return _rounds(experiment, nudge)
     finally:
         torch.set_num_threads(threads)
 
 
-def _rounds(experiment: Experiment) -> list[dict[str, Any]]:
+def _rounds(experiment: Experiment, nudge: int) -> list[dict[str, Any]]:
     built = build(experiment)
     state, lines = built.state, []
+    if nudge:
+        moved = torch.rand(state.x.shape, generator=torch.Generator().manual_seed(nudge)) < 0.5
+        state.x.copy_(torch.where(moved, torch.nextafter(state.x, torch.tensor(torch.inf)), state.x))
     for _ in range(experiment.rounds):
         state, record = built.simulation.advance_(state)
         lines.append(json.loads(record.to_json()))
