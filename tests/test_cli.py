@@ -239,11 +239,15 @@ def test_errors_are_one_line_and_leave_nothing_behind(folder: Path, arguments: l
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.parametrize(("arguments", "meant"), [(["lst"], "'list'"), (["run", "--onyl", "x", "demo"], "'--only'")])
+@pytest.mark.parametrize(("arguments", "meant"), [(["lst"], "list"), (["run", "--onyl", "x", "demo"], "--only")])
 def test_a_suggestion_comes_once(arguments: list[str], meant: str) -> None:
+    """In the words of click, or for options of the copy that newer versions of typer bring."""
     said = " ".join(fedcams(*arguments).stderr.split())
-    assert f"Did you mean {meant}?" in said
-    assert said.count("Did you mean") == 1
+    assert re.findall(r"Did you mean '([\w-]+)'\?|\(Possible options: ([\w-]+)\)", said) in (
+        [(meant, "")],
+        [("", meant)],
+    )
+    assert len(re.findall("Did you mean|Possible", said)) == 1
 
 
 FEDCAMS = "import runpy; runpy.run_module('fedcams', run_name='__main__')"
