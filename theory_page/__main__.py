@@ -1,10 +1,8 @@
-"""`python -m theory_page`, or `make theory`: run the experiments of docs/theory.md, and write its numbers and pictures.
-
-With `--draw` it draws and writes what is stored, and the runs in results/, without running anything.
-"""
+"""`python -m theory_page`, or `make theory`: run the experiments of docs/theory.md, and write what it shows."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from reproduction.page import RESULTS
@@ -14,7 +12,9 @@ from theory_page.experiments import FILE, run, stored
 from theory_page.page import write
 
 if __name__ == "__main__":  # the processes that run experiments import this file too
-    if "--draw" not in sys.argv:
+    parser = argparse.ArgumentParser(prog="python -m theory_page", description=__doc__)
+    parser.add_argument("--draw", action="store_true", help="only draw what is stored, and the runs in results/")
+    if not parser.parse_args().draw:
         run(FILE)
         adaptivity.run()
     write(stored(FILE), adaptivity.stored(), Results(RESULTS))

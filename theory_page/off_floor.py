@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedcams.report.collection import COLOURS
 from reproduction.runs import Results
@@ -74,5 +74,6 @@ def _panel(axes: Any, title: str, found: list[Row]) -> None:
     axes.set(title=title, xlabel="coordinates off the floor at the end", xlim=(-0.04, 1.04))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
+    axes.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))  # not 0.25, which one decimal would round
     low = max(min(min(row.accuracies) for row in found), max(row.accuracy for row in best) - 15) / 100
     axes.set_ylim(bottom=low - 0.005)

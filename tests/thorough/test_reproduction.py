@@ -191,6 +191,21 @@ def test_a_run_of_another_preset_serves_where_it_is_the_same(tmp_path: Path) -> 
     assert "both rules are run: lr = 1, and" in text
 
 
+def test_a_run_that_averages_serves_where_no_average_is_wanted(tmp_path: Path) -> None:
+    """Averaging does not change training; the reverse does not hold, and a run of one's own goes first."""
+    root = tmp_path / "results"
+    for seed in (2, 3):
+        add(root, "bytes-resnet18", "FedAMS", top=0.9, seed=seed)
+    add(root, "fig1-resnet18", "FedAMS", top=1.0, seed=2)
+    add(root, "fig1-resnet18", "FedAMS", top=1.0, seed=4)
+    found = {preset: Results(root).of(preset)[0] for preset in ("fig1-resnet18", "bytes-resnet18")}
+    assert [run.path.parent.name for run in found["fig1-resnet18"].runs] == [
+        "fig1-resnet18", "bytes-resnet18", "fig1-resnet18",
+    ]  # fmt: skip
+    assert found["fig1-resnet18"].seeds == [2, 3, 4]
+    assert found["bytes-resnet18"].seeds == [2, 3]
+
+
 def test_claims_are_open_until_they_are_run(tmp_path: Path) -> None:
     text = section(made(tmp_path), "The paper's claims")
     for line in [line for line in text.splitlines() if line.startswith("| ") and "claim |" not in line]:
@@ -433,7 +448,7 @@ def test_seeds_are_a_mean_and_repeated_runs_are_told_apart(tmp_path: Path) -> No
     assert "| FedAMS | 85.59 (81.09 … 90.10) |" in section(text, "Server optimizers")
     assert "was run twice" not in text
     shutil.copytree(root / "fig1-resnet18" / "fedams-s1", root / "repeated" / "fedams-s1")
-    assert "FedAMS of ResNet-18, seed 1, was run twice for 3 rounds: all records are equal." in made(tmp_path)
+    assert "FedAMS of ResNet-18, seed 1, was run twice for 500 rounds: all records are equal." in made(tmp_path)
     again = root / "repeated" / "fedams-s1" / "rounds.jsonl"
     again.write_text(again.read_text().replace('"wire_up": 4000', '"wire_up": 4001'))
     assert "records differ from round 1; accuracies are 81.09 and 81.09." in made(tmp_path)
