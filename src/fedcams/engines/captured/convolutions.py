@@ -1,7 +1,7 @@
 """Convolutions of a recorded step by the kernels of `graphs`.
 
-A client's batch is small, and cuDNN's kernels for it leave little of the GPU to the clients on other streams: on an H200,
-a round of ResNet-18 on ten streams took 414 ms with them and takes 288 ms with these (benchmarks/records).
+A client's batch is small, and cuDNN's kernels for it leave little of the GPU to the clients on other streams. On an
+H200, a round of ResNet-18 on ten streams took 414 ms with cuDNN and takes 288 ms with these (benchmarks/records).
 """
 
 from __future__ import annotations
