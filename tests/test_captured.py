@@ -428,7 +428,8 @@ def test_kernels_replace_dense_convolutions_alone(precision: str, replaced: int)
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
     """Shape, type and order in memory; an axis of length one may have any stride."""
-    return tensor.shape, tensor.dtype, [stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.shape, tensor.dtype, [stride for length, stride in strides if length > 1]
 
 
 def test_images_with_channels_first_keep_their_convolutions() -> None:
