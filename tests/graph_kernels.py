@@ -15,11 +15,17 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from triton.runtime import interpreter
 
 from fedcams.engines import Problem, engine
-from fedcams.engines.captured.convolutions import use_kernels_
+from fedcams.engines.captured.convolutions import (
+    convolve,
+    convolve_gradient_input,
+    convolve_gradient_weight,
+    use_kernels_,
+)
 from fedcams.engines.captured.staging import as_channels_last
 from fedcams.engines.captured.step import Batch, Computing, Memory, record_step, run_compiled, take_step_
 from fedcams.engines.graphs import launch, launch_norms
@@ -458,6 +464,34 @@ def test_predictions_of_whole_models(name: str) -> None:
 
 
 # -- steps of the engine `captured` ------------------------------------------------------------------------------------
+
+UNUSUAL = [
+    pytest.param((1, 3, 1, 1), (5, 3, 3, 3), 1, 1, id="one pixel"),
+    pytest.param((2, 1, 4, 1), (1, 1, 3, 1), 2, 1, id="one channel, one column"),
+    pytest.param((2, 3, 5, 7), (4, 3, 5, 3), 2, 2, id="a rectangular kernel"),
+    pytest.param((2, 3, 5, 6), (4, 3, 2, 2), 1, 5, id="more padding than kernel"),
+    pytest.param((2, 3, 9, 8), (4, 3, 2, 3), 5, 1, id="more stride than kernel"),
+]
+
+
+@pytest.mark.parametrize(("images", "filters", "stride", "padding"), UNUSUAL)
+def test_operations_of_unusual_shapes(
+    images: tuple[int, ...], filters: tuple[int, ...], stride: int, padding: int
+) -> None:
+    """They compute what PyTorch does, and declare the shape, type and order in memory that they return."""
+    x, weight = (as_channels_last(randn(*size, precision="bf16")).requires_grad_() for size in (images, filters))
+    y = F.conv2d(x, weight, None, stride, padding)
+    dy = as_channels_last(randn(*y.shape, precision="bf16"))
+    truth = (y, *torch.autograd.grad(y, (x, weight), dy))
+    operations = (convolve, convolve_gradient_input, convolve_gradient_weight)
+    given = [(x, weight), (dy, x, weight), (dy, x, weight)]
+    for operation, tensors, expected in zip(operations, given, truth, strict=True):
+        arguments = [tensor.detach() for tensor in tensors]
+        result = operation(*arguments, stride, padding)
+        assert_near(result, expected, "bf16")
+        with FakeTensorMode() as fake:
+            declared = operation(*map(fake.from_tensor, arguments), stride, padding)
+        assert (declared.shape, declared.dtype, declared.stride()) == (result.shape, result.dtype, result.stride())
 
 
 def test_a_recorded_step_by_kernels() -> None:

@@ -15,11 +15,16 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from graphs_compiled import Driver, kernels, packed
 
+from fedcams.engines.captured.convolutions import compile_kernels, use_kernels_
 from fedcams.engines.graphs import launch
 from fedcams.engines.graphs.kernels import convolution, entry
 from fedcams.engines.graphs.program import Conv
@@ -36,6 +41,20 @@ def convolve(side: int, inputs: int, outputs: int, kernel: int, stride: int) -> 
     y, _ = launch.convolve(conv, x, w, None, "bf16")
     launch.gradient_input(conv, y, x, w, "bf16")
     launch.gradient_weight(conv, y, x, launch.Slot(torch.zeros(w.shape)), "bf16")
+
+
+def recorded(side: int, inputs: int, outputs: int) -> GraphModule:
+    """One convolution and its gradients, as the engine `captured` records them."""
+
+    def step(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, weight, padding=1)
+        return torch.autograd.grad(y.square().sum(), (x, weight))
+
+    shapes = [(5, inputs, side, side), (outputs, inputs, 3, 3)]
+    given = [torch.zeros(shape, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last) for shape in shapes]
+    graph: GraphModule = make_fx(step)(*(tensor.requires_grad_() for tensor in given))
+    assert use_kernels_(graph) == 2
+    return graph
 
 
 def failing_at_first(function: Callable[..., Any], times: int) -> Callable[..., Any]:
@@ -59,10 +78,13 @@ def main() -> None:
         calls = entry._noted or []
         for shape in SHAPES:
             convolve(*shape)
+    compile_kernels(recorded(9, 24, 16))
     entry._compile(calls)  # as a start does: it fails where a failed compilation is left in the cache
     found = list(kernels())
     counts = Counter(name for name, _ in found if name.startswith("convolution."))
-    print(f"compiled for {len(SHAPES)} shapes:", *(f"{name} {count}" for name, count in sorted(counts.items())))
+    print(
+        f"compiled for {len(SHAPES)} shapes and a step:", *(f"{name} {count}" for name, count in sorted(counts.items()))
+    )
     print("\n".join(f"{name} has packed integers" for name, kernel in found if packed(kernel)))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional as F
 
@@ -395,6 +397,7 @@ class Convolving(nn.Module):
             nn.Conv2d(6, 6, 3, padding=2, dilation=2),
             nn.Conv2d(6, 6, (1, 3), padding=(0, 1)),
             nn.ConvTranspose2d(6, 3, 2),
+            nn.Conv2d(3, 3, 1, stride=256),
         ]
         self.layers = nn.Sequential(*dense, *others, nn.Flatten(), nn.LazyLinear(3))
         self.line = nn.Conv1d(3, 3, 1)
@@ -416,7 +419,7 @@ def test_kernels_replace_dense_convolutions_alone(precision: str, replaced: int)
     for name in ("convolve", "convolve_gradient_weight"):
         assert targets.count(f"fedcams.{name}.default") == replaced
     for name in ("convolution", "convolution_backward"):
-        assert targets.count(f"aten.{name}.default") == 8 - replaced
+        assert targets.count(f"aten.{name}.default") == 9 - replaced
     before = {node: node.meta["val"] for node in recorded.graph.nodes if "val" in node.meta}
     leaves: list[Tensor] = []
     seats.map_tensors(leaves.append, (tuple(memory), {}, tuple(batch)))
@@ -436,6 +439,14 @@ def test_images_with_channels_first_keep_their_convolutions() -> None:
     task = problem(Convolving(), RULES[0], dtype=torch.float32)
     batch = Batch(*task.clients[14], None)
     assert use_kernels_(record_step(task, Computing("bf16"), _memory(task, 0), {}, batch)) == 0
+
+
+@pytest.mark.parametrize(("width", "replaced"), [(2**16 - 2, 1), (2**16 - 1, 0)])
+def test_images_beyond_32_bits_keep_their_convolutions(width: int, replaced: int) -> None:
+    """One of nearly 2**31 numbers too: kernels also count the pixels by which their last tiles go past the end."""
+    with FakeTensorMode():
+        image, weight = (torch.empty(1, 1, *size, dtype=torch.bfloat16) for size in ((2**15, width), (1, 1)))
+    assert use_kernels_(make_fx(F.conv2d)(image, weight)) == replaced
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------

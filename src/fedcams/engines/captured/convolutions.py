@@ -1,12 +1,13 @@
 """Convolutions of a recorded step by the kernels of `graphs`.
 
 A client's batch is small, and cuDNN's kernels for it leave little of the GPU to the clients on other streams. On an
-H200, a round of ResNet-18 on ten streams took 414 ms with cuDNN and takes 288 ms with these (benchmarks/records).
+H200, a round of ResNet-18 took 387 ms or more with them, and takes 288 ms with these (benchmarks/records).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
 
 _aten = torch.ops.aten
-MOST_NUMBERS = 2**31
-"""Kernels count the numbers of a tensor with 32 bits."""
+MOST_NUMBERS = 2**31 - 2**15
+"""Kernels count the numbers of a tensor with 32 bits, and their last tiles go past its end."""
+MOST_STRIDE = 255
+"""The kernel for the input's gradient has stride² programs along an axis of its grid, which CUDA limits to 65,535."""
 
 
 def use_kernels_(recorded: GraphModule, dtype: torch.dtype = torch.bfloat16) -> int:
@@ -39,12 +42,22 @@ def use_kernels_(recorded: GraphModule, dtype: torch.dtype = torch.bfloat16) -> 
     return count
 
 
-def compile_kernels(step: Callable[..., Any], tensors: Sequence[Tensor]) -> None:
-    """Compile the kernels that a step starts, on all cores; what it writes meanwhile has no meaning."""
+def compile_kernels(recorded: GraphModule) -> None:
+    """Compile the kernels of a recorded step, on all cores, without taking the step.
+
+    While kernels compile, none of them writes its result. What follows them in the step could fail on that: an index
+    out of range ends all work on the device.
+    """
     from fedcams.engines.graphs.kernels.entry import compiling  # imports Triton, which a CPU may not have
 
+    memory = functools.cache(torch.empty_strided)  # nothing reads it, so tensors of one shape can share it
     with compiling():
-        step(*tensors)
+        for node in recorded.graph.nodes:
+            if getattr(node.target, "namespace", None) == "fedcams":
+                *nodes, stride, padding = node.args
+                fakes = [each.meta["val"] for each in nodes]
+                like = [memory(f.shape, f.stride(), dtype=f.dtype, device=f.device) for f in fakes]
+                node.target(*like, stride, padding)
 
 
 class _Found(NamedTuple):
@@ -77,12 +90,13 @@ class _Found(NamedTuple):
 
     def fits(self, dtype: torch.dtype) -> bool:
         """Return whether the kernels compute it."""
-        if len(self.stride) != 2 or len({*self.stride}) > 1 or len({*self.padding}) > 1 or self.transposed:
+        square = len(self.stride) == 2 and len({*self.stride}) == len({*self.padding}) == 1
+        dense = {*self.dilation} == {1} and self.groups == 1 and not self.transposed
+        if not square or not dense or self.stride[0] > MOST_STRIDE:
             return False
         tensors = [each.meta["val"] for each in (self.x, self.weight, self.y)]
-        dense = {*self.dilation} == {1} and self.groups == 1
         sizes = all(each.dtype == dtype and each.numel() < MOST_NUMBERS for each in tensors)
-        return dense and sizes and all(map(_has_channels_last, tensors))
+        return sizes and all(map(_has_channels_last, tensors))
 
 
 def _replace_forward_(graph: Graph, found: _Found) -> None:

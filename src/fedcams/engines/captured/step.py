@@ -179,10 +179,9 @@ def compile_step(problem: Problem, how: Computing, memory: Memory, frozen: dict[
 
         tensors = _tensors((tuple(memory), frozen, tuple(batch)))
         recorded = record_step(problem, how, memory, frozen, batch)
-        replaced = how.precision == "bf16" and has_kernels(problem.device) and use_kernels_(recorded)
+        if how.precision == "bf16" and has_kernels(problem.device) and use_kernels_(recorded):
+            compile_kernels(recorded)
         compiled: Compiled = inductor.compile(recorded, [*tensors])
-        if replaced:
-            compile_kernels(compiled, tensors)
     return compiled
 
 

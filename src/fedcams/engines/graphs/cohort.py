@@ -28,14 +28,14 @@ AHEAD = 2**30
 """Bytes of inputs that are prepared at once."""
 
 
-def has_kernels(device: torch.device) -> bool:
+def uses_kernels(device: torch.device) -> bool:
     """Return whether Triton's kernels run there: on a CUDA device, or anywhere with its interpreter switched on."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def operations_for(block: Block, training: bool, precision: str, descends: bool = False) -> Operations:
     """Return fused kernels if they run there, else PyTorch operations; with `descends`, kernels also take the step."""
-    if has_kernels(block.values.device):
+    if uses_kernels(block.values.device):
         from fedcams.engines.graphs.fused import FusedOperations
 
         return FusedOperations(block, training, precision, descends)
@@ -44,7 +44,7 @@ def operations_for(block: Block, training: bool, precision: str, descends: bool 
 
 def compute_type(problem: Problem, precision: str) -> torch.dtype:
     """Return the dtype of activations: `precision` with kernels, the model's own with PyTorch operations."""
-    return COMPUTE[precision] if has_kernels(problem.device) else problem.dtype
+    return COMPUTE[precision] if uses_kernels(problem.device) else problem.dtype
 
 
 class Lane(NamedTuple):

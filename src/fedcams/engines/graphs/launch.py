@@ -172,7 +172,7 @@ def gradient_input(
     if conv.depthwise:
         epilogue = None if added is None else Epilogue(added)
         return _convolve_depthwise(conv, dy, weight, None, precision, None, "none", epilogue, flip=True)[0]
-    shape, dx = geometry(conv, x, weight.shape[1]), torch.empty_like(x)
+    shape, dx = geometry(conv, x, weight.shape[1]), x.new_empty(x.shape)
     clients, images = x.shape[:2]
     phases = conv.stride**2
     rows = images * triton.cdiv(shape["H"], conv.stride) * triton.cdiv(shape["W"], conv.stride)
