@@ -148,7 +148,7 @@ def _check_parts(value: Tensor, alone: list[Tensor], outputs: Any, targets: Any)
 
 
 def _check_mean(value: Tensor, alone: list[Tensor], loss: Loss, outputs: Any, targets: Any) -> None:
-    """Refuse one number for all pairs of an output and a target: `(outputs - y).square().mean()` of [n, 1] and [n]."""
+    """Refuse a mean over all pairs of outputs and targets, as of `(outputs - y).square().mean()` for [n, 1] and [n]."""
     both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
     if value.dim() or not both or outputs.shape == targets.shape or outputs.numel() != targets.numel():
         return

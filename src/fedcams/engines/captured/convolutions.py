@@ -1,7 +1,8 @@
-"""Convolutions of a recorded step by the kernels of `graphs`.
+"""Compute the convolutions of a recorded step with the kernels of `graphs`.
 
-A client's batch is small, and cuDNN's kernels for it leave little of the GPU to the clients on other streams: on an H200,
-a round of ResNet-18 on ten streams took 414 ms with them and takes 288 ms with these (benchmarks/records).
+A client's batch is small, and cuDNN's kernels for it leave little of the GPU to the clients on other streams. On an
+H200, a round of ResNet-18 on ten streams took 414 ms with cuDNN and takes 288 ms with these kernels
+(benchmarks/records).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 MOST_NUMBERS = 2**31
-"""Kernels count the numbers of a tensor with 32 bits."""
+"""Tensors must have fewer elements than this: kernels count them with 32 bits."""
 
 
 def use_kernels_(recorded: GraphModule, dtype: torch.dtype = torch.bfloat16) -> int:
     """Replace the dense convolutions of this type in a recorded step, and return how many there were.
 
-    Forward and backward pass count as two. Grouped, dilated and transposed convolutions stay as they are, and those of
-    images whose channels are not last in memory.
+    Forward and backward pass count as two. Grouped, dilated and transposed convolutions stay as they are, and so do
+    those of images whose channels are not last in memory.
     """
     graph, count = recorded.graph, 0
     for node in list(graph.nodes):
@@ -40,7 +41,7 @@ def use_kernels_(recorded: GraphModule, dtype: torch.dtype = torch.bfloat16) -> 
 
 
 def compile_kernels(step: Callable[..., Any], tensors: Sequence[Tensor]) -> None:
-    """Compile the kernels that a step starts, on all cores; what it writes meanwhile has no meaning."""
+    """Compile the kernels that a step launches, on all cores; what the step writes meanwhile is meaningless."""
     from fedcams.engines.graphs.kernels.entry import compiling  # imports Triton, which a CPU may not have
 
     with compiling():
@@ -76,7 +77,7 @@ class _Found(NamedTuple):
         return None
 
     def fits(self, dtype: torch.dtype) -> bool:
-        """Return whether the kernels compute it."""
+        """Return whether the kernels support this convolution."""
         if len(self.stride) != 2 or len({*self.stride}) > 1 or len({*self.padding}) > 1 or self.transposed:
             return False
         tensors = [each.meta["val"] for each in (self.x, self.weight, self.y)]
@@ -96,7 +97,7 @@ def _replace_forward_(graph: Graph, found: _Found) -> None:
 
 
 def _replace_backward_(graph: Graph, found: _Found) -> None:
-    """Compute each gradient that is used by its own operation."""
+    """Replace a backward pass by one operation for each gradient that the step uses."""
     for part in list(found.node.users):
         if part.users:
             with graph.inserting_before(found.node):
@@ -107,7 +108,7 @@ def _replace_backward_(graph: Graph, found: _Found) -> None:
 
 
 def _gradient(graph: Graph, found: _Found, part: Node) -> Node:
-    """Return the node that takes the place of a part: the gradient of the input, the weight or the bias."""
+    """Return the node that replaces a part: the gradient of the input, the weight or the bias."""
     which: Any = part.args[1]
     if which == 2:
         return graph.call_function(_aten.sum.dim_IntList, (found.y, [0, 2, 3]))
