@@ -198,7 +198,7 @@ def _classes(outputs: Any, targets: Any) -> int:
 def named_metrics(metric: Any, loss: Loss) -> Metrics:
     """Return a metric, or several in a dict, by name.
 
-    None stands for the accuracy if the loss is a cross entropy, and otherwise for none.
+    None means the accuracy if the loss is a cross entropy, and otherwise no metric.
     """
     if metric is None:
         classifies = loss in (cross_entropy, functional.cross_entropy) or isinstance(loss, nn.CrossEntropyLoss)
