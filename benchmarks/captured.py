@@ -2,7 +2,7 @@
 
     python benchmarks/captured.py --save captured.json
 
-Every part is a separate process, so that a failure does not stop the others. What is timed runs alone: first the round
+Every part is a separate process, so that a failure does not stop the others. Timed parts run alone: first the round
 of ResNet-18 (`graphs`, `captured` on several streams, `loop`) and a small transformer with AdamW
 (`captured`, `loop`), both with the paper's ten clients; then deviations from `loop` for several models and rules.
 """

@@ -1,8 +1,8 @@
-"""How many points of accuracy each compressor of updates costs models of different sizes, on digits.
+"""Measure how many points of accuracy each compressor costs models of different sizes, on digits.
 
 A federation like that of a first Flower app: few clients, all of them in every round, few rounds. Every run is compared
-with FedAvg from the same model on the same data after as many rounds. Nothing here depends on time, so any machine will
-do.
+with FedAvg from the same model on the same data after the same number of rounds. Nothing here depends on time, so any
+machine will do.
 """
 
 from __future__ import annotations

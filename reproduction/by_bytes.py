@@ -25,21 +25,21 @@ TEXT = """\
 [Recipes](methods.md#recipes) compress both directions or only updates. All methods here average the server's models in
 the same way. *Last 100* is the mean test accuracy over the last 100 rounds, of which every tenth was tested;
 *averaged* is the accuracy of the averaged model after the last round, with the lowest and the highest seed. *Fewer*
-compares with the first row and includes first contacts and buffers. [Delivering the final
-model](#delivering-the-final-model) is not part of a run.
+compares with the first row. Bytes include first contacts and buffers, but not [delivering the final
+model](#delivering-the-final-model).
 
 The ratios and schedules of the two-way recipes were tuned in earlier runs with seed 1, and their server's rate in runs
 of 60 rounds with seed 11. That server uses less momentum and a lower rate that falls at the end. The rows *lower
-falling rate* use it without compression and with compressed updates alone. It helps compressed updates. Without
-compression, training breaks down after round 30, recovers slowly, and the averaged model ends lower.
+falling rate* use this server without compression, and with compressed updates only. It helps compressed updates.
+Without compression, training breaks down after round 30 and recovers slowly, and the averaged model ends lower.
 """
 PLAYS_TEXT = """\
 ## Shakespeare's plays
 
 The models predict the next character of a role's lines. Each of {clients} roles is one client; 10 of them train per
-round, for {rounds} rounds of one local epoch. Clients, rounds and the LSTM's local training and rates of FedAvg and
-FedAdam are those of [Adaptive Federated Optimization](https://arxiv.org/abs/2003.00295). The transformer trains with a
-local AdamW, and the rates of its servers are not tuned. The columns are the same as in the section on
+round, for one local epoch, over {rounds} rounds. Clients, rounds, the LSTM's local training, and its rates for FedAvg
+and FedAdam are those of [Adaptive Federated Optimization](https://arxiv.org/abs/2003.00295). The transformer's clients
+train with AdamW, and its server rates are not tuned. The columns are the same as in the section on
 [all bytes](#accuracy-against-all-bytes); models were evaluated every {tested} rounds. The longest role has 88 times as
 much text as the shortest, so the [guard](methods.md#the-guard) accepts 10 times the usual norm here.
 """
@@ -57,9 +57,10 @@ whose averaged model reaches {accuracy:.2f}%.
 NETWORKS = """\
 ### Time on a network
 
-How long ResNet-18 takes to reach {target:.2f}% on each network, with the last and with the averaged model; means over
-seeds. A round takes the network's latency, one client's transfers and the measured seconds of the GPU, which some runs
-shared with others. *Latency* is its part of the time without the GPU's. Every tenth round was tested.
+The table shows how long ResNet-18 takes to reach {target:.2f}% on each network, with the last and with the averaged
+model, as means over seeds. The time of a round is the network's latency, plus one client's transfers, plus the seconds
+measured on the GPU, which some runs shared with others. *Latency* is its share of the time on the network, without the
+GPU. Every tenth round was tested.
 """
 PICTURE = "Accuracy of averaged models against rounds and against all bytes"
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks" / "records" / "delivery.json"
@@ -100,7 +101,7 @@ def compared(runs: list[Done]) -> Iterator[str]:
     apart = {label: score - base for label, score in known.items()}
     near = [label for label, points in apart.items() if abs(points) <= NEAR]
     each = ", ".join(f"{label} {points:+.2f}" for label, points in apart.items())
-    yield f"Averaged models against that of FedAMS, in points: {each}."
+    yield f"Averaged models compared with that of FedAMS, in points: {each}."
     yield f"Within {NEAR} points, which count as equal: {', '.join(near) or 'none'}."
     yield _off_floor(next(done for done in runs if done.label == "FedAMS"))
 

@@ -32,13 +32,13 @@ COMPRESSED = ("FedCAMS sign", *(f"FedCAMS top-k 1/{ratio}" for ratio in (64, 128
 TEXT = f"""\
 ## The paper's claims
 
-These are the claims of the paper's text, figures and tables in our words. Accuracies are means over the last {LAST}
-rounds, and over the seeds that all methods of a claim have. Signed numbers are points of accuracy; brackets give the
-lowest and the highest seed.
+The table states the claims of the paper's text, figures and tables in our own words. Accuracies are means over the
+last {LAST} rounds, and over the seeds that all methods in a claim have. Signed numbers are points of accuracy; brackets
+give the lowest and the highest seed.
 
 - Two methods within {NEAR} points count as equal: single seeds differ by about 0.3.
 - Compression that costs at most {COMPARABLE:g} point counts as comparable.
-- *Open* means that runs are missing, that what the claim ranks counts as equal, or that seeds disagree.
+- *Open* means that runs are missing, that the runs to be ranked count as equal, or that seeds disagree.
 """
 
 
@@ -75,7 +75,7 @@ def summary(results: Results) -> Iterator[str]:
     holds, fails = (sum(found.verdict == name for _, found in every) for name in (HOLDS, FAILS))
     yield (
         f"Of {len(every)} claims of the paper, **{holds} hold, {fails} fail and {len(every) - holds - fails} are "
-        f"open**.{_sure(every)}\n[Each with its evidence](#the-papers-claims):\n"
+        f"open**.{_sure(every)}\nThe table lists the verdicts; [the evidence](#the-papers-claims) is below.\n"
     )
     columns = {**dict.fromkeys(words.MODELS.values(), ""), "": ""}
     rows: dict[str, dict[str, str]] = {}
@@ -95,7 +95,7 @@ def _sure(every: list[tuple[Claim, Verdict]]) -> str:
     if not counts:
         return ""
     seeds = " to ".join(map(str, {counts[0]: "", counts[-1]: ""}))
-    return f" Those settled by runs rest on {seeds} seed{'s' * (counts[-1] > 1)} each."
+    return f" Verdicts from runs rest on {seeds} seed{'s' * (counts[-1] > 1)} each."
 
 
 def _each(text: str, where: str, preset: str, judge: Callable[[str], Judge]) -> list[Claim]:
@@ -110,7 +110,7 @@ def _compressed(label: str) -> list[Claim]:
 
 def _cohorts(method: str, name: str) -> list[Claim]:
     labels = tuple(f"{method} n={n}" for n in (5, 10, 20))
-    text = f"More clients per round do better, {name}"
+    text = f"More clients per round help {name}"
     return _each(text, "figure on cohorts", "cohort-{}", lambda preset: rising(preset, labels))
 
 
@@ -121,14 +121,14 @@ CLAIMS = [
     Claim("FedAMS with ε = 1e-3 ends at 90.94%", "table on ε", reaches, RESNET),
     Claim("ε = 1e-3 is the best of six", "table on ε", best_epsilon, RESNET),
     *[claim for label in COMPRESSED for claim in _compressed(label)],
-    Claim("500 rounds take the bits that the tables print", "tables on communication", bits, RESNET),
-    Claim("γ does not grow over a run", "figure on γ", gamma_stays),
+    Claim("500 rounds take as many bits as the tables say", "tables on communication", bits, RESNET),
+    Claim("γ does not grow during a run", "figure on γ", gamma_stays),
     *_cohorts("FedAMS", "FedAMS"),
     *_cohorts("FedCAMS sign", "FedCAMS"),
     *_each("FedAMS is the best with two label shards per client", "figure on non-IID data", "noniid-{}", best_of_all),
     *_each("FedAMS is the best on CIFAR-100", "figure on CIFAR-100", "fig1-{}-cifar100", best_of_all),
     Claim("FedAMS converges at the rate 1/√(TKm)", "corollary of theorem 1", rates),
-    Claim("More local steps slow partial participation down", "corollary of theorem 2", slower),
+    Claim("More local steps slow convergence under partial participation", "corollary of theorem 2", slower),
     Claim("The theorems explain adaptive steps", "theorems 1 to 4",
           proven("their conditions keep v̂ on its floor: [theory](theory.md#regimes)", FAILS)),
 ]  # fmt: skip

@@ -16,13 +16,14 @@ TEXT = """\
 ## Run it yourself
 
 `fedcams run PRESET --data DIR --device cuda` makes all runs of a preset, one after the other, and continues where it
-was interrupted. Other seeds: add `-s seeds=[2,3]`. Put finished runs into `results/PRESET/`; `make reproduction` then
-shows them on this page. The minutes are estimates for an idle {device}. They scale FedAMS's median round,
+was interrupted. For other seeds, add `-s seeds=[2,3]`. Put finished runs into `results/PRESET/`; `make reproduction`
+then shows them on this page. The minutes are estimates for an idle {device}. They scale FedAMS's median round,
 {rounds}, with the local steps per round. Compression adds
 up to a tenth. Clients of unequal sizes take longer, because a round lasts as long as its largest client.
 """
 SEARCH = """\
-The paper's search over rates and ε is `fedcams sweep sweeps/cifar10/sweep.toml --data DIR --device cuda`: {runs} runs
+To repeat the paper's search over rates and ε, use
+`fedcams sweep sweeps/cifar10/sweep.toml --data DIR --device cuda`: {runs} runs
 of {rounds} rounds, {minutes:.0f} minutes.
 """
 SWEEP = Path(__file__).resolve().parents[1] / "sweeps" / "cifar10" / "sweep.toml"

@@ -1,4 +1,4 @@
-"""How the paper's claims are judged: by runs of the same seeds, and by the measurements of docs/theory.md."""
+"""How the paper's claims are judged: by runs with the same seeds, and by the measurements in docs/theory.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOLDS, FAILS, OPEN, NOT_RUN = "holds", "fails", "open", "open: not run"
 COMPARABLE = 1.0
 """Points that compression may cost and still be comparable."""
 GROWS = 1.5
-"""Ratio of the last rounds to the first from which on γ counts as growing."""
+"""γ counts as growing if the mean of the last rounds is more than this many times that of the first."""
 STRAIGHT = 0.06
 """How far a measured slope may be from the one that theory predicts."""
 OPTIMIZERS = ("FedAvg", "FedAdam", "FedYogi", "FedAMSGrad")
@@ -38,7 +38,7 @@ Judge = Callable[[Results], Verdict]
 
 
 def found(results: Results, preset: str, labels: Collection[str]) -> dict[str, Done]:
-    """Return those of these methods of a preset that were run, with the seeds that all of them have."""
+    """Return the given methods of a preset, if they were run, with the seeds that all of them have."""
     runs = with_common_seeds([done for done in results.of(preset) if done.label in labels])
     return {done.label: done for done in runs}
 
@@ -51,9 +51,9 @@ def _judged(known: dict[str, Done], labels: Collection[str], verdict: str, more:
 
 
 def leads(points: list[float]) -> str:
-    """Return the verdict on a claim that something is ahead, by how many points it is with each seed.
+    """Return the verdict on a claim that something is ahead, from its lead in points with each seed.
 
-    It is open if the mean counts as equal, or if some seed says the opposite.
+    The claim is open if the mean counts as equal, or if some seed says the opposite.
     """
     mean = fmean(points)
     if abs(mean) <= NEAR or any(each * mean < 0 for each in points):
@@ -92,7 +92,7 @@ def comparable(preset: str, label: str) -> Judge:
 
 
 def rising(preset: str, labels: tuple[str, ...]) -> Judge:
-    """Return a judge of the claim that accuracy rises along these labels: from first to last, and never falls."""
+    """Return a judge of the claim that accuracy rises from the first label to the last, and never falls in between."""
 
     def judge(results: Results) -> Verdict:
         known = found(results, preset, labels)
@@ -106,9 +106,9 @@ def rising(preset: str, labels: tuple[str, ...]) -> Judge:
 
 
 def twins(preset: str) -> Judge:
-    """Return a judge of the claim that FedAMS owes its accuracy to adaptivity, by FedAvgM at the same rate.
+    """Return a judge of the claim that FedAMS owes its accuracy to adaptivity; it compares FedAvgM at the same rate.
 
-    If both count as equal, the claim fails: what FedAMS gains, the rate gives without adaptive steps.
+    If both count as equal, the claim fails: the same rate gives the same gain without adaptive steps.
     """
 
     def judge(results: Results) -> Verdict:
@@ -126,7 +126,7 @@ def twins(preset: str) -> Judge:
 
 
 def best_epsilon(results: Results) -> Verdict:
-    """Judge the claim that ε = 1e-3 is the best of six, with the better rate for each."""
+    """Judge the claim that ε = 1e-3 is the best of six, using the better of two rates for each."""
     names = [label + ending for label in words.EPSILON for ending in words.EPSILON_RULES]
     known = found(results, "epsilon", names)
     each: dict[str, Done] = {}
@@ -159,12 +159,12 @@ def bits(results: Results) -> Verdict:
 
 
 def gamma_stays(results: Results) -> Verdict:
-    """Judge the claim that γ does not grow over a run."""
+    """Judge the claim that γ does not grow during a run."""
     runs = [done for model in words.MODELS for done in measured(results, model)]
     if not runs:
         return Verdict("", NOT_RUN)
     ratios = [fmean(done.gamma[-LAST:]) / fmean(done.gamma[:LAST]) for done in runs]
-    evidence = f"last {LAST} rounds over the first: {min(ratios):.1f}x to {max(ratios):.1f}x for {len(runs)} methods"
+    evidence = f"last {LAST} rounds {min(ratios):.1f}x to {max(ratios):.1f}x the first {LAST}, for {len(runs)} methods"
     seeds = sorted({seed for done in runs for seed in done.seeds})
     return Verdict(evidence, FAILS if max(ratios) > GROWS else HOLDS, tuple(seeds))
 

@@ -30,7 +30,7 @@ LOOKS = {
     "FedCAMS sign, stateless 8 bits": 13, "FedAMS, lower falling rate": 12, "FedAMS, recipes' rate": 12,
     "FedCAMS one-way": 2, "FedCAMS one-way, lower falling rate": 10, "FedCAMS light": 5, "FedCAMS lighter": 7,
     "FedCAMS ternary 1/16": 7, "FedCAMS Option 2, sign": 13, "FedCAMS Option 2, top-k 1/64": 14,
-    "FedCAMS sign, all of 10 clients": 13, "FedCAMS top-k 1/64, all of 10 clients": 14,
+    "FedCAMS sign, all 10 clients": 13, "FedCAMS top-k 1/64, all 10 clients": 14,
     "FedCAMS lightest": 3, "FedCAMS sign of tensors": 6, "FedCAMS sign both ways": 5, "FedCAMS top-k 1/64 both ways": 6,
 }  # fmt: skip
 """A method looks the same in every picture, and no two methods in one picture look the same."""
@@ -144,9 +144,9 @@ def with_common_seeds(runs: list[Done]) -> list[Done]:
 
 
 def ahead(done: Done, other: Done) -> list[float]:
-    """Return by how many points a method is ahead of another with each seed that both have.
+    """Return a method's lead over another in points, one number for each seed that both have.
 
-    If they have none in common, it is one number, the difference of their means.
+    If they share no seed, return one number, the difference of their means.
     """
     own, rest = with_common_seeds([done, other])
     if own.seeds != rest.seeds:
@@ -155,7 +155,7 @@ def ahead(done: Done, other: Done) -> list[float]:
 
 
 def spread(values: list[float], sign: str = "") -> str:
-    """Return the mean of numbers in percent, with the lowest and the highest of several; `+` shows their signs."""
+    """Return the mean of percentages, with the lowest and the highest if there are several; `+` shows their signs."""
     low, mean, high = (f"{each:{sign}.2f}" for each in (min(values), fmean(values), max(values)))
     return mean if len(values) == 1 else f"{mean} ({low} … {high})"
 
@@ -200,7 +200,7 @@ class Results:
     def _by_seed(self, wanted: Experiment) -> dict[int, Run]:
         """Return the runs of an experiment.
 
-        Averaging models changes nothing in training, so runs that did it also stand for an experiment that does not. Of
+        Averaging models does not affect training, so an experiment without it also gets the runs that averaged. Of
         several runs with one seed, it takes one with the same average, then one that measured γ, or else the first.
         """
         averages = {wanted.average}

@@ -17,12 +17,14 @@ WORDS = """\
 
 A coordinate moves by `lr m/(√v̂ + ε)`, with FedAMS by `lr m/max(√v̂, √ε)`; v̂ is v for FedAdam and FedYogi. Since
 v̂ ≤ (1 - β2) Σ Δ² in every coordinate, the norms in `rounds.jsonl` bound the mean of v̂ at the end of a run. *Above
-it* is the largest share of coordinates in any round whose √v̂ exceeds the ε or √ε, where a run recorded it:
+it* is the share of coordinates whose √v̂ exceeds that ε or √ε, in the round where it is largest; it is empty if no run
+recorded this share.
 """
 CONCLUSION = """\
 The root mean square of √v̂ is therefore at most {percent:.1f}% of the ε or √ε that it competes with. By Markov's
-inequality, at most {share:.1f}% of coordinates can exceed a tenth of it. With the paper's ε, all of these methods are
-close to FedAvg with momentum at the rate in the last column, and runs with the same rate should differ little.
+inequality, at most {share:.1f}% of coordinates can exceed a tenth of that ε or √ε. With the paper's ε, all of these
+methods are close to FedAvg with momentum at the rate in the last column, and runs with the same rate should differ
+little.
 """
 
 

@@ -28,7 +28,7 @@ MAIN = ("FedAMS", "FedCAMS sign", "FedCAMS top-k 1/64")
 LOSS = 0.7
 """Points below FedCAMS sign that compressing both ways may cost to be among the main results."""
 BUFFERS = 0.2
-"""The part of the bytes up from which on buffers are mentioned."""
+"""Buffers are mentioned if they are a larger share of the bytes up than this."""
 
 
 def headline(results: Results) -> Iterator[str]:
@@ -71,7 +71,7 @@ def named(seeds: list[int]) -> str:
 
 
 def _buffers(model: str, runs: dict[str, Done]) -> Iterator[str]:
-    """Why the sign of a small model saves less."""
+    """Yield why sign saves less on a small model."""
     sign = runs.get("FedCAMS sign")
     if sign and (buffers := sign.sum("wire_up_buffers")) > BUFFERS * sign.up:
         rest = (sign.down - sign.sum("wire_down_buffers")) / (sign.up - buffers)
@@ -121,7 +121,7 @@ def _times(done: Done) -> list[str]:
 
 
 def lost(runs: list[Done], base: Done) -> Iterator[str]:
-    """Yield the points of accuracy that compression costs, with the seeds that both methods have."""
+    """Yield the points of accuracy that compression costs, over the seeds that both methods have."""
     others = [f"{done.label} {spread(ahead(base, done))}" for done in runs if done is not base]
     if others:
         yield f"Points lost against {base.label}: {', '.join(others)}.\n"
@@ -136,7 +136,7 @@ def where(runs: list[Done]) -> str:
 
 
 def _seeds_of(runs: list[Done]) -> str:
-    """Return the seeds in words, and that some methods lack some of them if they do."""
+    """Return the seeds in words, with a note if some methods lack some of them."""
     *first, last = map(str, sorted({seed for done in runs for seed in done.seeds}))
     named = f"Seeds {', '.join(first)} and {last}" if first else f"Seed {last}"
     differ = len({tuple(done.seeds) for done in runs}) > 1
@@ -153,8 +153,8 @@ def missing(results: Results, preset: str) -> Iterator[str]:
 
 
 def measured(results: Results, model: str) -> list[Done]:
-    """Return the runs of a model that recorded γ: of a cohort, and of all clients."""
-    full = [Done(f"{done.label}, all of 10 clients", done.runs) for done in results.of(f"full-{model}")]
+    """Return the runs of a model that recorded γ, over a cohort or over all clients."""
+    full = [Done(f"{done.label}, all 10 clients", done.runs) for done in results.of(f"full-{model}")]
     return [done for done in (*results.of(f"gamma-{model}"), *full) if done.gamma]
 
 

@@ -22,8 +22,8 @@ FURTHER = {
     "compression-convmixer-cifar100": "Compressed updates on CIFAR-100, ConvMixer-256-8",
     "option-2-resnet18": "FedCAMS with Option 2, ResNet-18",
     "option-2-convmixer": "FedCAMS with Option 2, ConvMixer-256-8",
-    "full-resnet18": "All of 10 clients in every round, ResNet-18",
-    "full-convmixer": "All of 10 clients in every round, ConvMixer-256-8",
+    "full-resnet18": "All 10 clients in every round, ResNet-18",
+    "full-convmixer": "All 10 clients in every round, ConvMixer-256-8",
     "two-way-full-resnet18": "Two-way compression with all clients in every round, ResNet-18",
     "two-way-convmixer": "Two-way compression, ConvMixer-256-8",
     "two-way-full-convmixer": "Two-way compression with all clients in every round, ConvMixer-256-8",
@@ -45,8 +45,8 @@ NOTES = {
         for model in MODELS
     },
     **{
-        f"option-2-{model}": "Option 2 adds ε to the root of v̂ = max(v̂, v), as FedAMSGrad does; its rates are those of "
-        "FedAMSGrad.\n"
+        f"option-2-{model}": "Option 2 adds ε to the root of v̂ = max(v̂, v), as FedAMSGrad does; we use "
+        "FedAMSGrad's rates.\n"
         for model in MODELS
     },
 }
@@ -77,8 +77,8 @@ runs in [results/](../results).
 HEADLINE = """\
 CIFAR-10, 500 rounds, 10 of 100 clients per round, test accuracy in percent over the last 100 rounds. *Fewer bytes*
 compares uploads with dense updates; if the model is compressed too, it compares all bytes, up and down, with FedCAMS
-sign and dense models. Of the runs that compress both ways, the table shows the one with the fewest bytes among those
-at most {loss} points below FedCAMS sign; its time per round is left out, because the GPU was not idle.
+sign and dense models. Of the runs that compress both ways and end at most {loss} points below FedCAMS sign, the table
+shows the one with the fewest bytes; its time per round is left out, because the GPU was not idle.
 """
 SETTING = """\
 ## How it was run
@@ -87,21 +87,22 @@ SETTING = """\
 random crops and flips, server optimizers with the paper's learning rates and ε. The following choices apply where the
 paper and its published code differ or are silent, or where we deviate from them:
 
-- **Accuracy** is the mean over the last 100 rounds, or those of them that were tested, since single rounds vary by a
-  point; the last and the best round are given too. The paper gives final accuracies.
+- **Accuracy** is the mean over the last 100 rounds, or over those of them that were tested, since single rounds vary
+  by a point. The tables also give the last and the best round. The paper gives final accuracies.
 - **Bias correction** is on, as in the published code; the algorithms in the paper have none. FedAMS without it is a
   separate run.
 - **80% rule**: every client trains on the first 80% of its shard, 400 of 500 images, as in the published code. This
   gives 60 local steps per round.
 - **Precision**: bfloat16 activations and matrix products with float32 master weights, in the engine `graphs`.
-- **Seeds**: every table names them; seed 1 was chosen in advance. With several, accuracies are means, followed by the
-  lowest and the highest, and comparisons use the seeds that both sides have.
+- **Seeds**: every table names them; seed 1 was chosen in advance. With several seeds, accuracies are means, followed
+  by the lowest and the highest seed, and comparisons use the seeds that both methods have.
 - **Batch-norm buffers** are averaged and travel uncompressed, as in the published code. All byte counts include them.
 
 *Up* and *down* are the bytes of all clients' messages in all rounds, including headers and buffers. *Smaller* is how
 many times fewer bytes go up than without compression. *Seconds* are the median over rounds, including evaluation, and
-*minutes* the whole run; of several seeds they are those of the fastest, since others may have shared the GPU. The
-command in each section makes all of its runs; add `--only LABEL` to make just one. You need a GPU and a folder with
+*minutes* the whole run. With several seeds, both are those of the fastest run, since others may have shared the GPU.
+
+The command in each section makes all of its runs; add `--only LABEL` to make just one. You need a GPU and a folder with
 CIFAR-10; the [last section](#run-it-yourself) lists the minutes that each preset takes.
 """
 REPEATABILITY = """\
@@ -127,9 +128,10 @@ GAMMA = """\
 
 The theorem on full participation assumes that compressing every client's update and compressing their mean give
 similar results: γ = ‖C(mean h) − mean C(h)‖ / ‖mean Δ‖, with means over all clients, must be bounded. The theorem on
-partial participation does not use γ. Our records contain the cohort's γ. The paper plots γ for the sign and for top-k
-1/64. `fedcams run gamma-resnet18` and `fedcams run gamma-convmixer` repeat that; the table uses the runs of the section
-above.
+partial participation does not use γ. Our records contain γ with means over the cohort.
+
+The paper plots γ for the sign and for top-k 1/64. `fedcams run gamma-resnet18` and `fedcams run gamma-convmixer` repeat
+that; the table uses the runs of the section above.
 """
 COMMUNICATION = """\
 ## Communication
@@ -144,7 +146,7 @@ TWO_WAY = """\
 
 The paper compresses only updates and leaves open how to compress the model under partial participation. These runs
 compress both ([how](two-way.md)): 10 of 100 clients per round, first contacts dense, everything counted. *Fewer*
-compares all bytes, up and down, with FedCAMS sign, which compresses only updates, and with no compression. *Lost* is in
-points of accuracy against FedCAMS sign. *Accuracy* is that of the server's model. *Held* is the accuracy of the common
-model that all clients hold with `shared`: they train from it, and use its batch-norm statistics.
+compares all bytes, up and down, with FedCAMS sign, which compresses only updates, and with no compression. *Accuracy*
+is that of the server's model. *Lost* is how many points it lies below FedCAMS sign. *Held* is the accuracy of the
+common model that all clients hold with `shared`: they train from it, and use its batch-norm statistics.
 """

@@ -78,7 +78,7 @@ def _partial(found: dict[str, Any]) -> Iterator[str]:
 def _compression(found: dict[str, Any]) -> Iterator[str]:
     dense = {p["T"]: p["average"] for p in of(found, "compression", uplink="identity")}
     yield "### What compression costs\n"
-    yield "The average, relative to no compression, with all clients in every round:\n"
+    yield "The average over all rounds, relative to no compression, with all clients in every round:\n"
     yield f"| uplink | {' | '.join(f'T = {rounds}' for rounds in dense)} |"
     yield f"|---|{'--:|' * len(dense)}"
     for uplink in dict.fromkeys(p["uplink"] for p in of(found, "compression")):
@@ -92,8 +92,8 @@ def _compression(found: dict[str, Any]) -> Iterator[str]:
 def _gamma(found: dict[str, Any]) -> Iterator[str]:
     yield "### γ grows as the gradient falls\n"
     yield (
-        "With clients that differ, exact gradients and the sign, γ is about σ_g/‖∇f‖ once ‖∇f‖ is below σ_g.\n"
-        "Means over 20 rounds:\n"
+        "With clients that differ, exact gradients and sign compression, γ is about σ_g/‖∇f‖ once\n"
+        "‖∇f‖ is below σ_g. Means over 20 rounds:\n"
     )
     yield "| σ_g | rounds | ‖∇f‖ | γ | γ ‖∇f‖/σ_g |"
     yield "|--:|--:|--:|--:|--:|"
@@ -103,8 +103,8 @@ def _gamma(found: dict[str, Any]) -> Iterator[str]:
             means = [f"{fmean(values[end - 20 : end]):.3g}" for values in (run["norm"], run["gamma"], products)]
             yield f"| {run['sigma_g']:.2f} | {end - 19} to {end} | {' | '.join(means)} |"
     yield (
-        "\nBoth stop at the end, because the step of the server is constant. If ‖∇f‖ went to zero, no constant would\n"
-        "bound γ, unless all clients agree at the minimum.\n"
+        "\n‖∇f‖ and γ level off at the end, because the server's step is constant. If ‖∇f‖ went to zero, no constant\n"
+        "would bound γ, unless all clients agreed at the minimum.\n"
     )
     yield _picture("gamma", "γ against the norm of the gradient: a hyperbola")
 
@@ -125,9 +125,9 @@ def _adaptivity(points: Sequence[Point]) -> Iterator[str]:
     yield "#### Digits\n"
     yield (
         "The table shows FedAMS on the demo's digits with nine values of ε, and FedAvgM, which is FedAMS that\n"
-        "never leaves its floor. Each takes the best of nine rates, chosen with seeds 11 and 12 and shown with\n"
-        "seeds 1 to 3. There is no bias correction and no compression. *Accuracy* is that of the last models, as a\n"
-        "mean over the last fifth of the rounds, with the lowest and the highest seed.\n"
+        "never leaves its floor. Each uses the best of nine rates, chosen with seeds 11 and 12; the accuracies\n"
+        "shown are those of seeds 1 to 3. There is no bias correction and no compression. *Accuracy* is that of\n"
+        "the last models, as a mean over the last fifth of the rounds, with the lowest and the highest seed.\n"
     )
     yield "| ε | rate on the floor, lr/√ε | off the floor at the end | accuracy | averaged |"
     yield "|--:|--:|--:|--:|--:|"
@@ -154,8 +154,8 @@ def _best_epsilon(settings: dict[tuple[str, float], list[Point]]) -> str:
     edge = " Its rate is the highest that was tried." if settings[best][0].step == max(STEPS) else ""
     return (
         f"\nThe best is ε = {best[1]:g}, with {100 * off:.0f}% of coordinates off the floor at the end.{edge}\n"
-        f"Against FedAvgM with the same seeds it gains {fmean(gains):+.2f} points, {min(gains):+.2f} to "
-        f"{max(gains):+.2f} by seed.\n"
+        f"The difference from FedAvgM with the same seeds is {fmean(gains):+.2f} points ({min(gains):+.2f} to "
+        f"{max(gains):+.2f} by seed).\n"
     )
 
 

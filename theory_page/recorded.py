@@ -20,7 +20,7 @@ HEADS = "ε | rate on the floor, lr/√ε | off the floor at the end | accuracy 
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that differ in rate and ε alone, and what to say of them."""
+    """Runs that differ only in rate and ε, and what to say about them."""
 
     preset: str
     title: str
@@ -33,15 +33,15 @@ STUDIES = (
     Study(
         "adaptivity-shakespeare",
         "Shakespeare's plays",
-        "The LSTM of [`shakespeare-lstm`](reproduction.md#shakespeares-plays), with the columns of the table above.\n"
-        "FedAvgM has a single rate here and FedAMS more settings, so a small lead of the best FedAMS says little.\n",
+        "The LSTM of [`shakespeare-lstm`](reproduction.md#shakespeares-plays), with the same columns as above.\n"
+        "FedAvgM has one rate here and FedAMS several settings, so a small lead of the best FedAMS says little.\n",
         ("shakespeare-lstm", "FedAMS", "eps=1e-6, rate 10"),
     ),
     Study(
         "adaptivity-resnet18",
         "CIFAR-10, 60 rounds",
         "ResNet-18 as in the paper's first figure, with bias correction, but for 60 rounds. The table shows the best\n"
-        "rate of FedAvgM and of each ε, chosen by the same runs.\n",
+        "rate of FedAvgM and of each ε, chosen from the same runs.\n",
     ),
 )  # fmt: skip
 
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """How the page calls it."""
+        """What the page calls it."""
         return "FedAvgM" if self.eps is None else f"{self.eps:g}"
 
 
@@ -134,12 +134,12 @@ def _verdict(shown: list[Row]) -> str:
     seeds = named(list(best.seeds))
     return (
         f"The best FedAMS has ε = {best.name}, with {100 * best.off_floor:.3g}% of coordinates off the floor at the\n"
-        f"end. It is {gain:+.2f} points from FedAvgM{equal} (seed{'s' * (len(best.seeds) > 1)} {seeds}).\n"
+        f"end. The difference from FedAvgM is {gain:+.2f} points{equal} (seed{'s' * (len(best.seeds) > 1)} {seeds}).\n"
     )
 
 
 def twins(results: Results) -> Iterator[str]:
-    """Yield the methods of the paper's first figure beside the FedAvgM that each is on its floor."""
+    """Yield the methods of the paper's first figure, each next to the FedAvgM that it equals on its floor."""
     pairs = [(name, *pair) for model, name in MODELS.items() for pair in _pairs(results, f"fig1-{model}")]
     if not pairs:
         return

@@ -144,7 +144,7 @@ def summary(record: dict[str, Any]) -> Grid:
         (up, down), ours = mean_bytes(measured), sum(measured["wire_up"]) / sum(measured["accepted"])
         fewer = f"{dense[0] / up:.1f}x", f"{sum(dense) / (up + down):.1f}x"
         rows.append((f"`{method}`", f"{up:,.0f}", f"{ours:,.0f}", f"{down:,.0f}", *fewer))
-    heading = ("method", "bytes up", "of which ours", "bytes down", "fewer up", "fewer up + down")
+    heading = ("method", "bytes up", "reply alone", "bytes down", "fewer up", "fewer up + down")
     return Grid(f"Per node and round, {record['d']:,} parameters, including Flower's own traffic", heading, rows)
 
 
@@ -152,7 +152,8 @@ def caption(record: dict[str, Any]) -> str:
     """Return a caption that says how the numbers were measured."""
     text = f"""Bytes per node and round on the socket, including TLS and Flower's own traffic: mean over
         {record["nodes"]} nodes and {record["rounds"]} rounds, for a model of {record["d"]:,} parameters.
-        *Ours* is the reply alone. `make flower-demo`, [flower-wire.json](../benchmarks/records/flower-wire.json)."""
+        *Reply alone* counts what fedcams sends. `make flower-demo`,
+        [flower-wire.json](../benchmarks/records/flower-wire.json)."""
     return f"\n{textwrap.fill(' '.join(text.split()), 118, break_long_words=False, break_on_hyphens=False)}\n"
 
 

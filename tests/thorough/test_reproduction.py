@@ -245,7 +245,7 @@ def test_the_page_begins_with_all_verdicts(tmp_path: Path) -> None:
     verdicts = [cell for row in rows for cell in row.split(" | ")[1:] if cell.strip(" ")]
     counts = {name: sum(name in each for each in verdicts) for name in ("holds", "fails", "open")}
     shown = f"**{counts['holds']} hold, {counts['fails']} fail and {counts['open']} are open**"
-    assert f"Of {len(verdicts)} claims of the paper, {shown}. Those settled by runs rest on 1 seed each." in text
+    assert f"Of {len(verdicts)} claims of the paper, {shown}. Verdicts from runs rest on 1 seed each." in text
     assert f"| FedCAMS with sign is comparable to FedAMS | {NOT_RUN} | **holds** |  |" in text
     add(tmp_path, "compression-convmixer", "FedAMS", seed=2)
     add(tmp_path, "compression-convmixer", "FedCAMS sign", seed=2)
@@ -299,7 +299,7 @@ def test_theory_is_judged_by_what_was_measured() -> None:
 def test_more_clients_do_better_only_if_accuracy_rises(tmp_path: Path, tops: tuple[float, ...], verdict: str) -> None:
     for n, top in zip((5, 10, 20), tops, strict=True):
         add(tmp_path, "cohort-resnet18", f"FedAMS n={n}", top=top)
-    start = "| More clients per round do better, FedAMS | ResNet-18 |"
+    start = "| More clients per round help FedAMS | ResNet-18 |"
     (line,) = (line for line in claims(Results(tmp_path)) if line.startswith(start))
     assert line.removeprefix(start).split("|")[0].strip(" *") == verdict
 

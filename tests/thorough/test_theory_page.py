@@ -90,7 +90,7 @@ def test_recorded_runs_are_compared_where_both_families_are_there(tmp_path: Path
     ]
     text = "\n".join(sections(Results(tmp_path)))
     assert re.search(r"^\| FedAvgM \| 10 \|  \| 49\.5\d \| 50\.00 \|$", text, re.MULTILINE)
-    assert "end. It is +4.50 points from FedAvgM (seed 1)." in text
+    assert "end. The difference from FedAvgM is +4.50 points (seed 1)." in text
     assert "CIFAR-10" not in text
     for label, top in (("FedAvgM, rate 10", 0.8), ("FedAvgM, rate 100", 0.9), ("eps=1e-9, rate 100", 0.902)):
         add(tmp_path, images.preset, label, rounds=60, top=top)
@@ -98,7 +98,7 @@ def test_recorded_runs_are_compared_where_both_families_are_there(tmp_path: Path
     text = "\n".join(sections(Results(tmp_path))).split("#### CIFAR-10, 60 rounds")[1]
     assert "| FedAvgM | 100 |" in text
     assert "| FedAvgM | 10 |" not in text
-    assert "points from FedAvgM, which counts as equal (seed 11)." in text
+    assert "points, which counts as equal (seed 11)." in text
     assert len(off_floor(off_floor_panels(adaptivity.stored(), Results(tmp_path))).axes) == 1, "one ε makes no line"
     add(tmp_path, images.preset, "eps=1e-8, rate 100", rounds=60, top=0.85)
     assert len(off_floor(off_floor_panels(adaptivity.stored(), Results(tmp_path))).axes) == 2

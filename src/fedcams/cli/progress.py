@@ -1,6 +1,6 @@
-"""Show the progress of runs: one line each on a terminal, never wider than it; elsewhere an occasional plain line.
+"""Show the progress of runs: one line each on a terminal, cut to its width; elsewhere an occasional plain line.
 
-At the end, a table of their results.
+At the end, show a table of their results.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class Forecast:
 
 
 def results(done: Sequence[Run]) -> Table:
-    """Return one row per label, averaged over seeds: the accuracies of the last and the averaged models, and bytes."""
+    """Return a table with a row per label, averaged over seeds: accuracies of last and averaged models, and bytes."""
     table = Table("run", *(Column(name, justify="right") for name in NUMBERS), box=SIMPLE_HEAD)
     for label in dict.fromkeys(run.experiment.label for run in done):
         same = [run for run in done if run.experiment.label == label]

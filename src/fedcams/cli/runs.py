@@ -267,8 +267,8 @@ def _summarize(progress: Progress, outcomes: Iterable[Outcome]) -> list[Run]:
         for run in done:
             for note in filter(None, (run.on_floor, run.refusals)):
                 progress.say(f"{title(run.experiment)}: {note}")
-        what = "accuracy, and that of averaged models: mean over the last fifth of the rounds and over seeds"
-        progress.say(f"{what}; bytes: all clients, all rounds")
+        models = "last and averaged models over the last fifth of the rounds"
+        progress.say(f"means over seeds; accuracy, averaged: {models}; up, down: bytes of all clients in all rounds")
     if failed := [outcome for outcome in outcomes if outcome.error is not None]:
         names = "; ".join(f"{title(outcome.experiment)} ({outcome.error})" for outcome in failed)
         raise RunError(f"{len(failed)} of {len(outcomes)} runs failed: {names}")

@@ -161,7 +161,7 @@ class Downlink(Spec, ABC):
     def buffers_of(self, state: Any, client: int) -> Tensor | None:
         """Return the buffers `[b]` that a client holds once it has received the last message, until `acknowledge`.
 
-        The client's own change is relative to them. None stands for the server's own.
+        The client's own change is relative to them. None means the server's own buffers.
         """
         return None
 

@@ -113,7 +113,7 @@ def sweep(trials: Sequence[Trial], folder: Path, runner: Runner) -> list[Result]
 
 
 def score(records: Sequence[RoundRecord]) -> float | None:
-    """Return the accuracy at the end, as `final_accuracy` does, of averaged models if there are some."""
+    """Return the `final_accuracy` of averaged models if there are any, otherwise that of the last models."""
     averaged = final_accuracy(records, "averaged_accuracy")
     return final_accuracy(records, "test_accuracy") if averaged is None else averaged
 
@@ -228,7 +228,7 @@ def _place(result: Result) -> float:
 def _markdown(ranked: Mapping[str, Sequence[Result]]) -> str:
     best = sorted((results[0] for results in ranked.values()), key=_place)
     about = (
-        "Test accuracy, mean over the last fifth of the rounds and over seeds, of averaged models where there are some."
+        "Test accuracy, mean over the last fifth of the rounds and over seeds, of averaged models where there are any."
     )
     lines = ["# Leaderboard", "", about]
     lines += ["", "## Best setting of each run", "", "| run | setting | accuracy |", "|---|---|---|"]

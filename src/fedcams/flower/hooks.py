@@ -58,7 +58,7 @@ def check_arrays(arrays: Any) -> None:
 
 
 def sampler_of(options: dict[str, Any], sampler: Sampler | str) -> Sampler:
-    """Return the sampler that `fraction_train` and `min_train_nodes` stand for, or the one given.
+    """Return the sampler that `fraction_train` and `min_train_nodes` describe, or the one given.
 
     Refuses both at once, and a fraction of zero.
     """

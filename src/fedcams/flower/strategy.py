@@ -65,7 +65,7 @@ class FedCAMS(FedAvg):
             `server="fedams(lr=0.1, eps=1e-3)"` (by default `fedcams.method.SAFE_SERVER`, whose steps are about as long
             as FedAvg's), `uplink="topk(ratio=1/64)"` (for clients whose mod names no compressor),
             `downlink="replica(blockq(bits=2))"`, `min_replies=5`, `average="ema(0.97)"`, …;
-            `recipe="light"` stands for several of them.
+            `recipe="light"` sets several of them.
         checkpoint: the folder of this run; a run in it is continued.
         run: the name of the run, under which clients keep their residuals.
         sampler: chooses the clients of each round; a round waits for as many as it needs, as with `min_available`.

@@ -205,9 +205,9 @@ class RunFolder:
 
     @functools.cached_property
     def _examples(self) -> str:
-        """Return a digest of the first client's examples: to load all clients could take long.
+        """Return a digest of the first client's examples; loading all clients could take too long.
 
-        It only warns, since a dataset may draw its examples at random.
+        A different digest only causes a warning, since a dataset may draw its examples at random.
         """
         clients = self.simulation.problem.clients
         return _digest(_named(clients[next(iter(clients))]))

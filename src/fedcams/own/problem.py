@@ -148,7 +148,7 @@ def _check_parts(value: Tensor, alone: list[Tensor], outputs: Any, targets: Any)
 
 
 def _check_mean(value: Tensor, alone: list[Tensor], loss: Loss, outputs: Any, targets: Any) -> None:
-    """Refuse one number for all pairs of an output and a target: `(outputs - y).square().mean()` of [n, 1] and [n]."""
+    """Refuse a mean over all pairs of outputs and targets, as of `(outputs - y).square().mean()` for [n, 1] and [n]."""
     both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
     if value.dim() or not both or outputs.shape == targets.shape or outputs.numel() != targets.numel():
         return
@@ -198,7 +198,7 @@ def _classes(outputs: Any, targets: Any) -> int:
 def named_metrics(metric: Any, loss: Loss) -> Metrics:
     """Return a metric, or several in a dict, by name.
 
-    None stands for the accuracy if the loss is a cross entropy, and otherwise for none.
+    None means the accuracy if the loss is a cross entropy, and otherwise no metric.
     """
     if metric is None:
         classifies = loss in (cross_entropy, functional.cross_entropy) or isinstance(loss, nn.CrossEntropyLoss)

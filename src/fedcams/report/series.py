@@ -88,7 +88,7 @@ AXES = (BYTES, ROUNDS, BYTES_UP, PAPER_BITS)
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric of a method over the rounds in which all seeds that got there recorded it; arrays `[T]`."""
+    """A metric of a method over the rounds in which every seed that got that far recorded it; arrays `[T]`."""
 
     x: dict[str, Array]
     """Key of an axis -> where the seeds are on it, on average."""
@@ -102,7 +102,7 @@ class Curve:
 
 
 def _shared(known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the rounds, `[T]`, in which every seed that still went on has a value, by what is `known [seeds, T]`.
+    """Return the rounds, `[T]`, in which every seed that has not ended has a value; `known [seeds, T]` says which do.
 
     Otherwise a mean would jump between seeds that were tested at different intervals.
     """

@@ -51,7 +51,7 @@ class Row:
     uplink: str
     downlink: str
     recipe: str | None
-    """The recipe that stands for how everything travels, if there is one."""
+    """The recipe that describes how everything travels, if there is one."""
     epsilon: float | None
     """The largest ε that a run spent; None without privacy."""
     seeds: list[int]

@@ -1,4 +1,4 @@
-"""Fraction: a part of the population, as Flower's `fraction_train` has it."""
+"""Fraction: a part of the population, as with Flower's `fraction_train`."""
 
 from __future__ import annotations
 

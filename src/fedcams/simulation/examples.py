@@ -30,8 +30,8 @@ class Reader:
     the whole dict is the target.
 
     With `classes`, targets must be integers below it, and become int64. Floats that have no precision of their own,
-    those of Python and NumPy's default float64, get `dtype`. `like` names data that all other data must resemble, with
-    the shapes of its tensors.
+    those of Python and NumPy's default float64, get `dtype`. `like` is the name of data that all other data must
+    resemble, with the shapes of its tensors.
     """
 
     classes: int | None = None
@@ -43,8 +43,8 @@ class Reader:
     def read(self, data: Any, name: str) -> Examples:
         """Return the inputs and the targets in some data.
 
-        Refuses data without examples, with another number of targets than inputs, or whose examples do not stack, and
-        data of another form than `like`; errors start with `name`.
+        Refuses data without examples, with different numbers of inputs and targets, whose examples do not stack, or
+        whose form differs from that of `like`; errors start with `name`.
         """
         x, y = _split(self._batch(data, name), name, self.keys)
         _check_sizes(x, y, name)
@@ -182,9 +182,10 @@ def shapes(x: Tree, y: Tree) -> dict[str, list[int]]:
 
 
 def _check_form(found: Mapping[str, list[int]], name: str, first: str, known: Mapping[str, list[int]]) -> None:
-    """Refuse examples that share no tensor with the first ones, or one with more or fewer axes, which may broadcast.
+    """Refuse examples that have no tensor in common with the first ones, or one with a different number of axes.
 
-    Lengths along an axis may differ, as those of padded texts do, and so may the keys that a loss does not need.
+    More or fewer axes might broadcast. Lengths along an axis may differ, as those of padded texts do, and so may the
+    keys that a loss does not need.
     """
     common = known.keys() & found.keys()
     if not common:
@@ -198,7 +199,7 @@ def _check_form(found: Mapping[str, list[int]], name: str, first: str, known: Ma
 
 
 def _check_sizes(x: Tree, y: Tree, name: str) -> None:
-    """Refuse examples of which there are none, or not equally many in every tensor."""
+    """Refuse empty data, and tensors that differ in their number of examples."""
     known = shapes(x, y)
     if alone := [path for path, shape in known.items() if not shape]:
         raise SpecError(f"{name}: {alone[0]} is one number; give it one row per example")

@@ -126,7 +126,7 @@ class Cifar100(Cifar):
 
 
 class _Dtype:
-    """Stands for `numpy.dtype`: keeps the name and drops byte order and the like, which single bytes do not have."""
+    """Replaces `numpy.dtype`: keeps the name and drops byte order and the like, which single bytes do not have."""
 
     def __init__(self, name: Any, *options: Any) -> None:
         self.name = name

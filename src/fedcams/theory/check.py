@@ -114,7 +114,7 @@ def _regime(known: Constants, run: Setting, off_floor: float | None, certain: bo
     `certain` says whether all assumptions hold with proven constants; if not, u is only an estimate.
     """
     if not run.adapts:
-        return "not adaptive, as FedAMS on its floor; the printed theorems are about FedAMS, here with ε = 1"
+        return "not adaptive, like FedAMS on its floor; the printed theorems are about FedAMS, here with ε = 1"
     if off_floor is not None:
         name = "floor" if off_floor < RARELY else "mixed" if off_floor < 0.5 else "adaptive"
         return f"{name}, as measured: v̂ left its floor in at most {100 * off_floor:.4g}% of coordinates"

@@ -45,7 +45,7 @@ def setting_of(experiment: Experiment, sizes: Sequence[int], layout: Layout, gam
 
 
 def server_lr(server: ServerOptimizer, eta: float) -> float:
-    """Return the `lr` of a server whose rate is η: that of FedAvgM is less, because its momentum adds up updates."""
+    """Return the `lr` of a server whose rate is η; FedAvgM's is smaller, because its momentum adds up updates."""
     return eta * (1 - float(server.momentum)) if isinstance(server, FedAvgM) else eta
 
 

@@ -79,7 +79,7 @@ def _memory(known: Constants, run: Setting) -> float:
 
 
 def kept(run: Setting) -> float:
-    """Return how many updates momentum and residuals hold at most; a residual counts m/n, as in the sum over all."""
+    """Return how many updates momentum and residuals hold at most; a residual counts m/n, as the sum is over all."""
     return run.c_b + run.m / run.n * run.q / (1 - run.q)
 
 

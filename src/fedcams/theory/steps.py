@@ -9,7 +9,7 @@ from fedcams.theory.proved import CROSS, kept, sound
 from fedcams.theory.setting import Bound, Constants, Setting
 
 DRIFT = 0.1
-"""The part of the leading terms that clients drifting apart, or weights that change, may add."""
+"""The share of the leading terms that drifting clients, or weights that change, may add."""
 
 
 @dataclass(frozen=True)

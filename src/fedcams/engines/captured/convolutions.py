@@ -1,7 +1,7 @@
-"""Convolutions of a recorded step by the kernels of `graphs`.
+"""Compute the convolutions of a recorded step with the kernels of `graphs`.
 
 A client's batch is small, and cuDNN's kernels for it leave little of the GPU to the clients on other streams. On an
-H200, a round of ResNet-18 took 387 ms or more with them, and takes 288 ms with these (benchmarks/records).
+H200, a round of ResNet-18 took at least 387 ms with cuDNN and takes 288 ms with these kernels (benchmarks/records).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 MOST_NUMBERS = 2**31 - 2**15
-"""Kernels count the numbers of a tensor with 32 bits, and their last tiles go past its end."""
+"""Tensors must have fewer elements than this: kernels count them with 32 bits, and their last tiles go past the end."""
 MOST_STRIDE = 255
 """The kernel for the input's gradient has stride² programs along an axis of its grid, which CUDA limits to 65,535."""
 
@@ -28,8 +28,8 @@ MOST_STRIDE = 255
 def use_kernels_(recorded: GraphModule, dtype: torch.dtype = torch.bfloat16) -> int:
     """Replace the dense convolutions of this type in a recorded step, and return how many there were.
 
-    Forward and backward pass count as two. Grouped, dilated and transposed convolutions stay as they are, and those of
-    images whose channels are not last in memory.
+    Forward and backward pass count as two. Grouped, dilated and transposed convolutions stay as they are, and so do
+    those of images whose channels are not last in memory.
     """
     graph, count = recorded.graph, 0
     for node in list(graph.nodes):
@@ -89,7 +89,7 @@ class _Found(NamedTuple):
         return None
 
     def fits(self, dtype: torch.dtype) -> bool:
-        """Return whether the kernels compute it."""
+        """Return whether the kernels support this convolution."""
         square = len(self.stride) == 2 and len({*self.stride}) == len({*self.padding}) == 1
         dense = {*self.dilation} == {1} and self.groups == 1 and not self.transposed
         if not square or not dense or self.stride[0] > MOST_STRIDE:
@@ -110,7 +110,7 @@ def _replace_forward_(graph: Graph, found: _Found) -> None:
 
 
 def _replace_backward_(graph: Graph, found: _Found) -> None:
-    """Compute each gradient that is used by its own operation."""
+    """Replace a backward pass by one operation for each gradient that the step uses."""
     for part in list(found.node.users):
         if part.users:
             with graph.inserting_before(found.node):
@@ -121,7 +121,7 @@ def _replace_backward_(graph: Graph, found: _Found) -> None:
 
 
 def _gradient(graph: Graph, found: _Found, part: Node) -> Node:
-    """Return the node that takes the place of a part: the gradient of the input, the weight or the bias."""
+    """Return the node that replaces a part: the gradient of the input, the weight or the bias."""
     which: Any = part.args[1]
     if which == 2:
         return graph.call_function(_aten.sum.dim_IntList, (found.y, [0, 2, 3]))

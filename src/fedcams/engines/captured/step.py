@@ -167,9 +167,9 @@ def frozen_parameters(problem: Problem) -> dict[str, Tensor]:
 def compile_step(problem: Problem, how: Computing, memory: Memory, frozen: dict[str, Tensor], batch: Batch) -> Compiled:
     """Return the step compiled for the shapes of this memory and batch; call it by `run_compiled`.
 
-    Recording takes steps, so it changes the memory. Forward pass, backward pass and local rule become one flat list of
-    operations, which is compiled as a whole; the model itself is not called again. Raises whatever the compiler raises,
-    and RuntimeError for a model that branches on its data.
+    Recording runs real steps, so it changes the memory. Forward pass, backward pass and local rule become one flat
+    list of operations, which is compiled as a whole; the model itself is not called again. Raises whatever the compiler
+    raises, and RuntimeError for a model that branches on its data.
     """
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's hints about its own code: an error filter would end the compilation
