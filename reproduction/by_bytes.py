@@ -102,7 +102,7 @@ def compared(runs: list[Done]) -> Iterator[str]:
     near = [label for label, points in apart.items() if abs(points) <= NEAR]
     each = ", ".join(f"{label} {points:+.2f}" for label, points in apart.items())
     yield f"Averaged models compared with that of FedAMS, in points: {each}."
-    yield f"Within {NEAR} points, which count as equal: {', '.join(near) or 'none'}."
+    yield f"Within {NEAR} points, which counts as equal: {', '.join(near) or 'none'}."
     yield _off_floor(next(done for done in runs if done.label == "FedAMS"))
 
 

@@ -44,7 +44,7 @@ def headline(results: Results) -> Iterator[str]:
         timed = [run for run in results.runs if run.timings]
         minutes = sum(timing["seconds"] for run in timed for timing in run.timings) / 60
         rest = "" if len(timed) == len(results.runs) else f" for the {len(timed)} that were timed"
-        yield f"Finished runs: {len(results.runs)}; {minutes:.0f} minutes of computing in all{rest}.\n"
+        yield f"Finished runs: {len(results.runs)}; {minutes:.0f} minutes of computing{rest}.\n"
 
 
 def _main(results: Results, model: str) -> Iterator[list[str]]:

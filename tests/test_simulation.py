@@ -498,11 +498,11 @@ BAD: list[tuple[str, dict[str, Any]]] = [
         {"model": nn.Linear(8, 1), "clients": REGRESSION, "loss": lambda out, y: (out - y).square().mean()},
     ),
     (
-        r"loss compares every output with every target: .*; give both one shape",
+        r"loss compares every output with every target: .*; give both the same shape",
         {"model": nn.Linear(8, 1), "clients": REGRESSION, "loss": lambda out, y: (out - y).abs().sum()},
     ),
     (
-        r"test: the shape of targets is \[\d+, 1\], but \[\d+\] for client 0; give both as many axes",
+        r"test: the shape of targets is \[\d+, 1\], but \[\d+\] for client 0; give both the same number of axes",
         {
             "model": nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)),
             "clients": REGRESSION,
@@ -511,7 +511,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
-        r"client 1: the shape of targets is \[\d+, 1\], but \[\d+\] for client 0; give both as many axes",
+        r"client 1: the shape of targets is \[\d+, 1\], but \[\d+\] for client 0; give both the same number of axes",
         {
             "model": nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)),
             "clients": [REGRESSION[0], (REGRESSION[1][0], REGRESSION[1][1][:, None])],
@@ -520,7 +520,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
-        "test has inputs/input, targets/input, but client 0 has inputs, targets; give both examples of one form",
+        "test has inputs/input, targets/input, but client 0 has inputs, targets; give both examples in the same form",
         {"test": {"input": CLIENTS[0][0]}},
     ),
     (

@@ -150,7 +150,7 @@ def test_without_runs_the_page_says_so(tmp_path: Path) -> None:
 def test_a_single_run_is_shown_and_the_rest_is_missed(tmp_path: Path) -> None:
     add(tmp_path / "results", "fig1-convmixer", "FedAdam", top=0.8)
     text = made(tmp_path, drawn=True)
-    assert "Finished runs: 1; 12 minutes of computing in all." in text
+    assert "Finished runs: 1; 12 minutes of computing." in text
     text = section(text, "Server optimizers").split("### ConvMixer")[1]
     # 0.0016 t: rounds 401 to 500 are 0.7208 on average, the last and best is 0.8.
     assert "| run | accuracy | last | best | seconds per round | minutes | seeds |" in text, "nothing is compressed"
@@ -408,7 +408,7 @@ def test_plays_are_compared_with_fedams(tmp_path: Path, preset: str) -> None:
     text = section(made(tmp_path, drawn=True), "Shakespeare's plays")
     assert "models were evaluated every 25 or 50 rounds" in text.replace("\n", " ")
     assert "in points: FedAvg -10.00, FedCAMS sign +0.20." in text
-    assert "Within 0.5 points, which count as equal: FedCAMS sign.\n" in text
+    assert "Within 0.5 points, which counts as equal: FedCAMS sign.\n" in text
     assert "Not run yet: FedAdam; FedCAMS top-k 1/64; FedCAMS lighter." in text
     assert f"![Accuracy of averaged models against rounds and against all bytes](reproduction/{preset}.png)" in text
 

@@ -136,9 +136,8 @@ def _check_parts(value: Tensor, alone: list[Tensor], outputs: Any, targets: Any)
     count = len(alone)
     if is_paired(value, count) and all(is_paired(each, 1) for each in alone):
         got = f"outputs {described(outputs)} and targets {described(targets)}"
-        raise SpecError(
-            f"loss returns the shape {list(value.shape)} for {count} examples: {got} broadcast; give both one shape"
-        )
+        what = f"loss returns the shape {list(value.shape)} for {count} examples"
+        raise SpecError(f"{what}: {got} broadcast; give both the same shape")
     parts = torch.stack([each.detach().mean() for each in alone])
     if count > 1 and value.dim() == 0 and (parts > 0).all() and torch.isclose(value.detach(), parts.sum(), rtol=1e-4):
         raise SpecError(
@@ -157,7 +156,7 @@ def _check_mean(value: Tensor, alone: list[Tensor], loss: Loss, outputs: Any, ta
     own = torch.stack([each.detach() for each in alone]).mean()
     if of_pairs and not torch.isclose(value.detach(), own, rtol=1e-4):
         got = f"outputs {described(outputs)} and targets {described(targets)}"
-        raise SpecError(f"loss compares every output with every target: {got} broadcast; give both one shape")
+        raise SpecError(f"loss compares every output with every target: {got} broadcast; give both the same shape")
 
 
 # -- losses and metrics ----------------------------------------------------------------------------------------------

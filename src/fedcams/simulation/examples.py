@@ -190,12 +190,11 @@ def _check_form(found: Mapping[str, list[int]], name: str, first: str, known: Ma
     common = known.keys() & found.keys()
     if not common:
         raise SpecError(
-            f"{name} has {', '.join(found)}, but {first} has {', '.join(known)}; give both examples of one form"
+            f"{name} has {', '.join(found)}, but {first} has {', '.join(known)}; give both examples in the same form"
         )
     for path in (path for path in known if path in common and len(known[path]) != len(found[path])):
-        raise SpecError(
-            f"{name}: the shape of {path} is {found[path]}, but {known[path]} for {first}; give both as many axes"
-        )
+        both = f"the shape of {path} is {found[path]}, but {known[path]} for {first}"
+        raise SpecError(f"{name}: {both}; give both the same number of axes")
 
 
 def _check_sizes(x: Tree, y: Tree, name: str) -> None:
