@@ -252,6 +252,17 @@ def test_metrics_without_their_weight_are_named_in_the_log(tmp_path: Path, caplo
     ]
 
 
+@pytest.mark.parametrize(("more", "said"), [({}, 1), ({"fraction_evaluate": 1.0}, 0)])
+def test_the_log_says_if_nobody_evaluates(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, more: dict[str, Any], said: int
+) -> None:
+    """Clients do with Flower's FedAvg; whoever changes two lines would miss their metrics without knowing why."""
+    mods = [uplink("identity", state_dir=tmp_path / "site")]
+    with caplog.at_level(logging.INFO, "flwr"):
+        shifted(ours(tmp_path, **more), mods, ("arrays", "config"), [{"num-examples": 3, "x": 1.0}] * 2)
+    assert "".join(each.getMessage() for each in caplog.records).count("nobody evaluates the model; give ") == said
+
+
 # -- hooks -----------------------------------------------------------------------------------------------------------
 
 

@@ -40,6 +40,12 @@ class Evaluation:
         self.strategy, self.grid, self.names, self.rest = strategy, grid, names, rest
         self.timeout, self.config, self.function = timeout, config, function
 
+    def announce(self) -> None:
+        """Log if nobody will evaluate the model: with Flower's FedAvg, clients do so by default."""
+        if self.function is None and not self.strategy.evaluates_on_clients:
+            dense = "which sends them the dense model after every round"
+            logger.info("nobody evaluates the model; give evaluate_fn, or fraction_evaluate=1.0 for clients, %s", dense)
+
     def arrays(self, state: ServerState) -> ArrayRecord:
         """Return the model as the app's arrays."""
         return self.names.join(state.x, state.buffers, self.rest)

@@ -218,6 +218,7 @@ class FedCAMS(FedAvg):
         self, grid: Grid, state: ServerState, num_rounds: int, rounds: GridRound, evaluate: Evaluation, log: Log
     ) -> Result:
         self.summary()
+        evaluate.announce()
         if state.round:
             logger.info("continuing %s after round %s", rounds.checkpoint.run, state.round)
         result, alarm = Result(), Alarm()
