@@ -313,14 +313,15 @@ def test_recommended_steps_do_not_pay_for_weights_that_change() -> None:
     assert floor.value < soft.value < 1.2 * floor.value
 
 
-@pytest.mark.parametrize("spec", ["fedavg", "fedavgm(momentum=0.8)", "fedams(eps=1e-2)", "fedadam"])
+@pytest.mark.parametrize(
+    "spec", ["fedavg(lr={})", "fedavgm(lr={}, momentum=0.8)", "fedams(lr={}, eps=1e-2)", "fedadam(lr={})"]
+)
 def test_a_recommended_rate_is_the_lr_of_its_server(spec: str) -> None:
     """The setting of a server with that lr has the rate η that the bound recommends."""
-    one = {**LOGISTIC, "server": spec}
-    eta = recommended(check(Experiment.from_dict(one)).constants, check(Experiment.from_dict(one)).run).run.eta
-    lr = server_lr(Experiment.from_dict(one).server, eta)
-    served = dataclasses.replace(Experiment.from_dict(one).server, lr=lr)  # type: ignore[type-var]
-    again = check(dataclasses.replace(Experiment.from_dict(one), server=served))
+    one = Experiment.from_dict({**LOGISTIC, "server": spec.format(1)})
+    found = check(one)
+    eta = recommended(found.constants, found.run).run.eta
+    again = check(Experiment.from_dict({**LOGISTIC, "server": spec.format(server_lr(one.server, eta))}))
     assert again.run.eta == pytest.approx(eta, rel=1e-9)
 
 
