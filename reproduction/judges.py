@@ -186,7 +186,8 @@ def gamma_stays(results: Results) -> Verdict:
     if not runs:
         return Verdict("", NOT_RUN)
     ratios = [done.late_gamma / done.early_gamma for done in runs]
-    evidence = f"last {LAST} rounds {min(ratios):.1f}x to {max(ratios):.1f}x the first {LAST}, for {len(runs)} method{'s' * (len(runs) > 1)}"
+    methods = f"{len(runs)} method{'s' * (len(runs) > 1)}"
+    evidence = f"last {LAST} rounds {min(ratios):.1f}x to {max(ratios):.1f}x the first {LAST}, for {methods}"
     seeds = sorted({run.experiment.seed for done in runs for run in done.with_gamma})
     return Verdict(evidence, FAILS if max(ratios) > GROWS else HOLDS, tuple(seeds))
 
