@@ -18,9 +18,10 @@ RARELY = 0.01
 @register("floor")
 @dataclass(frozen=True)
 class Floor(Probe):
-    """Records `off_floor`, the share of coordinates whose second moment is above `eps`, and `rate`, ‖step‖/‖m‖.
+    """Records `off_floor`, the share of coordinates off the floor, and `rate`, ‖step‖/‖m‖.
 
-    While `off_floor` is 0, fedams, fedadam and their relatives are `fedavgm` with a fixed rate. Servers without a
+    Off the floor is where v̂ exceeds `eps` with fedams, and √v or √v̂ exceeds it with other servers. While `off_floor`
+    is 0, fedams is `fedavgm`, and the steps of the others are 0.5 to 1 times those of a `fedavgm`. Servers without a
     second moment have no `off_floor`; those without momentum have `m = Δ`. Costs one pass over the server's state.
     """
 

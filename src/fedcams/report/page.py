@@ -140,9 +140,10 @@ COMPRESSION_NOTE = (
     "methods are left out."
 )
 ADAPTIVITY_NOTE = (
-    "A coordinate is off the floor if its second moment exceeds ε. While none is, an adaptive server is "
-    "FedAvg with momentum. The rate is ‖step‖/‖m‖. Norms of updates are root mean squares over the cohort, before "
-    "compression. The estimate of ‖∇f‖² comes from the updates; it is noisy, and too low if clients move far."
+    "A coordinate is off the floor if v̂ exceeds ε with FedAMS, or if √v or √v̂ does with other adaptive servers. While "
+    "none is, FedAMS is FedAvg with momentum, and the others are close to it. The rate is ‖step‖/‖m‖. Norms of updates "
+    "are root mean squares over the cohort, before compression. The estimate of ‖∇f‖² comes from the updates; it is "
+    "noisy, and too low if clients move far."
 )
 COMMUNICATION_NOTE = (
     "All clients and rounds, mean over seeds. Updates go up, everything else down: compressed deltas or models, what "
