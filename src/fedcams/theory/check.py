@@ -68,10 +68,10 @@ def check(experiment: Experiment, records: Sequence[RoundRecord] = (), data: Pat
     run = setting_of(experiment, sizes, problem.layout, seen.get("gamma", 0.0))
     fails = failures(experiment, problem, sizes)
     if run.q and (largest := seen.get("q_max", 0.0)):
-        fails.append(f"q: the largest measured, {largest:.4g}, takes the place of the proven {run.q:.6g}")
+        fails.append(f"a proven q: the largest measured, {largest:.4g}, replaces the proven {run.q:.6g}")
         run = dataclasses.replace(run, q=min(run.q, largest))
     if run.q and run.full and "gamma" not in seen:
-        fails.append("γ: not measured here, taken as 0; record it with the probe gamma")
+        fails.append("a known γ: it was not measured, and the bound takes 0; the probe gamma records it")
     if known.how["L"].startswith(LOWER):
         fails.append(f"known constants: those of {experiment.task} are measured at the start, so L and G may be larger")
     if "no farther" in known.how.get("G", ""):
