@@ -38,7 +38,8 @@ last {LAST} rounds, and over the seeds that all methods in a claim have. Signed 
 give the lowest and the highest seed.
 
 - Two methods within {NEAR} points count as equal%s.
-- A claim that a method is better is open while the runs count as equal. A claim of a gain fails then.
+- While two methods count as equal, a claim that one of them is better stays open, and a claim that something brings a
+  gain fails.
 - Compression that costs at most {COMPARABLE:g} point counts as comparable. A single seed within {MARGIN} points of this
   limit leaves the claim open.
 - *Open* also means that runs are missing, that seeds disagree, or that the methods have no seed in common.

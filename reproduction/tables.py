@@ -170,8 +170,9 @@ def gammas(groups: dict[str, list[Done]]) -> Iterator[str]:
     measured = [done for runs in groups.values() for done in runs]
     grown = [done.label for done in measured if done.late_gamma > done.early_gamma]
     if grown:
+        shown = "every row" if len(grown) == len(measured) else f"{len(grown)} of {len(measured)} rows"
         yield (
-            f"In {len(grown)} of these {len(measured)} rows γ is higher in the last rounds than in the first. Whether\n"
+            f"In {shown}, γ is higher in the last rounds than in the first. Whether\n"
             "it stays bounded in longer runs remains open; on quadratics it grows as the\n"
             "[gradient falls](theory.md#measured).\n"
         )
