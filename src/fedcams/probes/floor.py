@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from fedcams.bits.vectors import row_norms
 from fedcams.optimizers import ServerOptimizer
 from fedcams.probes.base import Leftovers, Probe
 from fedcams.registry import register
-from fedcams.registry.fields import show
 
 RARELY = 0.01
 """A server adapts too little to matter if fewer coordinates than this leave the floor."""
@@ -60,6 +59,5 @@ def _twin(server: ServerOptimizer) -> str | None:
     """Return the `fedavgm` of a server on its floor with all its keys, also those that have their defaults."""
     if server.schedules():
         return "a fedavgm whose rate follows the server's schedule"
-    if (twin := server.twin(digits=3)) is None:
-        return None
-    return f"{twin.name}({', '.join(f'{key.name}={show(getattr(twin, key.name))}' for key in fields(twin))})"
+    twin = server.twin(digits=3)
+    return None if twin is None else twin.spelled_out()
