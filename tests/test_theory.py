@@ -444,6 +444,7 @@ def test_what_else_no_theorem_covers_is_named() -> None:
         ({"downlink": "replica(blockq(bits=4))"}, "clients that start from x"),
         ({**UNEVEN, "sampler": "systematic(n=5)", "weighting": "sampler"}, "uniform cohorts: systematic(n=5) draws"),
         ({**UNEVEN, "weighting": "examples"}, "uniform mean: weighting=examples"),
+        ({"uplink": "randk(ratio=1/4)"}, "a certain q < 1: that of randk(ratio=1/4) holds in expectation only"),
     ):
         found = check(Experiment.from_dict({**LOGISTIC, **keys}))
         assert any(reason in fail for fail in found.fails), reason
@@ -458,6 +459,16 @@ def test_constants_that_were_measured_are_not_taken_for_proven() -> None:
     measured = check(Experiment.from_dict({"task": "digits", "clients": 5, "sampler": "full", "rounds": 2})).fails
     assert any(fail.startswith("known constants: those of digits are measured") for fail in measured)
     assert not check(Experiment.from_dict(LOGISTIC)).fails
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp(hidden=6)"])
+def test_constants_are_exact_only_for_the_model_of_their_task(model: str) -> None:
+    """A bias is one more feature, of 1: the Hessian of an example has the norm ½ (‖x‖² + 1), not ½."""
+    found = check(Experiment.from_dict({**LOGISTIC, "model": model, "partition": "iid"}))
+    assert any("those of logistic(dim=4, size=200) are measured" in fail for fail in found.fails)
+    assert found.constants.how["L"].startswith("lower bound")
+    points = {"task": "quadratic(dim=8, groups=8)", "model": model, "partition": "natural", "clients": 8}
+    assert check(Experiment.from_dict({**points, "sampler": "full"})).constants.how["L"].startswith("lower bound")
 
 
 def test_only_several_steps_without_replacement_lack_fresh_examples() -> None:

@@ -85,7 +85,7 @@ def _of_weights(experiment: Experiment) -> Iterator[str]:
 def _of_the_server(experiment: Experiment) -> Iterator[str]:
     server = experiment.server
     if experiment.schedules():
-        yield f"constant rates: {', '.join(path for path, _ in experiment.schedules())} follows a schedule"
+        yield f"constant rates: a schedule sets {', '.join(path for path, _ in experiment.schedules())}"
     if getattr(server, "bias_correction", False):
         yield "constant rates: bias_correction=true changes them in the first rounds"
     if server.name in ("fedadam", "fedyogi"):
@@ -103,6 +103,8 @@ def _of_messages(experiment: Experiment) -> Iterator[str]:
     if bound is None or (bound and not experiment.feedback):
         sent = f"uplink={experiment.uplink}, feedback={str(experiment.feedback).lower()}"
         yield f"error feedback with q < 1: {sent}; the bound takes q = 0"
+    elif experiment.uplink.in_expectation:
+        yield f"a certain q < 1: that of {experiment.uplink} holds in expectation only, and one message may lose more"
     if experiment.downlink.name != "none":
         yield f"clients that start from x: downlink={experiment.downlink} sends something else"
     if experiment.control.active:
