@@ -76,6 +76,7 @@ class RunFolder:
             self._check_rounds()
             journal = self._journal
             state = journal.load(start)
+            journal.check_theory(state.round)
             if read_experiment(self.path) != experiment:
                 self._describe(experiment)
             return (

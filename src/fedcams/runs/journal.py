@@ -18,7 +18,7 @@ from fedcams.rounds import ServerState
 from fedcams.rows import SavedRows
 from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
-from fedcams.runs.files import Lines, write_public
+from fedcams.runs.files import Lines, end_of, write_public
 from fedcams.runs.folder import CHECKPOINT, ENVIRONMENT, ROUNDS, THEORY, TIMINGS, read_object
 from fedcams.simulation import Phases, RoundRecord, Simulation
 from fedcams.theory.gradients import Point
@@ -66,6 +66,11 @@ class Journal:
     def load(self, start: ServerState) -> ServerState:
         """Return the state of the checkpoint with its rows, or `start` if there is none."""
         return self.checkpoint.load(start)
+
+    def check_theory(self, saved: int) -> None:
+        """Refuse measured constants of saved rounds that were lost or changed since the loaded checkpoint."""
+        if self.theory_every and self.checkpoint.theory:
+            end_of(self.folder / THEORY, saved, self.checkpoint.theory, gaps=True)
 
     def rounds(self, state: ServerState) -> Generator[Step]:
         """Run the rounds after the loaded state; each is in the folder by the time it is yielded.

@@ -128,13 +128,14 @@ def _shards(problem: Problem) -> list[Tensor]:
 
 
 def _measured(one: Instance, lines: Sequence[Measured] = ()) -> Constants:
-    """Return the largest values that a run measured; what it did not measure is measured now, at the start."""
-    if not lines or lines[0].round != 1 or any(map(math.isnan, _values(lines).values())):
+    """Return the largest values that a run measured; if it did not measure the start, that is measured now."""
+    if not lines or lines[0].round != 1:
         lines = [measure(one.problem, Point(one.x, None), after=None, done=0), *lines]
     known, first, where = _values(lines), _where(lines[:1]), _where(lines)
     if unknown := [name for name, value in known.items() if math.isnan(value)]:
         why = "; ".join(dict.fromkeys(reason for line in lines for reason in line.missing.values()))
-        raise SpecError(f"task={one.experiment.task}: {', '.join(unknown)} cannot be measured: {why}")
+        fix = "check a run with theory_every" if unknown == ["L"] else "check another model or task"
+        raise SpecError(f"model={one.experiment.model}: {', '.join(unknown)} cannot be measured ({why}); {fix}")
     how = {
         "L": f"{LOWER}, {where}", "G": f"{LOWER}, {where}", "s_l": f"{ESTIMATE}, {where}",
         "s_g": f"{ESTIMATE}, {where}", "F": f"{BOUND} if the loss is never negative, {first}",

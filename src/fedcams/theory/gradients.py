@@ -17,7 +17,7 @@ from fedcams.engines.trees import call, size, take
 from fedcams.keys import derive, generator, seed_torch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 SAMPLE = 10
 """How many batches of a client are measured, and how often a vector is multiplied by its Hessian."""
@@ -42,6 +42,7 @@ def borrowed(problem: Problem) -> Iterator[Load]:
     modes = [(module, module.training) for module in model.modules()]
     parameters = {name: part.detach().clone() for name, part in model.named_parameters() if part.requires_grad}
     buffers = {name: part.clone() for name, part in model.named_buffers()}
+    grads = [(part, part.grad) for part in model.parameters()]
 
     def load_(point: Point) -> None:
         _write_(dict(model.named_buffers()), buffers)  # those too that do not travel, and that a pass changes
@@ -53,6 +54,8 @@ def borrowed(problem: Problem) -> Iterator[Load]:
     finally:
         _write_(dict(model.named_buffers()), buffers)
         _write_(dict(model.named_parameters()), parameters)
+        for part, grad in grads:
+            part.grad = grad
         for module, training in modes:
             module.training = training
 
@@ -106,7 +109,8 @@ class ClientLoss:
         total = torch.zeros_like(v)
         for share, rows in self._passing(at):
             slope = _flat(self._derivatives(self._loss(rows), create_graph=True))
-            total.add_(_flat(self._derivatives(slope @ v.to(slope))).to(total), alpha=share)
+            if slope.requires_grad:  # otherwise the loss is linear
+                total.add_(_flat(self._second_derivatives(slope @ v.to(slope))).to(total), alpha=share)
         return total
 
     def _passing(self, at: Point) -> Iterator[tuple[float, NDArray[np.int64]]]:
@@ -136,10 +140,20 @@ class ClientLoss:
             return problem.loss(call(problem.model, problem.inputs(x, changes)), y).mean()
 
     def _derivatives(self, value: Tensor, create_graph: bool = False) -> Sequence[Tensor]:
-        parameters = [parameter for parameter in self.problem.model.parameters() if parameter.requires_grad]
         return torch.autograd.grad(
-            value, parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True
+            value, self._parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True
         )
+
+    def _second_derivatives(self, slope: Tensor) -> Sequence[Tensor]:
+        """Return the derivatives of a slope; unlike `autograd.grad`, `backward` refuses layers that have none."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        slope.backward()
+        return [torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters]
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.problem.model.parameters() if parameter.requires_grad]
 
 
 def _flat(parts: Sequence[Tensor]) -> Tensor:
