@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedcams.optimizers.base import ServerOptimizer
     from fedcams.simulation import RoundRecord
     from fedcams.theory.check import Checked
+    from fedcams.theory.measure import Measured
     from fedcams.theory.setting import Constants
     from fedcams.theory.steps import Steps
 
@@ -48,13 +49,14 @@ def check(
 ) -> None:
     """Check experiments or a run against the theorems: constants, both bounds with every term, and conditions.
 
-    Constants are exact for the tasks quadratic and logistic, and measured at the start for others.
+    Constants are exact for the tasks quadratic and logistic. For others they are the largest that a run with
+    theory_every measured, or are measured at the start.
 
     Settings that the theorems do not cover are checked as far as possible; the assumptions that fail are listed.
     """
     from fedcams.theory.check import check as checked
 
-    found = [checked(experiment, records, data) for experiment, records in _experiments(source, only or [])]
+    found = [checked(each, records, data, lines) for each, records, lines in _experiments(source, only or [])]
     console = Console(highlight=False)
     if as_json:
         console.print_json(json.dumps([each.to_dict() for each in found], ensure_ascii=False))
@@ -64,20 +66,20 @@ def check(
             console.print(part, soft_wrap=isinstance(part, str), markup=not isinstance(part, str))
 
 
-def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, list[RoundRecord]]]:
+def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, list[RoundRecord], list[Measured]]]:
     from fedcams.cli.runs import _only
     from fedcams.experiment.preset import load_preset
     from fedcams.runs import is_run, read_run
 
     if is_run(Path(source)):
         run = read_run(Path(source))
-        yield run.experiment, list(run.records)
+        yield run.experiment, run.records, run.measured
         return
     experiments = _only(load_preset(source), labels).experiments
     first: dict[str, Experiment] = {}  # one seed of each
     for each in experiments:
         first.setdefault(each.label, each)
-    yield from ((each, []) for each in first.values())
+    yield from ((each, [], []) for each in first.values())
 
 
 def _pages(each: Checked) -> Iterator[Any]:
@@ -118,6 +120,9 @@ def _terms(each: Checked) -> Table:
     if "gradient_sq" in each.seen:
         measured = f"{each.seen['gradient_sq']:.4g}"
         table.add_row("measured (estimate from updates)", measured, "", measured, "")
+    if "measured_gradient_sq" in each.seen:
+        measured, rounds = f"{each.seen['measured_gradient_sq']:.4g}", each.seen["measured_rounds"]
+        table.add_row(f"measured (gradients in {rounds:.0f} rounds)", measured, "", measured, "")
     return table
 
 
