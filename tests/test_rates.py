@@ -90,7 +90,7 @@ def test_the_package_follows_the_oracle(uplink: str, cohort: int, eps: float) ->
     still = repeat(np.zeros((1, K, cohort, D)))
     expected = oracle.fedcams(shifted(experiment.task, models[0]), cohorts, still, 0.05, step, COMPRESSORS[uplink])
     for ours, theirs in zip(models, expected, strict=False):
-        assert np.linalg.norm(ours - 1 - theirs[0]) <= 1e-5 * np.linalg.norm(ours)
+        assert np.linalg.norm(ours - 1 - theirs[0]) <= 1e-6 * np.linalg.norm(ours)
     assert np.linalg.norm(ours - models[0]) > 0.5, "it has moved"
 
 
@@ -109,7 +109,7 @@ def test_slopes_are_minus_one_half_as_those_of_the_oracle() -> None:
     assert all(each.off_floor == 0 for _, each in found)
     row = grid.Row("", dataclasses.replace(grid.PACKAGE, T=rates.BASE["quick"].T), ends)
     same = {case: grid.measure(case, seeds=(1, 2)) for axis in ends for case in row.cases(axis)}
-    for axis, fitted in rates.slopes(found).items():
+    for axis, (fitted,) in rates.slopes(found).items():
         assert fitted == pytest.approx(-0.5, abs=0.06), axis
         assert fitted == pytest.approx(grid.fit(same, row, axis).mean, abs=0.05), axis
 
