@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from functools import partial
 from itertools import islice, repeat
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import oracle as plain
+from command_line import fedcams
 from fedcams.experiment import Experiment, build
 from fedcams.tasks.quadratic import Quadratic
 from fedcams.theory import rates
@@ -124,4 +126,42 @@ def test_the_oracle_knows_the_packages_problem() -> None:
     assert (run.eta, run.eta_l, run.eps) == pytest.approx((case.eta, case.eta_l, case.eps))
     assert {axis: list(values) for axis, values in rates.FULL.items()} == {
         axis: list(values) for axis, values in grid.ROWS[-1].axes.items()
+    }
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_a_power_law_has_its_exponent_for_every_seed() -> None:
+    def found(axis: str, value: int, seed: int) -> tuple[str, rates.Measured]:
+        changed: dict[str, Any] = {axis: value, "seed": seed}
+        return axis, rates.Measured(rates.Trial(**changed), 3.0 * value**-0.5 * seed, value ** (-seed / 10), 0.0)
+
+    runs = [found(axis, value, seed) for axis in "Tm" for value in (2, 8, 32) for seed in (4, 7)]
+    assert rates.slopes(runs) == {axis: pytest.approx([-0.5, -0.5]) for axis in "Tm"}
+    assert rates.slopes(runs, late=True) == {axis: pytest.approx([-0.4, -0.7]) for axis in "Tm"}
+    kept = {"axis": "m", "value": 8, "seed": 4, "average": runs[8][1].average, "late": 8**-0.4, "off_floor": 0.0}
+    assert rates.points(runs)[8] == kept
+
+
+def test_a_number_of_seeds_that_cannot_be_run_is_refused() -> None:
+    result = fedcams("theory", "rates", "--seeds", "0")
+    assert result.exit_code == 2
+    assert "Invalid value for '--seeds': 0 is not in the range x>=1" in result.output
+
+
+@pytest.mark.slow
+def test_the_command_shows_the_deviation_over_seeds() -> None:
+    text = fedcams("theory", "rates", "--quick", "--seeds", "2").stdout
+    for axis in "TKm":
+        (line,) = [words for words in map(str.split, text.splitlines()) if words[:1] == [axis]]
+        mean, _, deviation = line[1:4]
+        assert float(mean) == pytest.approx(-0.5, abs=0.06)
+        assert 0 < float(deviation) < 0.05
+    assert "mean ± standard deviation over 2 seeds" in text
+    found = json.loads(fedcams("theory", "rates", "--quick", "--json").stdout)
+    assert len(found["points"]) == sum(map(len, rates.QUICK.values()))
+    assert {name: {len(fits) for fits in each.values()} for name, each in found["slopes"].items()} == {
+        "average": {1},
+        "late": {1},
     }

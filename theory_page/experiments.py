@@ -45,32 +45,27 @@ def trials() -> Iterator[tuple[str, Trial]]:
                 yield axis, dataclasses.replace(rates.BASE["full"], **changed)
 
 
-def run(file: Path = FILE, processes: int = 2) -> None:
-    """Run everything, and write what it gave."""
+def run(file: Path = FILE, processes: int = 2) -> int:
+    """Run everything, write what it gave, and return the number of runs."""
     axes, todo = zip(*trials(), strict=True)
     with get_context("spawn").Pool(processes, torch.set_num_threads, (1,)) as pool:
         curves = pool.map_async(gamma, SPREADS)
         found = pool.map(rates.measure, todo, chunksize=1)
         dissimilar = curves.get()
-    points = [
-        {"axis": axis, axis: getattr(each.trial, axis), "seed": each.trial.seed, **_numbers(each)}
-        for axis, each in zip(axes, found, strict=True)
-    ]
-    file.write_text(json.dumps({"rates": points, "gamma": dissimilar}, indent=1) + "\n")
-
-
-def _numbers(found: Measured) -> dict[str, float]:
-    return {"average": found.average, "late": found.late, "off_floor": found.off_floor}
+    points = rates.points(list(zip(axes, found, strict=True)))
+    file.write_text(json.dumps({"rates": points, "gamma": dissimilar}, indent=1) + "\n", "utf-8")
+    return len(found) + len(dissimilar)
 
 
 def stored(file: Path = FILE) -> Package:
     """Return what was measured."""
-    kept = json.loads(file.read_text())
-    return Package([_rate(**each) for each in kept["rates"]], kept["gamma"])
+    kept = json.loads(file.read_text("utf-8"))
+    return Package([_measured(**each) for each in kept["rates"]], kept["gamma"])
 
 
-def _rate(axis: str, average: float, late: float, off_floor: float, **trial: Any) -> tuple[str, Measured]:
-    return axis, Measured(dataclasses.replace(rates.BASE["full"], **trial), average, late, off_floor)
+def _measured(axis: str, value: int, seed: int, **averages: float) -> tuple[str, Measured]:
+    changed: dict[str, Any] = {axis: value, "seed": seed}
+    return axis, Measured(dataclasses.replace(rates.BASE["full"], **changed), **averages)
 
 
 def gamma(sigma_g: float) -> dict[str, Any]:
@@ -86,7 +81,3 @@ def gamma(sigma_g: float) -> dict[str, Any]:
         state, record = built.simulation.advance_(state)
         gammas.append(record.probes["gamma"])
     return {"sigma_g": sigma_g * (0.8 * GAMMA.dim) ** 0.5, "norm": norms, "gamma": gammas}
-
-
-if __name__ == "__main__":
-    run()

@@ -1,6 +1,6 @@
 """The rate experiment of docs/theory.md: which cases the oracle runs, and what came out, without the package.
 
-`python -m theory_page.grid` runs all of them again.
+`make theory ARGS="--only oracle"` runs all of them again.
 """
 
 from __future__ import annotations
@@ -137,6 +137,8 @@ ROWS = (
     Row("no noise, α = ¼", Case(s_l=0.0, step=0.25), {"T": ROUNDS}, {"T": -1.0}),
     Row("quadratic, d = 400, T ≤ 1024", PACKAGE, {"T": (64, 128, 256, 512, 1024), "K": FEW, "m": (2, 4, 8, 16, 32)}),
 )
+STEP_RULES = ROWS[5:7]
+"""Both rules for the step of a round under partial participation: η ~ √(Kn), and η ~ √n."""
 
 
 # -- other studies -----------------------------------------------------------------------------------------------------
@@ -187,8 +189,8 @@ def measure(case: Case, seeds: Sequence[int] = SEEDS) -> list[Measured]:
     return [Measured(seed, *map(float, each)) for seed, *each in zip(seeds, *numbers, strict=True)]
 
 
-def run(file: Path = FILE, processes: int = 2) -> None:
-    """Run all cases, and write what they gave."""
+def run(file: Path = FILE, processes: int = 2) -> int:
+    """Run all cases, write what they gave, and return the number of runs."""
     todo = cases()
     with get_context("spawn").Pool(processes) as pool:
         found = pool.map(measure, todo, chunksize=1)
@@ -198,6 +200,7 @@ def run(file: Path = FILE, processes: int = 2) -> None:
         for case, seeds in zip(todo, found, strict=True):
             given = asdict(case).values()
             writer.writerows([*given, each.seed, *(f"{value:.7g}" for value in each[1:])] for each in seeds)
+    return sum(map(len, found))
 
 
 def stored(file: Path = FILE) -> Found:
@@ -237,7 +240,3 @@ def fit(found: Found, row: Row, axis: str, late: bool = False) -> Fit:
     x = np.log(row.axes[axis])
     y = np.log([[each.late if late else each.average for each in found[case]] for case in row.cases(axis)])
     return Fit(tuple(np.polyfit(x, y, 1)[0].tolist()))
-
-
-if __name__ == "__main__":
-    run()

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fedcams.optimizers.base import ServerOptimizer
     from fedcams.simulation import RoundRecord
     from fedcams.theory.check import Checked
-    from fedcams.theory.rates import Measured
     from fedcams.theory.setting import Constants
     from fedcams.theory.steps import Steps
 
@@ -205,7 +204,7 @@ def _steps(chosen: dict[str, Steps], server: ServerOptimizer, known: Constants) 
 
 @theory.command()
 def rates(
-    quick: Annotated[bool, typer.Option("--quick", help="Run a small grid only: about ten seconds per seed.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a small grid only, a third of the time.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Runs per point; several also give a deviation.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print every point as JSON.")] = False,
 ) -> None:
@@ -218,23 +217,17 @@ def rates(
     grid, base = (measured.QUICK, measured.BASE["quick"]) if quick else (measured.FULL, measured.BASE["full"])
     runs, total = measured.sweep(base, grid, range(1, seeds + 1)), seeds * sum(map(len, grid.values()))
     found = list(track(runs, "running quadratics", total, console=Console(stderr=True), transient=True))
-    fits = {name: measured.slopes(found, late) for name, late in (("all rounds", False), ("second half", True))}
+    fits = {name: measured.slopes(found, late=name == "late") for name in ("average", "late")}
     console = Console(highlight=False)
     if as_json:
-        console.print_json(json.dumps({"points": list(map(_point, found)), "slopes": fits}))
+        console.print_json(json.dumps({"points": measured.points(found), "slopes": fits}))
         return
-    table = _table("slope against", *fits, "theory")
+    table = _table("slope against", "all rounds", "second half", "theory")
     for axis in grid:
         table.add_row(axis, *(_slope(fit[axis]) for fit in fits.values()), "-0.5")
     console.print(table)
     if seeds > 1:
         console.print(f"mean ± standard deviation over {seeds} seeds")
-
-
-def _point(one: tuple[str, Measured]) -> dict[str, Any]:
-    axis, found = one
-    value, seed = getattr(found.trial, axis), found.trial.seed
-    return {"axis": axis, "value": value, "seed": seed, "average": found.average, "late": found.late}
 
 
 def _slope(fits: list[float]) -> str:

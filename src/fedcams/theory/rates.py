@@ -126,3 +126,12 @@ def slopes(found: Sequence[tuple[str, Measured]], late: bool = False) -> dict[st
         point = (getattr(each.trial, axis), each.late if late else each.average)
         runs.setdefault(axis, {}).setdefault(each.trial.seed, []).append(point)
     return {axis: [slope(*zip(*points, strict=True)) for points in seeds.values()] for axis, seeds in runs.items()}
+
+
+def points(found: Sequence[tuple[str, Measured]]) -> list[dict[str, Any]]:
+    """Return every trial as plain numbers: what varies, its value, the seed, and both averages."""
+    return [
+        {"axis": axis, "value": getattr(each.trial, axis), "seed": each.trial.seed, "average": each.average}
+        | {"late": each.late, "off_floor": each.off_floor}
+        for axis, each in found
+    ]
