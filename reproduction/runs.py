@@ -109,11 +109,29 @@ class Done:
         """Bytes up and down."""
         return self.up + self.down
 
+    @cached_property
+    def with_gamma(self) -> list[Run]:
+        """The runs that measured γ."""
+        return [run for run in self.runs if "gamma" in run.probed]
+
+    @cached_property
+    def gamma(self) -> dict[int, float]:
+        """Round -> γ, as a mean over the runs that measured it; no round if none did, or without any update."""
+        found: dict[int, list[float]] = {}
+        for record in (record for run in self.with_gamma for record in run.records):
+            if (value := record.probes.get("gamma")) is not None:
+                found.setdefault(record.round, []).append(value)
+        return {round: fmean(values) for round, values in sorted(found.items())}
+
     @property
-    def gamma(self) -> list[float]:
-        """γ of every round, as a mean over the runs that measured it; empty if none did."""
-        measured = ([g for record in run.records if (g := record.probes.get("gamma")) is not None] for run in self.runs)
-        return [fmean(each) for each in zip(*filter(None, measured), strict=True)]
+    def early_gamma(self) -> float:
+        """The mean of γ over the first rounds."""
+        return fmean(list(self.gamma.values())[:LAST])
+
+    @property
+    def late_gamma(self) -> float:
+        """The mean of γ over the last rounds."""
+        return fmean(list(self.gamma.values())[-LAST:])
 
     @cached_property
     def seconds(self) -> list[float]:

@@ -34,7 +34,7 @@ class Scale:
 
     label: str
     at_most: float
-    """A bound on the root of the mean of v̂ over the coordinates."""
+    """A bound on the root of the mean of v̂ over the coordinates, with any seed."""
     floor: float
     """ε, or √ε for FedAMS."""
     rate: float
@@ -49,10 +49,11 @@ def scale(done: Done) -> Scale | None:
     if not isinstance(optimizer, Adaptive):
         return None
     d = done.run.records[0].paper_bits_down / 32  # a dense model, by the paper's rule
-    norms = [record.delta_norm for record in done.run.records]
+    every = [[record.delta_norm for record in run.records] for run in done.runs]
+    bound = max(root(norms, d, float(optimizer.beta2)) for norms in every)
     floor = math.sqrt(optimizer.eps) if optimizer.name == "fedams" else float(optimizer.eps)
     most = max((share for run in done.runs for share in run.recorded("off_floor") if share is not None), default=None)
-    return Scale(done.label, root(norms, d, float(optimizer.beta2)), floor, float(optimizer.lr) / floor, most)
+    return Scale(done.label, bound, floor, float(optimizer.lr) / floor, most)
 
 
 def _cells(each: Scale) -> list[str]:

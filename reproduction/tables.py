@@ -161,14 +161,14 @@ def measured(results: Results, model: str) -> list[Done]:
 def gammas(groups: dict[str, list[Done]]) -> Iterator[str]:
     """Yield a table of γ at the start, at the end and at its highest."""
     rows = [
-        [words.MODELS[model], done.label, f"{fmean(done.gamma[:LAST]):.2f}", f"{fmean(done.gamma[-LAST:]):.2f}",
-         f"{max(done.gamma):.2f}"]
+        [words.MODELS[model], done.label, f"{done.early_gamma:.2f}", f"{done.late_gamma:.2f}",
+         f"{max(done.gamma.values()):.2f}"]
         for model, runs in groups.items() for done in runs
     ]  # fmt: skip
     heads = f"model | run | mean of the first {LAST} rounds | mean of the last {LAST} | highest"
     yield from table(heads, "llrrr", rows)
     measured = [done for runs in groups.values() for done in runs]
-    grown = [done.label for done in measured if fmean(done.gamma[-LAST:]) > fmean(done.gamma[:LAST])]
+    grown = [done.label for done in measured if done.late_gamma > done.early_gamma]
     if grown:
         yield (
             f"In {len(grown)} of these {len(measured)} rows γ is higher in the last rounds than in the first. Whether\n"
@@ -253,7 +253,7 @@ def _same(one: dict[str, Any], two: dict[str, Any]) -> bool:
 def _compared(one: Done, two: Done) -> str:
     pairs = zip(one.run.records, two.run.records, strict=True)
     differing = [a.round for a, b in pairs if not _same(a.to_dict(), b.to_dict())]
-    model = words.NAMES[str(one.run.experiment.model)]
+    model = words.NAMES.get(str(one.run.experiment.model), str(one.run.experiment.model))
     name = f"{one.label} of {model}, seed {one.run.experiment.seed}, was run twice for {len(one.run.records)} rounds: "
     if not differing:
         return f"{name}all records are equal."

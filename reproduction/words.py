@@ -88,14 +88,16 @@ random crops and flips, server optimizers with the paper's learning rates and ε
 paper and its published code differ or are silent, or where we deviate from them:
 
 - **Accuracy** is the mean over the last 100 rounds, or over those of them that were tested, since single rounds vary
-  by a point. The tables also give the last and the best round. The paper gives final accuracies.
+  by a point. The tables also give the last and the best round; the best is lower where fewer rounds were tested. The
+  paper gives final accuracies.
 - **Bias correction** is on, as in the published code; the algorithms in the paper have none. FedAMS without it is a
   separate run.
 - **80% rule**: every client trains on the first 80% of its shard, 400 of 500 images, as in the published code. This
   gives 60 local steps per round.
 - **Precision**: bfloat16 activations and matrix products with float32 master weights, in the engine `graphs`.
 - **Seeds**: every table names them; seed 1 was chosen in advance. With several seeds, accuracies are means, followed
-  by the lowest and the highest seed, and comparisons use the seeds that both methods have.
+  by the lowest and the highest seed, and comparisons use the seeds that both methods have. Runs that also average
+  models serve here too, because averaging does not change training.
 - **Batch-norm buffers** are averaged and travel uncompressed, as in the published code. All byte counts include them.
 
 *Up* and *down* are the bytes of all clients' messages in all rounds, including headers and buffers. *Smaller* is how

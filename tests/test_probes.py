@@ -204,13 +204,23 @@ def test_a_server_without_second_moments_has_no_floor() -> None:
 def test_a_root_below_eps_is_only_near_the_floor() -> None:
     """Where ε is added to the root, a root as large as ε halves the step."""
     assert floor_note([None, 0.0], server("fedams(eps=1e-2)")) == (
-        "v̂ stayed on its floor in 100% of coordinates: this run is fedavgm"
+        "v̂ stayed on its floor in 100% of coordinates: this run is fedavgm(lr=1, momentum=0.9)"
     )
     note = floor_note([0.0, 1e-5], server("fedadam(eps=0.1)"))
-    assert (
-        note == "√v stayed below ε in 99.999% of coordinates: there, steps are 0.5 to 1 times those of fedavgm(lr=0.1)"
+    assert note == (
+        "√v stayed below ε in 99.999% of coordinates: there, steps are 0.5 to 1 times those of "
+        "fedavgm(lr=0.1, momentum=0.9)"
     )
     assert floor_note([0.02], server("fedams")) is None
+
+
+def test_a_server_with_a_schedule_that_never_adapts_is_told_too() -> None:
+    for spec in ("fedams(lr=cosine(1, 0))", "fedyogi(lr=warmup(2, 1), bias_correction=true)"):
+        note = floor_note([0.0], server(spec))
+        assert note is not None
+        assert note.endswith("a fedavgm whose rate follows the server's schedule")
+    assert floor_note([0.02], server("fedams(lr=cosine(1, 0))")) is None
+    assert floor_note([None], server("fedavgm(lr=cosine(1, 0))")) is None, "it has no second moment"
 
 
 # -- norms -------------------------------------------------------------------------------------------------------------

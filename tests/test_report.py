@@ -125,7 +125,7 @@ def test_a_server_that_never_adapts_is_named_by_its_twin(tmp_path: Path) -> None
     write_run(tmp_path / "off", rising(0.7), label="off", probed={"off_floor": 0.3, "rate": 20.0})
     write_run(tmp_path / "old", rising(0.6), label="old")
     write_run(tmp_path / "avg", rising(0.5), label="avg", server="fedavg", probed={"rate": 1.0})
-    said = "on: v̂ stayed on its floor in 99.999% of coordinates: this run is fedavgm(lr=3.16)"
+    said = "on: v̂ stayed on its floor in 99.999% of coordinates: this run is fedavgm(lr=3.16, momentum=0.9)"
     collection = collect([tmp_path])
     assert [method.on_floor for method in collection.methods if method.on_floor] == [said]
     summary = summarize(collection)
@@ -148,8 +148,8 @@ def test_seeds_of_one_experiment_are_one_method(runs: Path) -> None:
 
 
 def test_what_is_only_observed_does_not_split_a_method(tmp_path: Path) -> None:
-    write_run(tmp_path / "1", rising(0.5), seed=1, probes="q")
-    write_run(tmp_path / "2", rising(0.5), seed=2, probes="q + norms")
+    write_run(tmp_path / "1", rising(0.5), seed=1, probes="q", evaluate_every=1)
+    write_run(tmp_path / "2", rising(0.5), seed=2, probes="q + norms", evaluate_every=5)
     assert [(method.label, len(method.runs)) for method in collect([tmp_path]).methods] == [("run", 2)]
 
 

@@ -22,7 +22,18 @@ from reproduction import guard, words
 from reproduction import page as make
 from reproduction.by_bytes import PLAYS, PRESETS, delivery
 from reproduction.claims import claims, summary
-from reproduction.judges import NOT_RUN, OPTIMIZERS, best_of_all, comparable, leads, rates, slower
+from reproduction.judges import (
+    NOT_RUN,
+    OPTIMIZERS,
+    best_of_all,
+    cheap,
+    comparable,
+    gains,
+    gamma_stays,
+    leads,
+    rates,
+    slower,
+)
 from reproduction.page import html, inflated
 from reproduction.pictures import is_current, smooth
 from reproduction.runs import Done, Results, ahead, collection, looks, spread
@@ -227,8 +238,9 @@ def test_claims_hold_or_fail_by_what_was_run(tmp_path: Path) -> None:
     add(root, "fig1-resnet18", "FedAvgM, twin of FedAMS", top=1.0)
     add(root, "fig1-resnet18", "FedAvgM, twin of FedAMS", top=0.9, seed=2)
     add(root, "compression-resnet18", "FedCAMS sign", top=0.98)
-    add(root, "compression-resnet18", "FedCAMS top-k 1/64", top=0.99)
+    add(root, "compression-resnet18", "FedCAMS top-k 1/64", top=0.995)
     text = section(made(tmp_path), "The paper's claims")
+    assert "count as equal; seeds of one method differ by up to 9.01.\n" in text
     assert re.search(best, text)
     twin = "FedAMS 85.59, its FedAvgM twin 85.59; +0.00 (+0.00 … +0.00) | 1, 2 |"
     assert f"| FedAMS gains from adaptive steps, not from the rate | ResNet-18 | **fails** | {twin}" in text
@@ -261,6 +273,46 @@ def test_the_page_begins_with_all_verdicts(tmp_path: Path) -> None:
 )
 def test_a_lead_counts_if_no_seed_says_the_opposite(points: list[float], verdict: str) -> None:
     assert leads(points) == verdict
+
+
+@pytest.mark.parametrize(
+    ("points", "verdict"),
+    [([0.6, 0.7], "holds"), ([0.2, 0.3], "fails"), ([-2.0], "fails"), ([0.9, -0.4], "open"), ([3.9, -3.0], "open")],
+)
+def test_there_is_a_gain_only_if_no_seed_says_the_opposite(points: list[float], verdict: str) -> None:
+    assert gains(points) == verdict
+
+
+@pytest.mark.parametrize(
+    ("points", "verdict"),
+    [([-0.6], "holds"), ([-0.8], "open"), ([-1.2], "open"), ([-1.4], "fails"), ([-0.9, -0.8], "holds"),
+     ([-1.1, -1.2], "fails"), ([-0.9, -1.1], "open")],
+)  # fmt: skip
+def test_one_seed_near_the_limit_does_not_settle_what_compression_costs(points: list[float], verdict: str) -> None:
+    assert cheap(points) == verdict
+
+
+def test_methods_without_a_common_seed_settle_nothing(tmp_path: Path) -> None:
+    add(tmp_path, "compression-resnet18", "FedAMS", top=1.0, seed=2)
+    add(tmp_path, "compression-resnet18", "FedCAMS sign", top=0.9)
+    found = comparable("compression-resnet18", "FedCAMS sign")(Results(tmp_path))
+    assert found == ("FedAMS 90.10, FedCAMS sign 81.09; -9.01; no seed in common", "open", (1, 2))
+
+
+def test_gamma_is_a_mean_over_the_seeds_and_rounds_that_have_it(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        run = add(tmp_path, "gamma-resnet18", "FedCAMS sign", seed=seed)
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        for line in lines:
+            line["gamma"] = 0.1 * seed * (1 if line["round"] <= 250 else 3)
+            if seed == 3 or (seed == 2 and line["round"] == 7):  # a run without the probe, and a round without updates
+                del line["gamma"]
+        (run / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (done,) = Results(tmp_path).of("gamma-resnet18")
+    assert (done.gamma[6], done.gamma[7], done.gamma[500]) == pytest.approx((0.15, 0.1, 0.45))
+    evidence, verdict, seeds = gamma_stays(Results(tmp_path))
+    assert (evidence, verdict) == ("last 100 rounds 3.0x to 3.0x the first 100, for 1 method", "fails")
+    assert seeds == (1, 2)
 
 
 def test_seeds_that_disagree_leave_it_open_whether_compression_is_comparable(tmp_path: Path) -> None:

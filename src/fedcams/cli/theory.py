@@ -87,7 +87,8 @@ def _pages(each: Checked) -> Iterator[Any]:
     yield f"\n{each.label}: theorem {each.theorem}, n/m = {run.n}/{run.m}, K = {run.K}, T = {run.T}"
     yield f"step of a round α = {run.alpha:.4g}, u = {run.adaptivity(each.constants):.4g}: {each.regime}"
     if each.twin:
-        yield f"while v̂ is on its floor, the server equals {each.twin}"
+        near = "while v̂ is on its floor, the server equals" if run.inside else "where √v is far below ε, it is close to"
+        yield f"{near} {each.twin}"
     yield _constants(each.constants)
     yield _terms(each)
     yield _conditions(each)

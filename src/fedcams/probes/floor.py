@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fedcams.bits.vectors import row_norms
 from fedcams.optimizers import ServerOptimizer
 from fedcams.probes.base import Leftovers, Probe
 from fedcams.registry import register
+from fedcams.registry.fields import show
 
 RARELY = 0.01
 """A server adapts too little to matter if fewer coordinates than this leave the floor."""
@@ -41,13 +42,23 @@ class Floor(Probe):
 def floor_note(shares: Iterable[float | None], server: ServerOptimizer) -> str | None:
     """Return a sentence for a run whose adaptive server never adapted; None if it did, or if that is not known.
 
-    `shares` are the `off_floor` of its rounds. The sentence names the `fedavgm` with the same steps. Where ε is added
-    to the root, a root as large as ε still halves the step, so that these steps are only near those of `fedavgm`.
+    `shares` are the `off_floor` of its rounds. The sentence names the `fedavgm` with the same steps, or says that it
+    has a schedule, if the server has one. Where ε is added to the root, a root as large as ε still halves the step, so
+    that these steps are only near those of `fedavgm`.
     """
-    known, twin = [share for share in shares if share is not None], server.twin(digits=3)
+    known, twin = [share for share in shares if share is not None], _twin(server)
     if not known or twin is None or max(known) >= RARELY:
         return None
     share = f"{100 * (1 - max(known)):.6g}% of coordinates"
     if server.name != "fedams":
         return f"√v stayed below ε in {share}: there, steps are 0.5 to 1 times those of {twin}"
     return f"v̂ stayed on its floor in {share}: this run is {twin}"
+
+
+def _twin(server: ServerOptimizer) -> str | None:
+    """Return the `fedavgm` of a server on its floor with all its keys, also those that have their defaults."""
+    if server.schedules():
+        return "a fedavgm whose rate follows the server's schedule"
+    if (twin := server.twin(digits=3)) is None:
+        return None
+    return f"{twin.name}({', '.join(f'{key.name}={show(getattr(twin, key.name))}' for key in fields(twin))})"
