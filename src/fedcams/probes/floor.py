@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from fedcams.bits.vectors import row_norms
 from fedcams.optimizers import ServerOptimizer
 from fedcams.probes.base import Leftovers, Probe
-from fedcams.registry import register
+from fedcams.registry import params, register
 from fedcams.registry.fields import show
 
 RARELY = 0.01
@@ -61,4 +61,4 @@ def _twin(server: ServerOptimizer) -> str | None:
         return "a fedavgm whose rate follows the server's schedule"
     if (twin := server.twin(digits=3)) is None:
         return None
-    return f"{twin.name}({', '.join(f'{key.name}={show(getattr(twin, key.name))}' for key in fields(twin))})"
+    return f"{twin.name}({', '.join(f'{key}={show(getattr(twin, key))}' for key in params(type(twin)))})"
