@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 from rich.table import Column, Table
 
 from fedcams.cli.completion import piece_names, preset_names
@@ -208,25 +210,31 @@ def _steps(chosen: dict[str, Steps], server: ServerOptimizer, known: Constants) 
 
 @theory.command()
 def rates(
-    quick: Annotated[bool, typer.Option("--quick", help="Run a small grid only.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs per point.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a small grid only, a third of the time.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per point; several also give a deviation.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print every point as JSON.")] = False,
 ) -> None:
-    """Measure how mean ‖∇f‖² falls with rounds T, local steps K and clients m; theory predicts the power -1/2."""
+    """Measure how mean ‖∇f‖² falls with rounds T, local steps K and clients m; theory predicts the power -1/2.
+
+    Each seed takes about half a minute on one CPU core.
+    """
     from fedcams.theory import rates as measured
 
     grid, base = (measured.QUICK, measured.BASE["quick"]) if quick else (measured.FULL, measured.BASE["full"])
+    runs, total = measured.sweep(base, grid, range(1, seeds + 1)), seeds * sum(map(len, grid.values()))
+    found = list(track(runs, "running quadratics", total, console=Console(stderr=True), transient=True))
+    fits = {name: measured.slopes(found, late=name == "late") for name in ("average", "late")}
     console = Console(highlight=False)
-    with console.status("running rounds on quadratics"):
-        found = list(measured.sweep(base, grid, range(1, seeds + 1)))
     if as_json:
-        points = [
-            {"axis": axis, "value": getattr(e.trial, axis), "average": e.average, "late": e.late} for axis, e in found
-        ]
-        console.print_json(json.dumps({"points": points, "slopes": measured.slopes(found)}))
+        console.print_json(json.dumps({"points": measured.points(found), "slopes": fits}))
         return
     table = _table("slope against", "all rounds", "second half", "theory")
-    late = measured.slopes(found, late=True)
-    for axis, value in measured.slopes(found).items():
-        table.add_row(axis, f"{value:+.3f}", f"{late[axis]:+.3f}", "-0.5")
+    for axis in grid:
+        table.add_row(axis, *(_slope(fit[axis]) for fit in fits.values()), "-0.5")
     console.print(table)
+    if seeds > 1:
+        console.print(f"mean ± standard deviation over {seeds} seeds")
+
+
+def _slope(fits: list[float]) -> str:
+    return f"{fmean(fits):+.3f}" + (f" ± {stdev(fits):.3f}" if len(fits) > 1 else "")
