@@ -22,6 +22,7 @@ from fedcams.rounds import Client, ClientUpdate, Instruction, Received, Server, 
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import oracle
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean
@@ -88,7 +88,6 @@ class Entry:
             raise SpecError(f"{method.label}: not finished; run it to its end, then add it")
         accuracies = [_percent(final_score(run), run) for run in method.runs]
         averaged = [last for run in method.runs if (last := _last_averaged(run)) is not None]
-        about = method.runs[0].environment
         return cls(
             label or method.label,
             {key: _spelled(getattr(method.experiment, key)) for key in SETTING},
@@ -99,8 +98,8 @@ class Entry:
             _hundredths(averaged) if len(averaged) == len(method.runs) else None,
             [run.experiment.seed for run in method.runs],
             source or _place(method.runs[0].path.parent),
-            str(about.get("device", "not recorded")),
-            ", ".join(f"{name} {about[name]}" for name in ("fedcams", "torch", "python") if name in about),
+            _each(str(run.environment.get("device", "not recorded")) for run in method.runs),
+            _each(_versions(run.environment) for run in method.runs),
         )
 
     @classmethod
@@ -175,6 +174,15 @@ def read_entries(folder: Path) -> list[Entry]:
 def slug(text: str) -> str:
     """Return a text as part of a file's name: lower case, letters, digits and dots joined by `-`."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
+
+
+def _each(texts: Iterable[str]) -> str:
+    """Return the distinct texts in their order, as `a; b`."""
+    return "; ".join(dict.fromkeys(texts))
+
+
+def _versions(environment: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {environment[name]}" for name in ("fedcams", "torch", "python") if name in environment)
 
 
 def _not_default(experiment: Experiment) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +121,13 @@ def _table(group: Sequence[Entry]) -> Iterator[str]:
         ]
         yield f"| {' | '.join([*cells, _source(entry.source)])} |"
     yield ""
-    yield f"Measured on: {'; '.join(dict.fromkeys(map(_made_with, group)))}.\n"
+    yield f"Measured on: {'; '.join(dict.fromkeys(chain.from_iterable(map(_made_with, group))))}.\n"
 
 
-def _made_with(entry: Entry) -> str:
+def _made_with(entry: Entry) -> list[str]:
+    """Return the device with each of the versions, which may differ between seeds."""
     device = "CPU" if entry.device == "cpu" else entry.device
-    return f"{device}, {entry.versions.replace('python', 'Python')}"
+    return [f"{device}, {versions.replace('python', 'Python')}" for versions in entry.versions.split("; ")]
 
 
 DEFAULTS = {"server": "fedams", "uplink": "identity", "downlink": "none"}

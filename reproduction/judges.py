@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedcams.plan.paper import ROUNDS, paper_tables
-from fedcams.theory.rates import slope
 from reproduction import words
 from reproduction.runs import LAST, NEAR, Done, Results, ahead, spread, with_common_seeds
 from reproduction.tables import measured
+from theory_page import grid
 
 HOLDS, FAILS, OPEN, NOT_RUN = "holds", "fails", "open", "open: runs missing"
 COMPARABLE = 1.0
@@ -25,7 +23,6 @@ GROWS = 1.5
 STRAIGHT = 0.06
 """How far a measured slope may be from the one that theory predicts."""
 OPTIMIZERS = ("FedAvg", "FedAdam", "FedYogi", "FedAMSGrad")
-QUADRATICS = Path(__file__).resolve().parents[1] / "docs" / "theory" / "measured.json"
 
 
 class Verdict(NamedTuple):
@@ -195,23 +192,19 @@ def gamma_stays(results: Results) -> Verdict:
 # -- by docs/theory.md -------------------------------------------------------------------------------------------------
 
 
-def _slope(name: str, axis: str, key: str, **chosen: Any) -> float:
-    points: Iterator[dict[str, Any]] = (p for p in json.loads(QUADRATICS.read_text("utf-8"))["points"])
-    mine = [p for p in points if p["of"] == name and all(p[k] == v for k, v in chosen.items())]
-    return slope([p[axis] for p in mine], [p[key] for p in mine])
-
-
 def rates(results: Results) -> Verdict:
-    """Judge the rate of the first corollary by the slopes measured on quadratics."""
-    slopes = [_slope(f"rates {axis}", axis, "average") for axis in "TKm"]
+    """Judge the rate of the first corollary by the slopes that the oracle measured on quadratics."""
+    found, row = grid.stored(), grid.ROWS[0]
+    slopes = [grid.fit(found, row, axis).mean for axis in row.axes]
     shown = ", ".join(f"{each:+.2f}" for each in slopes)
     holds = all(abs(each + 0.5) <= STRAIGHT for each in slopes)
-    return Verdict(f"slopes {shown} against T, K, m: [theory](theory.md#measured)", HOLDS if holds else FAILS)
+    return Verdict(f"slopes {shown} against T, K, m: [theory](theory.md#slopes)", HOLDS if holds else FAILS)
 
 
 def slower(results: Results) -> Verdict:
     """Judge the slowdown by local steps: it fails if a server rate that does not grow with them avoids it."""
-    by_steps, alone = (_slope("partial", "K", "late", by_steps=rule) for rule in (True, False))
+    found = grid.stored()
+    by_steps, alone = (grid.fit(found, row, "K", late=True).mean for row in grid.STEP_RULES)
     where = "[theory](theory.md#more-local-steps-under-partial-participation)"
     evidence = f"slope against K: {by_steps:+.2f} with η ~ √(Kn), but {alone:+.2f} with η ~ √n: {where}"
     return Verdict(evidence, FAILS if alone <= STRAIGHT else HOLDS)

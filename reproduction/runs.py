@@ -19,7 +19,7 @@ LAST = 100
 """Accuracies are averaged over this many last rounds, since single rounds vary by a point."""
 NEAR = 0.5
 """Points of accuracy within which two methods count as equal: single seeds differ by about 0.3."""
-APART = ("label", "probes", "engine", "evaluate_every")
+APART = ("label", "probes", "engine", "evaluate_every", "theory_every")
 """Keys that do not change how the model is trained."""
 LOOKS = {
     "FedAvg": 0, "FedAdam": 1, "FedYogi": 2, "FedAMSGrad": 11, "FedAMS": 4, "FedAMS without bias correction": 12,

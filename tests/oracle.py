@@ -5,6 +5,7 @@
     xs = run(np.zeros(50), grad, cohorts, local_steps=5, local_lr=0.1, server_step=fedams, compress=scaled_sign)
 
 A server step is `step(memory, x, delta, **hyperparameters) -> x`; `functools.partial` fixes its hyperparameters.
+FedAMS, the scaled sign and top-k are those with which `theory_page.oracle` measures rates.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -13,26 +14,21 @@ A server step is `step(memory, x, delta, **hyperparameters) -> x`; `functools.pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
+from theory_page.oracle import Memory as Memory
+from theory_page.oracle import corrections
+from theory_page.oracle import fedams as fedams
+from theory_page.oracle import scaled_sign as scaled_sign
+from theory_page.oracle import topk as topk
+
 Vector = NDArray[np.float64]
 
 
 # -- server optimizers: Δ is the mean of the clients' updates, t counts from 1, moments start at zero -----------------
-
-
-@dataclass
-class Memory:
-    """What a server step remembers; a scalar zero stands for the zero vector."""
-
-    t: int = 0
-    m: Vector | float = 0.0
-    v: Vector | float = 0.0
-    vhat: Vector | float = 0.0
 
 
 def fedavg(s, x, delta, lr=1.0):
@@ -57,7 +53,7 @@ def fedadam(s, x, delta, lr=0.1, beta1=0.9, beta2=0.99, eps=0.1, bias_correction
     s.t += 1
     s.m = beta1 * s.m + (1 - beta1) * delta
     s.v = beta2 * s.v + (1 - beta2) * delta**2
-    c1, c2 = _corrections(s.t, beta1, beta2, bias_correction)
+    c1, c2 = corrections(s.t, beta1, beta2, bias_correction)
     return x + lr * (s.m / c1) / (np.sqrt(s.v) / c2 + eps)
 
 
@@ -65,7 +61,7 @@ def fedyogi(s, x, delta, lr=1.0, beta1=0.9, beta2=0.99, eps=0.1, bias_correction
     s.t += 1
     s.m = beta1 * s.m + (1 - beta1) * delta
     s.v = s.v - (1 - beta2) * np.sign(s.v - delta**2) * delta**2
-    c1, c2 = _corrections(s.t, beta1, beta2, bias_correction)
+    c1, c2 = corrections(s.t, beta1, beta2, bias_correction)
     return x + lr * c2 / c1 * s.m / (np.sqrt(s.v) + eps)
 
 
@@ -74,22 +70,8 @@ def fedamsgrad(s, x, delta, lr=0.1, beta1=0.9, beta2=0.99, eps=0.1, bias_correct
     s.m = beta1 * s.m + (1 - beta1) * delta
     s.v = beta2 * s.v + (1 - beta2) * delta**2
     s.vhat = np.maximum(s.vhat, s.v)
-    c1, c2 = _corrections(s.t, beta1, beta2, bias_correction)
+    c1, c2 = corrections(s.t, beta1, beta2, bias_correction)
     return x + lr * (s.m / c1) / (np.sqrt(s.vhat) / c2 + eps)
-
-
-def fedams(s, x, delta, lr=1.0, beta1=0.9, beta2=0.99, eps=1e-3, bias_correction=False):
-    s.t += 1
-    s.m = beta1 * s.m + (1 - beta1) * delta
-    s.v = beta2 * s.v + (1 - beta2) * delta**2
-    s.vhat = np.maximum(np.maximum(s.vhat, s.v), eps)
-    c1, c2 = _corrections(s.t, beta1, beta2, bias_correction)
-    return x + lr * (s.m / c1) / (np.sqrt(s.vhat) / c2)
-
-
-def _corrections(t: int, beta1: float, beta2: float, bias_correction: bool) -> tuple[float, float]:
-    """What m and √v are divided by."""
-    return (1 - beta1**t, np.sqrt(1 - beta2**t)) if bias_correction else (1.0, 1.0)
 
 
 # -- local rules: a step from w along the gradient g; moments start at zero in every round ----------------------------
@@ -112,20 +94,6 @@ def adamw(
 
 
 # -- compressors -------------------------------------------------------------------------------------------------------
-
-
-def scaled_sign(h: Vector) -> Vector:
-    """`‖h‖₁/d · sign(h)`, zero counting as positive."""
-    return float(np.abs(h).mean()) * np.where(h >= 0, 1.0, -1.0)
-
-
-def topk(h: Vector, ratio: Fraction | float | str) -> Vector:
-    """The `k = max(1, floor(ratio·d))` largest in magnitude, ties to the lower index; a float means its decimal."""
-    k = max(1, int(Fraction(str(ratio)) * len(h)))
-    kept = np.argsort(-np.abs(h), kind="stable")[:k]
-    out = np.zeros_like(h)
-    out[kept] = h[kept]
-    return out
 
 
 def classes(h: Vector, ratio: Fraction | float | str, depth: int) -> Vector:

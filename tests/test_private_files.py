@@ -197,7 +197,7 @@ def test_an_edited_line_is_noticed(tmp_path: Path, finished: bool) -> None:
     text = path.read_text()
     path.write_text(text.replace('"wire_up": ', '"wire_up": 9', 1))
     with pytest.raises(
-        RunError, match=r"rounds.jsonl: changed, its first \d lines are not those of the checkpoint; re"
+        RunError, match=r"rounds.jsonl: changed, its lines up to round \d are not those of the checkpoint; re"
     ):
         resume(folder)
     path.write_text(text)

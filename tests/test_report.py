@@ -148,8 +148,8 @@ def test_seeds_of_one_experiment_are_one_method(runs: Path) -> None:
 
 
 def test_what_is_only_observed_does_not_split_a_method(tmp_path: Path) -> None:
-    write_run(tmp_path / "1", rising(0.5), seed=1, probes="q")
-    write_run(tmp_path / "2", rising(0.5), seed=2, probes="q + norms")
+    write_run(tmp_path / "1", rising(0.5), seed=1, probes="q", evaluate_every=1)
+    write_run(tmp_path / "2", rising(0.5), seed=2, probes="q + norms", evaluate_every=5)
     assert [(method.label, len(method.runs)) for method in collect([tmp_path]).methods] == [("run", 2)]
 
 

@@ -32,8 +32,9 @@ LEVELS: list[set[str]] = [
     {"rounds"},
     {"simulation"},
     {"experiment"},
+    {"theory"},
     {"runs"},
-    {"report", "trackers", "bench", "plan", "flower", "theory"},
+    {"report", "trackers", "bench", "plan", "flower"},
     {"own", "cli"},
     {"__main__"},
 ]

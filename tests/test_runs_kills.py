@@ -86,6 +86,9 @@ def dies(experiment: Experiment, folder: Path, moment: int) -> bool:
 
 
 ALL_PARTS = {**EVERYTHING, "downlink": "replica(blockq)"}
+MEASURED = {
+    "task": "quadratic(dim=6, groups=3, size=4)", "model": "point", "partition": "natural", "theory_every": 2,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,7 @@ ALL_PARTS = {**EVERYTHING, "downlink": "replica(blockq)"}
     [
         pytest.param({}, 1, id="FedCAMS", marks=pytest.mark.slow),
         pytest.param(ALL_PARTS, 21, id="everything"),
+        pytest.param(MEASURED, 13, id="measured constants"),
         pytest.param(ALL_PARTS, 1, id="everything, at every moment", marks=pytest.mark.slow),
     ],
 )
@@ -146,7 +150,8 @@ def command_line(out):
 
 def own(out):
     fedcams.simulate(model, clients, (loaded.test_x, loaded.test_y), method=experiment.method, cohort=2, rounds=30,
-                     out=out, prepare=lambda x: x.float() / 16, checkpoint_every=2, engine=experiment.engine).run()
+                     out=out, prepare=lambda x: x.float() / 16, checkpoint_every=2, engine=experiment.engine,
+                     theory_every=experiment.theory_every).run()
 
 kinds = {"command line": command_line, "own": own}
 for name, go_on in kinds.items():
@@ -165,7 +170,8 @@ def wait_for_lines(path: Path, count: int) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where torch has CUDA, a forked process cannot train")
 def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, forks: Forks) -> None:
     """Runs by `fedcams run` and by `simulate(out=...)`."""
-    (tmp_path / "experiment.toml").write_text(small(**EVERYTHING, rounds=30).to_toml())
+    kind = {**EVERYTHING, "local": "sgd(lr=warmup(2, constant(0.1)), steps=2, batch=64)", "theory_every": 10}
+    (tmp_path / "experiment.toml").write_text(small(**kind, rounds=30).to_toml())
     with forks.start(RUNNERS, tmp_path) as runners:
         for kind, lines in itertools.product(("command line", "own"), (0, 1, 5, 9, 13)):
             child = runners.fork(kind)
@@ -180,6 +186,7 @@ def test_kill_9_at_any_moment_and_resumed_is_never_killed(tmp_path: Path, forks:
         found, whole = lasting(folder / "run"), lasting(folder / "whole")  # rounds, the model, the optimizer's state
         found.pop("python.json", None), whole.pop("python.json", None)  # the call names the folder
         assert found == whole
+        assert "theory.jsonl" in found
         assert (folder / "run" / "checkpoint" / "30.safetensors").exists()
         assert read_run(folder / "run").finished
 

@@ -217,15 +217,6 @@ def test_the_average_is_below_the_proved_bound(seed: int) -> None:
     assert 0 < np.mean(norms) <= bound.value
 
 
-def test_slopes_are_minus_one_half() -> None:
-    """Against rounds, local steps and clients, through the package's own rounds (β1 = 0, no compression)."""
-    ends = {"T": (64, 256), "K": (1, 4), "m": (2, 8)}  # what lies between fits the same line
-    found = list(rates.sweep(rates.BASE["quick"], ends))
-    assert all(each.off_floor == 0 for _, each in found)
-    for axis, fitted in rates.slopes(found).items():
-        assert fitted == pytest.approx(-0.5, abs=0.06), axis
-
-
 def test_gamma_grows_as_the_gradient_falls() -> None:
     """γ ‖∇f‖ stays within a factor of 2 while ‖∇f‖ falls by two decades: clients differ at the minimum too."""
     trial = rates.Trial(T=400, K=1, m=8, uplink="sign", sigma_l=0, sigma_g=0.2, dim=64, rate=40.0, condition=2)

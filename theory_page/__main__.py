@@ -7,15 +7,18 @@ import sys
 
 from reproduction.page import RESULTS
 from reproduction.runs import Results
-from theory_page import adaptivity
-from theory_page.experiments import FILE, run, stored
+from theory_page.measured import STUDIES, made, run, stored
 from theory_page.page import write
 
 if __name__ == "__main__":  # the processes that run experiments import this file too
     parser = argparse.ArgumentParser(prog="python -m theory_page", description=__doc__)
     parser.add_argument("--draw", action="store_true", help="only draw what is stored, and the runs in results/")
-    if not parser.parse_args().draw:
-        run(FILE)
-        adaptivity.run()
-    write(stored(FILE), adaptivity.stored(), Results(RESULTS))
+    parser.add_argument("--only", choices=STUDIES, help="run one study, and keep the numbers of the others")
+    given = parser.parse_args()
+    for name in [] if given.draw else [given.only] if given.only else STUDIES:
+        sys.stdout.write(f"running {name}\n")
+        sys.stdout.flush()
+        run(name)
+        sys.stdout.write(f"wrote {STUDIES[name][0].name} in {made()[STUDIES[name][0].name]['seconds']} s\n")
+    write(stored(Results(RESULTS)))
     sys.stdout.write("wrote docs/theory/ and the numbers in docs/theory.md\n")

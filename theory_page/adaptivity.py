@@ -78,8 +78,8 @@ def experiment(point: Point) -> Experiment:
     return replace(demo, server=server(point.spec), seed=point.seed)
 
 
-def run(file: Path = FILE, processes: int = 2) -> None:
-    """Run the grid, then the best rate of every ε with other seeds, and write all of it."""
+def run(file: Path = FILE, processes: int = 2) -> int:
+    """Run the grid, then the best rate of every ε with other seeds, write all of it, and return the number of runs."""
     with get_context("spawn").Pool(processes, torch.set_num_threads, (1,)) as pool:
         tried = pool.map(measured, list(grid()), chunksize=4)
         again = [Point(*chosen, seed) for chosen in best(tried) for seed in SHOWN]
@@ -88,6 +88,7 @@ def run(file: Path = FILE, processes: int = 2) -> None:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(Point._fields)
         writer.writerows(tried + shown)
+    return len(tried) + len(shown)
 
 
 def stored(file: Path = FILE) -> list[Point]:
@@ -99,7 +100,3 @@ def stored(file: Path = FILE) -> list[Point]:
 def _point(row: dict[str, str]) -> Point:
     eps, step, *found = (float(row[key]) for key in ("eps", "step", "accuracy", "averaged", "off_floor"))
     return Point(row["family"], eps, step, int(row["seed"]), *found)
-
-
-if __name__ == "__main__":
-    run()

@@ -1,10 +1,11 @@
-"""What docs/theory.md measures: runs on quadratics through the package's own rounds, kept as numbers in one file."""
+"""What docs/theory.md measures through the package's own rounds: slopes on quadratics, and γ as the gradient falls."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -12,75 +13,65 @@ from typing import Any
 import torch
 
 from fedcams.experiment import build
+from fedcams.probes import Probe
 from fedcams.tasks.quadratic import Quadratic
-from fedcams.theory import Bound, rates, sound
-from fedcams.theory.check import check
-from fedcams.theory.rates import Trial
+from fedcams.theory import rates
+from fedcams.theory.rates import Measured, Trial
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FILE = DOCS / "theory" / "measured.json"
-SEEDS = (1,)
-PARTIAL = Trial(T=256, m=32, n=4, sigma_l=0.25, sigma_g=1.0)
-UPLINKS = ("identity", "sign", "topk(ratio=1/16)")
-GAMMA = Trial(T=400, K=1, m=8, sigma_l=0, dim=64, rate=40.0, condition=2)
+SEEDS = (1, 2, 3, 4, 5)
+GAMMA = Trial(T=400, K=1, m=8, sigma_l=0, dim=64, rate=40.0, condition=2, uplink="sign")
+SPREADS = (0.05, 0.2)
+"""How much the clients differ for γ, as `Trial.sigma_g` takes it."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """What the package's rounds gave."""
+
+    rates: list[tuple[str, Measured]]
+    """Every trial with the name of the number that varies."""
+    gamma: list[dict[str, Any]]
+    """σ_g, and ‖∇f‖ and γ of every round."""
 
 
 def trials() -> Iterator[tuple[str, Trial]]:
-    """Yield every trial with the name of the picture that shows it."""
+    """Yield every trial of `fedcams theory rates` with the name of the number that varies."""
     for axis, values in rates.FULL.items():
         for value in values:
             for seed in SEEDS:
                 changed: dict[str, Any] = {axis: value, "seed": seed}
-                yield f"rates {axis}", dataclasses.replace(rates.BASE["full"], **changed)
-    for by_steps in (True, False):
-        for steps in rates.FULL["K"]:
-            yield "partial", dataclasses.replace(PARTIAL, K=steps, by_steps=by_steps)
-    for uplink in UPLINKS:
-        for rounds in rates.FULL["T"][:4]:
-            yield "compression", Trial(T=rounds, uplink=uplink)
-    for power in range(1, 9):
-        yield "epsilon", Trial(T=256, factor=0.1, eps=10.0**-power)
+                yield axis, dataclasses.replace(rates.BASE["full"], **changed)
 
 
-def run(file: Path) -> None:
-    """Run everything on two processes, and write what it gave."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    names, todo = zip(*trials(), strict=True)
-    with get_context("spawn").Pool(2, torch.set_num_threads, (1,)) as pool:
-        dissimilar = pool.map_async(gamma, (0.05, 0.2))
-        found = pool.map(measured, todo, chunksize=1)
-        curves = dissimilar.get()
-    points = [{"of": name, **each} for name, each in zip(names, found, strict=True)]
-    file.write_text(json.dumps({"points": points, "gamma": curves}, indent=1) + "\n")
+def run(file: Path = FILE, processes: int = 2) -> int:
+    """Run everything, write what it gave, and return the number of runs."""
+    axes, todo = zip(*trials(), strict=True)
+    with get_context("spawn").Pool(processes, torch.set_num_threads, (1,)) as pool:
+        curves = pool.map_async(gamma, SPREADS)
+        found = pool.map(rates.measure, todo, chunksize=1)
+        dissimilar = curves.get()
+    points = rates.points(list(zip(axes, found, strict=True)))
+    file.write_text(json.dumps({"rates": points, "gamma": dissimilar}, indent=1) + "\n", "utf-8")
+    return len(found) + len(dissimilar)
 
 
-def stored(file: Path) -> dict[str, Any]:
+def stored(file: Path = FILE) -> Package:
     """Return what was measured."""
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
+    kept = json.loads(file.read_text("utf-8"))
+    return Package([_measured(**each) for each in kept["rates"]], kept["gamma"])
 
 
-def measured(trial: Trial) -> dict[str, Any]:
-    """Return the numbers of one trial, with the proved bound for it."""
-    given, found = dataclasses.asdict(trial), rates.measure(trial)
-    bound = bound_of(trial, found.off_floor)
-    given |= {"average": found.average, "late": found.late, "off_floor": found.off_floor}
-    return {name: value for name, value in given.items() if value is not None} | {
-        "bound": bound.value, "admissible": bound.admissible,
-    }  # fmt: skip
-
-
-def bound_of(trial: Trial, off_floor: float) -> Bound:
-    """Return the proved bound of a trial; if v̂ never left its floor, that of the FedAvgM which the run was."""
-    checked = check(trial.experiment)
-    return sound(checked.constants, dataclasses.replace(checked.run, adapts=checked.run.adapts and off_floor > 0))
+def _measured(axis: str, value: int, seed: int, **averages: float) -> tuple[str, Measured]:
+    changed: dict[str, Any] = {axis: value, "seed": seed}
+    return axis, Measured(dataclasses.replace(rates.BASE["full"], **changed), **averages)
 
 
 def gamma(sigma_g: float) -> dict[str, Any]:
     """Return ‖∇f‖ and γ of every round of a run whose clients differ by sigma_g."""
-    experiment = dataclasses.replace(
-        dataclasses.replace(GAMMA, uplink="sign", sigma_g=sigma_g).experiment, probes=_probe()
-    )
+    trial = dataclasses.replace(GAMMA, sigma_g=sigma_g)
+    experiment = dataclasses.replace(trial.experiment, probes=(Probe.parse("gamma"),))
     built = build(experiment)
     state, norms, gammas = built.state, [], []
     assert isinstance(experiment.task, Quadratic)
@@ -90,9 +81,3 @@ def gamma(sigma_g: float) -> dict[str, Any]:
         state, record = built.simulation.advance_(state)
         gammas.append(record.probes["gamma"])
     return {"sigma_g": sigma_g * (0.8 * GAMMA.dim) ** 0.5, "norm": norms, "gamma": gammas}
-
-
-def _probe() -> tuple[Any, ...]:
-    from fedcams.probes import Probe
-
-    return (Probe.parse("gamma"),)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from fedcams.theory import printed, sound
-from fedcams.theory.rates import slope
 from reproduction.runs import Results
+from theory_page import quadratics, recorded
 from theory_page.adaptivity import SHOWN, STEPS, Point
 from theory_page.experiments import DOCS
-from theory_page.pictures import PAPER, PAPER_RUN, draw, gradient, of
-from theory_page.recorded import sections
+from theory_page.markdown import paragraph, picture, table
+from theory_page.measured import Measurements
+from theory_page.over_rounds import SMOOTHED, views
+from theory_page.pictures import PAPER, PAPER_RUN, draw, gradient
 
 BLOCK = re.compile(r"(?<=<!-- measured, by make theory -->\n).*(?=<!-- end -->)", re.DOTALL)
 
@@ -24,100 +26,19 @@ OFF_FLOOR = """\
 """
 
 
-def write(found: dict[str, Any], points: Sequence[Point], results: Results) -> None:
+def write(measured: Measurements) -> None:
     """Draw the pictures and write the numbers."""
-    draw(found, points, results, DOCS / "theory")
+    draw(measured, DOCS / "theory")
     path = DOCS / "theory.md"
-    path.write_text(BLOCK.sub(lambda _: block(found, points, results), path.read_text("utf-8")), "utf-8")
+    path.write_text(BLOCK.sub(lambda _: block(measured), path.read_text("utf-8")), "utf-8")
 
 
-def block(found: dict[str, Any], points: Sequence[Point], results: Results) -> str:
+def block(measured: Measurements) -> str:
     """Return the part of the page that shows measurements."""
-    quadratics = [*_slopes(found), *_partial(found), *_compression(found), *_gamma(found), *_epsilon(found)]
-    adaptive = [*_adaptivity(points), *sections(results), OFF_FLOOR]
-    return "\n".join([*quadratics, *adaptive, *_paper(gradient(results))])
-
-
-def _picture(name: str, text: str) -> str:
-    return f"![{text}](theory/{name}.png)\n"
-
-
-def _slopes(found: dict[str, Any]) -> Iterator[str]:
-    yield "| slope of mean ‖∇f‖² against | all rounds | second half | theory | bound over measurement |"
-    yield "|---|--:|--:|--:|--:|"
-    for axis, name in {"T": "rounds T", "K": "local steps K", "m": "clients m"}.items():
-        points = of(found, f"rates {axis}")
-        x = [p[axis] for p in points]
-        fits = [slope(x, [p[key] for p in points]) for key in ("average", "late")]
-        times = [p["bound"] / p["average"] for p in points]
-        shown = " | ".join(f"{fit:+.3f}" for fit in fits)
-        yield f"| {name} | {shown} | -0.5 | {min(times):.0f}x to {max(times):.0f}x |"
-    yield (
-        "\nFull participation, no compression, β1 = 0, one seed. v̂ never left its floor in these runs, so the bound\n"
-        "is that of their FedAvgM twin. For T = 64, K >= 8 or m >= 16, the step is longer than its condition allows,\n"
-        "so the bound is not proved there, but the measurements still lie below it.\n"
-    )
-    yield _picture("rates", "Mean squared gradient against rounds, local steps and clients, with the bound above")
-    yield _picture("collapse", "The same against T K m: all points on one line")
-
-
-def _partial(found: dict[str, Any]) -> Iterator[str]:
-    fits = {}
-    for by_steps in (True, False):
-        points = of(found, "partial", by_steps=by_steps)
-        fits[by_steps] = slope([p["K"] for p in points], [p["late"] for p in points])
-    yield "### More local steps under partial participation\n"
-    yield (
-        "With 4 of 32 clients and η ~ √(Kn), the corollary's choice, the average of the second half grows with K:\n"
-        f"slope {fits[True]:+.2f} (theory +1/2). With η ~ √n the slope is {fits[False]:+.2f}. The step causes the\n"
-        "slowdown, not the local work.\n"
-    )
-    yield _picture("partial", "Second half of the run against local steps, for two step rules")
-
-
-def _compression(found: dict[str, Any]) -> Iterator[str]:
-    dense = {p["T"]: p["average"] for p in of(found, "compression", uplink="identity")}
-    yield "### What compression costs\n"
-    yield "The average over all rounds, relative to no compression, with all clients in every round:\n"
-    yield f"| uplink | {' | '.join(f'T = {rounds}' for rounds in dense)} |"
-    yield f"|---|{'--:|' * len(dense)}"
-    for uplink in dict.fromkeys(p["uplink"] for p in of(found, "compression")):
-        if uplink != "identity":
-            ratios = [f"{p['average'] / dense[p['T']]:.3f}" for p in of(found, "compression", uplink=uplink)]
-            yield f"| `{uplink}` | {' | '.join(ratios)} |"
-    yield ""
-    yield _picture("compression", "Excess of compression against rounds")
-
-
-def _gamma(found: dict[str, Any]) -> Iterator[str]:
-    yield "### γ grows as the gradient falls\n"
-    yield (
-        "With clients that differ, exact gradients and sign compression, γ is about σ_g/‖∇f‖ once\n"
-        "‖∇f‖ is below σ_g. Means over 20 rounds:\n"
-    )
-    yield "| σ_g | rounds | ‖∇f‖ | γ | γ ‖∇f‖/σ_g |"
-    yield "|--:|--:|--:|--:|--:|"
-    for run in found["gamma"]:
-        products = [norm * gamma / run["sigma_g"] for norm, gamma in zip(run["norm"], run["gamma"], strict=True)]
-        for end in (80, 120, len(products)):
-            means = [f"{fmean(values[end - 20 : end]):.3g}" for values in (run["norm"], run["gamma"], products)]
-            yield f"| {run['sigma_g']:.2f} | {end - 19} to {end} | {' | '.join(means)} |"
-    yield (
-        "\n‖∇f‖ and γ level off at the end, because the server's step is constant. If ‖∇f‖ went to zero, no constant\n"
-        "would bound γ, unless all clients agreed at the minimum.\n"
-    )
-    yield _picture("gamma", "γ against the norm of the gradient: a hyperbola")
-
-
-def _epsilon(found: dict[str, Any]) -> Iterator[str]:
-    points = of(found, "epsilon")
-    best = min(points, key=lambda p: p["average"])
-    yield "### Two regimes of ε\n"
-    yield (
-        "With both rates fixed, the step grows as ε falls until v̂ leaves its floor; then ε no longer matters.\n"
-        f"The best is ε = {best['eps']:g}, with {100 * best['off_floor']:.0f}% of coordinates off the floor.\n"
-    )
-    yield _picture("epsilon", "Average and share of coordinates off the floor against ε")
+    digits, results = measured.digits, measured.results
+    adaptive = [*_adaptivity(digits), *recorded.sections(results), OFF_FLOOR, *_over_rounds(results)]
+    parts = [*quadratics.sections(measured), *adaptive, *_paper(gradient(results)), *_made(measured.made)]
+    return "\n".join(parts)
 
 
 def _adaptivity(points: Sequence[Point]) -> Iterator[str]:
@@ -142,7 +63,7 @@ def _adaptivity(points: Sequence[Point]) -> Iterator[str]:
         accuracy = f"{fmean(scores):.2f} ({min(scores):.2f} … {max(scores):.2f})"
         yield f"| {name} | {same[0].step:g} | {off} | {accuracy} | {100 * fmean(p.averaged for p in same):.2f} |"
     yield _best_epsilon(settings)
-    yield _picture("adaptivity", "Accuracy by ε and rate, with the share of coordinates off the floor")
+    yield picture("adaptivity", "Accuracy by ε and rate, with the share of coordinates off the floor")
 
 
 def _best_epsilon(settings: dict[tuple[str, float], list[Point]]) -> str:
@@ -159,6 +80,46 @@ def _best_epsilon(settings: dict[tuple[str, float], list[Point]]) -> str:
     )
 
 
+def _over_rounds(results: Results) -> Iterator[str]:
+    """Yield the picture of recorded runs over rounds."""
+    shown = views(results)
+    if not shown:
+        return
+    seeds = ", ".join(f"{view.seed} for {view.title.partition(',')[0]}, {view.rounds} rounds" for view in shown)
+    yield "### Recorded runs, round by round\n"
+    yield paragraph(
+        "The share of coordinates off the floor, the rate at which the server follows its momentum, the estimate of",
+        "‖∇f‖² from the cohort's updates (too low where clients travel far), and γ. The momentum of FedAvgM is a sum",
+        "and that of the others a mean, so rates of FedAvgM are shown times 1/(1 - β1). FedAvgM is dashed, in the",
+        "colour of its method.",
+    )
+    yield picture("over-rounds", "Off the floor, rate, gradient and γ of recorded runs against rounds")
+    yield paragraph(f"*Seeds: {seeds}. The estimates of ‖∇f‖² and γ are means over {SMOOTHED} rounds.*")
+    yield paragraph(
+        "With the paper's settings, no coordinate ever leaves the floor, and a method and its twin have the same rate",
+        "and similar gradients. With ε from 1e-7 on down, v̂ leaves its floor and the rate falls below that of FedAvgM.",
+        "γ grows in all runs shown here.",
+    )
+
+
+def _made(made: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield where the numbers come from."""
+    keys = ("runs", "seconds", "cpu_seconds")
+    lines = [[f"[`{file}`](theory/{file})", *(str(about[key]) for key in keys)] for file, about in made.items()]
+    yield "### Where these numbers come from\n"
+    yield table(["file", "runs", "seconds", "CPU seconds"], lines)
+    yield paragraph(
+        f"Made on {'; '.join(dict.fromkeys(map(_origin, made.values())))}. *Seconds* include waiting for other",
+        "programs on the machine; *CPU seconds* do not, and are the sum over all processes. The runs on CIFAR-10 and",
+        "on Shakespeare's plays are in `results/`, each with its own `environment.json`.",
+    )
+
+
+def _origin(about: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {about[name.lower()]}" for name in ("Python", "NumPy", "torch", "fedcams"))
+    return f"{about['cpu']} with {about['cores']} cores, in {about['processes']} processes, with {versions}"
+
+
 def _paper(seen: float | None) -> Iterator[str]:
     values = [bound(PAPER, PAPER_RUN).value for bound in (printed, sound)]
     yield "### The paper's own run\n"
@@ -170,4 +131,4 @@ def _paper(seen: float | None) -> Iterator[str]:
     )
     if seen is not None:
         yield f"The recorded updates of FedAMS put the mean of ‖∇f‖² at about {seen:.2g}.\n"
-    yield _picture("terms", "Terms of both bounds for the paper's ResNet-18 run, on a logarithmic scale")
+    yield picture("terms", "Terms of both bounds for the paper's ResNet-18 run, on a logarithmic scale")

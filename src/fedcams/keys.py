@@ -114,6 +114,36 @@ def torch_generator(devices: Sequence[device] = ()) -> Iterator[None]:
         yield
 
 
+def seed_torch(seed: int, device: device) -> None:
+    """Seed the generators that a model on this device draws from; use it inside `torch_generator`.
+
+    `torch.manual_seed` would seed those of all devices, and first load torch's compiler, which takes seconds.
+
+    Arguments:
+        seed: a key, such as `derive` returns.
+        device: where the model is.
+
+    Returns:
+        Nothing.
+
+    Examples:
+        >>> import torch
+        >>> from fedcams.keys import seed_torch, torch_generator
+        >>> with torch_generator():
+        ...     seed_torch(7, torch.device("cpu"))
+        ...     first = torch.rand(3)
+        ...     seed_torch(7, torch.device("cpu"))
+        ...     torch.equal(torch.rand(3), first)
+        True
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type != "cpu":
+        torch.manual_seed(seed)
+
+
 class _Reused(threading.local):
     """One generator per thread; before each use it is reset to the state of a new one with the given key."""
 

@@ -113,12 +113,13 @@ def test_long_commands_run(folder: Path, words: list[str]) -> None:
 
 def test_the_page_on_records_names_every_file_and_every_key(folder: Path) -> None:
     page = (ROOT / "docs" / "records.md").read_text("utf-8")
-    fedcams(["fedcams", "run", "demo", "--only", "FedAvg", "--no-report", *SMALL])
+    fedcams(["fedcams", "run", "demo", "--only", "FedAvg", "--no-report", *SMALL, "-s", "theory_every=1"])
     run = folder / "runs" / "demo" / "fedavg-s1"
     for path in run.iterdir():
         assert f"| `{path.name}{'/' if path.is_dir() else ''}` |" in page
-    for key in json.loads((run / "rounds.jsonl").read_text()):
-        assert f"`{key}`" in page
+    for name in ("rounds.jsonl", "theory.jsonl"):
+        for key in json.loads((run / name).read_text()):
+            assert f"`{key}`" in page
 
 
 def test_the_readmes_python_runs(folder: Path) -> None:

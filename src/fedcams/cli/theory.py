@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 from rich.table import Column, Table
 
 from fedcams.cli.completion import piece_names, preset_names
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from fedcams.optimizers.base import ServerOptimizer
     from fedcams.simulation import RoundRecord
     from fedcams.theory.check import Checked
+    from fedcams.theory.measure import Measured
     from fedcams.theory.setting import Constants
     from fedcams.theory.steps import Steps
 
@@ -48,13 +51,14 @@ def check(
 ) -> None:
     """Check experiments or a run against the theorems: constants, both bounds with every term, and conditions.
 
-    Constants are exact for the tasks quadratic and logistic, and measured at the start for others.
+    Constants are exact for the tasks quadratic and logistic. For others they are the largest that a run with
+    theory_every measured, or are measured at the start.
 
     Settings that the theorems do not cover are checked as far as possible; the assumptions that fail are listed.
     """
     from fedcams.theory.check import check as checked
 
-    found = [checked(experiment, records, data) for experiment, records in _experiments(source, only or [])]
+    found = [checked(each, records, data, lines) for each, records, lines in _experiments(source, only or [])]
     console = Console(highlight=False)
     if as_json:
         console.print_json(json.dumps([each.to_dict() for each in found], ensure_ascii=False))
@@ -64,20 +68,20 @@ def check(
             console.print(part, soft_wrap=isinstance(part, str), markup=not isinstance(part, str))
 
 
-def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, list[RoundRecord]]]:
+def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, list[RoundRecord], list[Measured]]]:
     from fedcams.cli.runs import _only
     from fedcams.experiment.preset import load_preset
     from fedcams.runs import is_run, read_run
 
     if is_run(Path(source)):
         run = read_run(Path(source))
-        yield run.experiment, list(run.records)
+        yield run.experiment, run.records, run.measured
         return
     experiments = _only(load_preset(source), labels).experiments
     first: dict[str, Experiment] = {}  # one seed of each
     for each in experiments:
         first.setdefault(each.label, each)
-    yield from ((each, []) for each in first.values())
+    yield from ((each, [], []) for each in first.values())
 
 
 def _pages(each: Checked) -> Iterator[Any]:
@@ -118,6 +122,9 @@ def _terms(each: Checked) -> Table:
     if "gradient_sq" in each.seen:
         measured = f"{each.seen['gradient_sq']:.4g}"
         table.add_row("measured (estimate from updates)", measured, "", measured, "")
+    if "measured_gradient_sq" in each.seen:
+        measured, rounds = f"{each.seen['measured_gradient_sq']:.4g}", each.seen["measured_rounds"]
+        table.add_row(f"measured (gradients in {rounds:.0f} rounds)", measured, "", measured, "")
     return table
 
 
@@ -203,25 +210,31 @@ def _steps(chosen: dict[str, Steps], server: ServerOptimizer, known: Constants) 
 
 @theory.command()
 def rates(
-    quick: Annotated[bool, typer.Option("--quick", help="Run a small grid only.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs per point.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a small grid only, a third of the time.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per point; several also give a deviation.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print every point as JSON.")] = False,
 ) -> None:
-    """Measure how mean ‖∇f‖² falls with rounds T, local steps K and clients m; theory predicts the power -1/2."""
+    """Measure how mean ‖∇f‖² falls with rounds T, local steps K and clients m; theory predicts the power -1/2.
+
+    Each seed takes about half a minute on one CPU core.
+    """
     from fedcams.theory import rates as measured
 
     grid, base = (measured.QUICK, measured.BASE["quick"]) if quick else (measured.FULL, measured.BASE["full"])
+    runs, total = measured.sweep(base, grid, range(1, seeds + 1)), seeds * sum(map(len, grid.values()))
+    found = list(track(runs, "running quadratics", total, console=Console(stderr=True), transient=True))
+    fits = {name: measured.slopes(found, late=name == "late") for name in ("average", "late")}
     console = Console(highlight=False)
-    with console.status("running rounds on quadratics"):
-        found = list(measured.sweep(base, grid, range(1, seeds + 1)))
     if as_json:
-        points = [
-            {"axis": axis, "value": getattr(e.trial, axis), "average": e.average, "late": e.late} for axis, e in found
-        ]
-        console.print_json(json.dumps({"points": points, "slopes": measured.slopes(found)}))
+        console.print_json(json.dumps({"points": measured.points(found), "slopes": fits}))
         return
     table = _table("slope against", "all rounds", "second half", "theory")
-    late = measured.slopes(found, late=True)
-    for axis, value in measured.slopes(found).items():
-        table.add_row(axis, f"{value:+.3f}", f"{late[axis]:+.3f}", "-0.5")
+    for axis in grid:
+        table.add_row(axis, *(_slope(fit[axis]) for fit in fits.values()), "-0.5")
     console.print(table)
+    if seeds > 1:
+        console.print(f"mean ± standard deviation over {seeds} seeds")
+
+
+def _slope(fits: list[float]) -> str:
+    return f"{fmean(fits):+.3f}" + (f" ± {stdev(fits):.3f}" if len(fits) > 1 else "")

@@ -11,7 +11,7 @@ import torch
 from fedcams.engines.base import CohortUpdate, Engine, local_rate, rows
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import Tree, call, size, take
-from fedcams.keys import derive, torch_generator
+from fedcams.keys import derive, seed_torch, torch_generator
 from fedcams.local import BatchOrder, batch_order
 from fedcams.registry import register
 
@@ -58,25 +58,12 @@ def _train_one(
     row = start.detach().to(problem.device, problem.dtype, copy=True)[None]
     gpu = [problem.device] if problem.device.type == "cuda" else []
     with torch_generator(gpu), problem.naming([client]):
-        _seed(derive(seed, "dropout", round, client), problem.device)
+        seed_torch(derive(seed, "dropout", round, client), problem.device)
         total = _descend_(row, problem, x, y, steps, draws, rate, shift)
     left = None
     if buffers is not None and problem.buffer_layout is not None:
         left = problem.buffer_layout.read(problem.model, out=torch.empty_like(buffers))
     return row[0].to(start) - start, left, total / len(steps.order), size(x), len(steps.sizes)
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """Seed the generators that a model on this device draws from.
-
-    `torch.manual_seed` would seed those of all devices, and first load torch's compiler, which takes seconds.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-    elif device.type != "cpu":
-        torch.manual_seed(seed)
 
 
 def _descend_(

@@ -57,6 +57,9 @@ class Experiment(Method):
     engine: str = text("auto", doc="how local training is computed: auto, or an engine's spec")
     evaluate_every: int = integer(1, low=1, doc="rounds between evaluations; the last round is always evaluated")
     probes: tuple[Probe, ...] = several("probe", DEFAULT, doc="what to measure in every round")
+    theory_every: int = integer(
+        0, low=0, doc="rounds between measurements of the theorems' constants, also in the first and last; 0: none"
+    )
 
     kind = "experiment"
     name = "experiment"

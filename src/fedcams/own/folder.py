@@ -58,6 +58,7 @@ class RunFolder:
     label: str
     engine: str
     checkpoint_every: int
+    theory_every: int = 0
 
     def open(self, start: ServerState) -> tuple[ServerState, list[RoundRecord], bool]:
         """Begin the run, or load it; return the state, the records, and whether it was stopped early.
@@ -75,6 +76,7 @@ class RunFolder:
             self._check_rounds()
             journal = self._journal
             state = journal.load(start)
+            journal.check_theory(state.round)
             if read_experiment(self.path) != experiment:
                 self._describe(experiment)
             return (
@@ -115,7 +117,10 @@ class RunFolder:
     @property
     def _journal(self) -> Journal:
         device, every = self.simulation.problem.device, self.checkpoint_every
-        return Journal(self.path, self.simulation, self._identity, self.last, device, every, may_grow=True)
+        return Journal(
+            self.path, self.simulation, self._identity, self.last, device, every, may_grow=True,
+            theory_every=self.theory_every,
+        )  # fmt: skip
 
     def _begin(self, experiment: Experiment) -> None:
         make_folder(self.path)
@@ -182,6 +187,7 @@ class RunFolder:
             engine=self.engine,
             evaluate_every=simulation.evaluate_every,
             probes=simulation.probes,
+            theory_every=self.theory_every,
         )
 
     @functools.cached_property  # computed once, before training changes buffers that do not travel

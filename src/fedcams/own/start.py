@@ -53,6 +53,7 @@ def simulate(
     augment: Augmentation | None = None,
     evaluate_every: int = 1,
     probes: str | Sequence[str | Probe] = DEFAULT,
+    theory_every: int = 0,
     rows: RowStore | None = None,
     out: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 25,
@@ -90,6 +91,8 @@ def simulate(
         augment: random changes of the training inputs.
         evaluate_every: the number of rounds between evaluations; the last round is always evaluated.
         probes: what to measure in every round; add to the default as in `q + floor + norms + guard + gamma`.
+        theory_every: the number of rounds between measurements of the constants that convergence theorems assume, with
+            `out`, which gets `theory.jsonl`; 0 measures none.
         rows: where clients keep their residuals; in memory unless given.
         out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues an
             unfinished run, and returns a finished one. A run with another method, model, data or seed is refused.
@@ -125,10 +128,11 @@ def simulate(
     """
     rounds, evaluate_every = _whole("rounds", rounds, low=1), _whole("evaluate_every", evaluate_every, low=1)
     checkpoint_every, seed = _whole("checkpoint_every", checkpoint_every, low=1), _whole("seed", seed)
+    theory_every = _whole("theory_every", theory_every, low=0)
     chosen = method_of(method, settings)
     _check_functions({"loss": loss, "prepare": prepare, "collate": collate})
     _check_objects(augment, rows, callbacks)
-    _check_folder(out, trackers, label, rows)
+    _check_folder(out, trackers, label, rows, theory_every)
     check_trackers(trackers, chosen.privacy)
     problem = make_problem(copy.deepcopy(model), clients, loss, chosen.local, prepare, augment, collate, device)
     sampler = _sampler(cohort, len(problem.clients))
@@ -150,7 +154,7 @@ def simulate(
     )
     if out is None:
         return History(simulation, rounds, callbacks)
-    folder = RunFolder(Path(out), simulation, rounds, label, str(engine), checkpoint_every)
+    folder = RunFolder(Path(out), simulation, rounds, label, str(engine), checkpoint_every, theory_every)
     return History(simulation, rounds, callbacks, folder, [tracker(each) for each in trackers])
 
 
@@ -181,10 +185,12 @@ def _check_objects(augment: Any, rows: Any, callbacks: Any) -> None:
         raise SpecError(f"callbacks={callbacks!r}; give a list of functions that take a record")
 
 
-def _check_folder(out: Any, trackers: Sequence[Any], label: str, rows: RowStore | None) -> None:
+def _check_folder(out: Any, trackers: Sequence[Any], label: str, rows: RowStore | None, theory_every: int) -> None:
     """Refuse what needs a folder without one, and what a folder keeps itself."""
     if (trackers or label != "run") and out is None:
         raise SpecError("trackers and label need the run's folder; give out=...")
+    if theory_every and out is None:
+        raise SpecError(f"theory_every={theory_every} writes to the run's folder; give out=...")
     if rows is not None and out is not None:
         raise SpecError("rows and out: a run with out=... keeps its clients' rows in its folder; give only one of them")
 

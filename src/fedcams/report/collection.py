@@ -27,8 +27,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 white or black, are left out; a violet and an olive that differ from the others are added."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
-ASIDE = ("seed", "probes")
-"""Keys in which the runs of one method may differ: probes observe, and change nothing."""
+ASIDE = ("seed", "probes", "evaluate_every")
+"""Keys in which the runs of one method may differ: probes and evaluations observe, and change nothing."""
 
 NUMBERS = frozenset({int, float, bool, type(None)})
 """What JSON makes of the numbers in a record, and of those that were not measured."""

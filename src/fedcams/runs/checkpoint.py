@@ -1,7 +1,8 @@
 """Checkpoints: a run continues from its last one after a kill at any moment. The simulator and Flower share the format.
 
 <folder>/state.json           the round, the run's identity, small state, the round and digest of each client's rows,
-                              the checksum of the next file, the digest of the rounds' lines, and one of all this
+                              the checksum of the next file, the digests of the rounds' lines and of what
+                              `theory_every` measured, and one of all this
 <folder>/<round>.safetensors  the model, the averaged model, the optimizer's vectors
 <folder>/spare.safetensors    the tensors of the previous round, no longer needed; the next ones are written over them
 <folder>/rows/                a RowStore on disk: what clients keep (in a simulation)
@@ -77,13 +78,15 @@ class Checkpoint:
         self.keep_spare = keep_spare
         self.lines = ""
         """The digest of the lines of the loaded checkpoint's rounds; empty before `load`."""
+        self.theory = ""
+        """The same for the lines of `theory.jsonl`; empty for a run without them."""
         layouts = (server.layout, server.buffer_layout)
         self._layouts = [None if layout is None else layout.id.hex() for layout in layouts]
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
-    def save(self, state: ServerState, lines: str = "", last: bool = False) -> None:
-        """Make this state the checkpoint; `lines` is a digest of the lines that its rounds left.
+    def save(self, state: ServerState, lines: str = "", last: bool = False, theory: str = "") -> None:
+        """Make this state the checkpoint; `lines` and `theory` are digests of the lines that its rounds left.
 
         A run does not continue from its `last` state, so that checkpoint has no rows and no secret key, and says so.
         """
@@ -92,12 +95,15 @@ class Checkpoint:
         state = state._replace(secret="") if last else state
         with disk_errors("write", self.folder):
             private_folder(self.folder)
-            self._write(state, lines, {name: rows.save() for name, rows in kept.items()}, left_out)
+            digests = {"lines": lines, **({"theory": theory} if theory else {})}
+            self._write(state, digests, {name: rows.save() for name, rows in kept.items()}, left_out)
             for rows in kept.values():
                 rows.mark(state.round)
             self._tidy(f"{state.round}.safetensors", last, *kept)
 
-    def _write(self, state: ServerState, lines: str, versions: dict[str, Versions], left_out: list[str]) -> None:
+    def _write(
+        self, state: ServerState, digests: dict[str, str], versions: dict[str, Versions], left_out: list[str]
+    ) -> None:
         small, tensors = pack(state, self.server)
         spare = self.folder / SPARE
         over = spare if spare.exists() else None
@@ -112,7 +118,7 @@ class Checkpoint:
             "tensors": checksum,
             "rows": versions,
             "left_out": left_out,
-            "lines": lines,
+            **digests,
             "state": small,
         }
         write_file(self.folder / STATE, sealed(values))
@@ -144,7 +150,7 @@ class Checkpoint:
             raise RunError(f"{self.folder / STATE}: a checkpoint of another model: {found}; {start_over(self.folder)}")
         state = self._load_state(values, start)
         self._load_rows(values)
-        self.lines = values.get("lines", "")
+        self.lines, self.theory = values.get("lines", ""), values.get("theory", "")
         return state
 
     def _clear(self) -> None:

@@ -144,8 +144,9 @@ def _finish(
 ) -> Run:
     """Run all rounds that are left."""
     journal = Journal(
-        folder, built.simulation, identity(experiment), experiment.rounds, device, every, may_grow=keep_rows
-    )
+        folder, built.simulation, identity(experiment), experiment.rounds, device, every, may_grow=keep_rows,
+        theory_every=experiment.theory_every,
+    )  # fmt: skip
     steps = journal.rounds(journal.load(built.state))
     for step in steps:
         try:
@@ -157,9 +158,12 @@ def _finish(
 
 
 def identity(experiment: Experiment) -> dict[str, Any]:
-    """Return the values that must be equal for a run to continue, with its length only if a schedule follows it."""
-    values = experiment.to_dict()
-    return {key: value for key, value in values.items() if key != "rounds" or experiment.depends_on_rounds}
+    """Return the values that must be equal for a run to continue, with its length only if a schedule follows it.
+
+    `theory_every` is left out: it changes no round, and the checkpoints of older versions do not have it.
+    """
+    free = {"theory_every"} if experiment.depends_on_rounds else {"theory_every", "rounds"}
+    return {key: value for key, value in experiment.to_dict().items() if key not in free}
 
 
 def check_interval(checkpoint_every: int) -> None:

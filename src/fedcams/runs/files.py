@@ -87,13 +87,14 @@ def _refuse_links(folder: Path) -> None:
 
 
 class Lines:
-    """A file with one JSON object per line, line i for round i; it grows by whole lines."""
+    """A file with one JSON object per line, in the order of their rounds; it grows by whole lines."""
 
-    def __init__(self, path: Path, keep: int, digest: str = "", mode: int = EVERYONE) -> None:
+    def __init__(self, path: Path, keep: int, digest: str = "", mode: int = EVERYONE, gaps: bool = False) -> None:
         """Open or create the file, and cut it back to the lines of the first `keep` rounds.
 
-        Refuses other lines than those that had this `digest`, if it is given. A file that has other names too, as in a
-        backup of hard links, is copied first: what the other names lead to stays unchanged.
+        Every round has a line, unless there may be `gaps`. Refuses other lines than those that had this `digest`, if
+        it is given. A file that has other names too, as in a backup of hard links, is copied first: what the other
+        names lead to stays unchanged.
         """
         self.path = path
         with disk_errors("open", path):
@@ -102,7 +103,7 @@ class Lines:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, mode)
         try:
             with disk_errors("cut back", path):
-                os.ftruncate(self._descriptor, end_of(path, keep, digest))
+                os.ftruncate(self._descriptor, end_of(path, keep, digest, gaps))
                 sync_folder(path.parent)
                 self._hash = hash_of(path.read_bytes())
         except BaseException:
@@ -132,16 +133,19 @@ class Lines:
         os.close(self._descriptor)
 
 
-def end_of(path: Path, count: int, digest: str = "") -> int:
-    """Return the offset after line `count`.
+def end_of(path: Path, count: int, digest: str = "", gaps: bool = False) -> int:
+    """Return the offset after the lines of the first `count` rounds; what follows them may be anything.
 
-    Refuses a file whose first lines are not those of rounds 1 to `count`, or no longer have this `digest`, if given.
+    Refuses a file whose first lines are not those of rounds 1 to `count`, some of which may lack one if there may be
+    `gaps`, or no longer have this `digest`, if given.
     """
     with disk_errors("read", path, RESTORE):
         data = path.read_bytes()
-    *lines, _ = data.split(b"\n", count)  # what follows the last of these lines may be anything
+    *lines, _ = data.split(b"\n") if gaps else data.split(b"\n", count)
     rounds = [_round(line) for line in lines]
-    if rounds != list(range(1, count + 1)):
+    if gaps:
+        lines = lines[: _rising(rounds, count)]
+    elif rounds != list(range(1, count + 1)):
         wrong = next((i for i, found in enumerate(rounds, start=1) if found != i), len(rounds) + 1)
         raise RunError(
             f"{path}: damaged, line {wrong} is not that of round {wrong}, but the checkpoint is of round {count}; "
@@ -149,13 +153,23 @@ def end_of(path: Path, count: int, digest: str = "") -> int:
         )
     end = sum(len(line) + 1 for line in lines)
     if digest and hash_of(data[:end]).hexdigest() != digest:
-        raise RunError(f"{path}: changed, its first {count} lines are not those of the checkpoint; {RESTORE}")
+        raise RunError(f"{path}: changed, its lines up to round {count} are not those of the checkpoint; {RESTORE}")
     return end
 
 
 def hash_of(data: bytes) -> hashlib.blake2b:
     """Return the hash of some lines, to which further ones can be added."""
     return hashlib.blake2b(data, digest_size=16)
+
+
+def _rising(rounds: list[object], last: int) -> int:
+    """Return how many of these rounds, from the first, rise and are at most `last`."""
+    before = 0
+    for place, found in enumerate(rounds):
+        if not isinstance(found, int) or not before < found <= last:
+            return place
+        before = found
+    return len(rounds)
 
 
 def _round(line: bytes) -> object:

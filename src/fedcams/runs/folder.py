@@ -2,6 +2,7 @@
 
 experiment.toml   everything that defines the run; written last when a run begins, so a folder with it holds a run
 rounds.jsonl      one RoundRecord per line, without times, so that two runs can be compared byte for byte
+theory.jsonl      only with theory_every: one Measured per line, the constants of the theorems at some rounds
 timings.jsonl     one object per line: round, seconds, phases (seconds each), peak_memory, peak_device_memory (bytes)
 environment.json  versions, machine, device, commit; under "resumed", those after a resumption if they changed
 partition.json    {"histogram": [[examples of client i with label j]]}
@@ -16,10 +17,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,19 +32,23 @@ from fedcams.experiment import Experiment
 from fedcams.probes.floor import floor_note
 from fedcams.simulation import RoundRecord
 from fedcams.simulation.record import FIELDS
+from fedcams.theory.measure import Measured
 
+T = TypeVar("T")
 EXPERIMENT, ROUNDS, TIMINGS = "experiment.toml", "rounds.jsonl", "timings.jsonl"
 ENVIRONMENT, PARTITION, CHECKPOINT = "environment.json", "partition.json", "checkpoint"
-PYTHON, STOPPED, PRIVATE = "python.json", "stopped.json", "PRIVATE.txt"
+PYTHON, STOPPED, PRIVATE, THEORY = "python.json", "stopped.json", "PRIVATE.txt", "theory.jsonl"
+APART = ("evaluate", "theory")
+"""The phases of a round that are not part of the method."""
 REASON = 200
 """The most characters of a client's reason that a note shows."""
 NOTE = """{privacy}
 
 Covered by ε, and safe to release: the models, their averages, and what is computed from them and from public data.
 
-Not covered, and private: training losses, counts, norms, compression errors, cohorts, refusals and message lengths,
-which are in rounds.jsonl, timings.jsonl, partition.json and in reports. The checkpoint holds the secret key of the
-noise and what clients keep. Anyone who has the key can remove the noise.
+Not covered, and private: training losses, gradients, counts, norms, compression errors, cohorts, refusals and message
+lengths, which are in rounds.jsonl, theory.jsonl, timings.jsonl, partition.json and in reports. The checkpoint holds
+the secret key of the noise and what clients keep. Anyone who has the key can remove the noise.
 """
 
 
@@ -72,6 +78,8 @@ class Run:
     histogram: list[list[int]]
     stopped: int | None = None
     """The round after which the run was stopped early on purpose."""
+    measured: list[Measured] = field(default_factory=list)
+    """What `theory_every` measured."""
 
     @property
     def name(self) -> str:
@@ -120,7 +128,7 @@ class Run:
 
     @functools.cached_property
     def seconds(self) -> NDArray[np.float64]:
-        """The measured seconds of each round without its evaluation, `[T]`; NaN where none were recorded."""
+        """The seconds of each round without its evaluation and `theory_every`, `[T]`; NaN where none were recorded."""
         known = {line.get("round"): _seconds(line) for line in self.timings}
         return _read_only(np.array([known.get(round, np.nan) for round in self.recorded("round")], np.float64))
 
@@ -202,11 +210,12 @@ def read_run(path: Path) -> Run:
     return Run(
         path,
         read_experiment(path),
-        _records(path / ROUNDS),
+        _parsed(path / ROUNDS, RoundRecord.from_dict),
         _lines(path / TIMINGS),
         read_object(path / ENVIRONMENT),
         read_object(path / PARTITION).get("histogram", []),
         read_object(path / STOPPED).get("round"),
+        _parsed(path / THEORY, Measured.from_dict),
     )
 
 
@@ -241,13 +250,13 @@ def _seconds(line: dict[str, Any]) -> float:
     total, phases = line.get("seconds"), line.get("phases")
     if not isinstance(total, int | float):
         return np.nan
-    apart = phases.get("evaluate", 0.0) if isinstance(phases, dict) else 0.0
-    return max(0.0, float(total) - float(apart))
+    apart = [phases.get(name, 0.0) for name in APART] if isinstance(phases, dict) else []
+    return max(0.0, float(total) - sum(map(float, apart)))
 
 
-def _records(path: Path) -> list[RoundRecord]:
+def _parsed(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
     try:
-        return [RoundRecord.from_dict(line) for line in _lines(path)]
+        return [parse(line) for line in _lines(path)]
     except (TypeError, ValueError, AttributeError) as error:
         raise _damaged(path, error) from None
 

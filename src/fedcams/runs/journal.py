@@ -18,9 +18,11 @@ from fedcams.rounds import ServerState
 from fedcams.rows import SavedRows
 from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
-from fedcams.runs.files import Lines, write_public
-from fedcams.runs.folder import CHECKPOINT, ENVIRONMENT, ROUNDS, TIMINGS, read_object
+from fedcams.runs.files import Lines, end_of, write_public
+from fedcams.runs.folder import CHECKPOINT, ENVIRONMENT, ROUNDS, THEORY, TIMINGS, read_object
 from fedcams.simulation import Phases, RoundRecord, Simulation
+from fedcams.theory.gradients import Point
+from fedcams.theory.measure import Measured, measure
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,8 @@ class Step(NamedTuple):
     state: ServerState
     record: RoundRecord
     timing: dict[str, Any]
+    measured: Measured | None
+    """The constants of the theorems at the model that the round started from, if they were measured."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Journal:
     checkpoint_every: int = 25
     may_grow: bool = False
     """Whether the run may get more rounds later, so that even its last checkpoint needs rows."""
+    theory_every: int = 0
+    """Rounds between measurements of the theorems' constants; 0 means none."""
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint:
@@ -60,6 +66,11 @@ class Journal:
     def load(self, start: ServerState) -> ServerState:
         """Return the state of the checkpoint with its rows, or `start` if there is none."""
         return self.checkpoint.load(start)
+
+    def check_theory(self, saved: int) -> None:
+        """Refuse measured constants of saved rounds that were lost or changed since the loaded checkpoint."""
+        if self.theory_every and self.checkpoint.theory:
+            end_of(self.folder / THEORY, saved, self.checkpoint.theory, gaps=True)
 
     def rounds(self, state: ServerState) -> Generator[Step]:
         """Run the rounds after the loaded state; each is in the folder by the time it is yielded.
@@ -75,12 +86,15 @@ class Journal:
         with (
             contextlib.closing(Lines(self.folder / ROUNDS, saved, self.checkpoint.lines, self._mode)) as lines,
             contextlib.closing(Lines(self.folder / TIMINGS, saved, mode=self._mode)) as timings,
+            self._theory_lines(saved) as theory,
         ):
 
             def save() -> int:
-                lines.sync()  # first: a checkpoint on disk must never be without its lines
-                timings.sync()
-                self.checkpoint.save(state, lines.digest, last=state.round == self.last and not self.may_grow)
+                for file in (lines, timings, theory):
+                    if file is not None:
+                        file.sync()  # first: a checkpoint on disk must never be without its lines
+                last, measured = state.round == self.last and not self.may_grow, theory.digest if theory else ""
+                self.checkpoint.save(state, lines.digest, last, measured)
                 return state.round
 
             while state.round < self.last:
@@ -88,6 +102,8 @@ class Journal:
                 state = step.state
                 lines.append(_line(step.record))
                 timings.append(json.dumps(step.timing))
+                if theory is not None and step.measured is not None:
+                    theory.append(step.measured.to_json())
                 if state.round % self._every == 0 or state.round == self.last:
                     saved = save()
                 try:
@@ -107,9 +123,24 @@ class Journal:
         """Who may read the lines: with privacy their owner alone, since losses and norms are not covered by ε."""
         return OWNER_ONLY if self.simulation.server.method.privacy.active else EVERYONE
 
+    def _theory_lines(self, saved: int) -> contextlib.AbstractContextManager[Lines | None]:
+        """Return the file for measured constants, cut back to the saved rounds; None if the run measures none."""
+        if not self.theory_every:
+            return contextlib.nullcontext()
+        path, digest = self.folder / THEORY, self.checkpoint.theory
+        return contextlib.closing(Lines(path, saved, digest, self._mode, gaps=True))
+
+    def _is_measured(self, round: int) -> bool:
+        every = self.theory_every
+        return every > 0 and (round == 1 or round % every == 0 or round == self.last)
+
     def _round(self, state: ServerState) -> Step:
-        phases, started = Phases(), time.perf_counter()
+        phases, started, done, measured = Phases(), time.perf_counter(), state.round, None
+        start = _copy(state) if self._is_measured(done + 1) else None  # a round overwrites its state
         state, record = self.simulation.advance_(state, phases)
+        if start is not None:
+            with phases("theory"):
+                measured = measure(self.simulation.problem, start, state.x, done)
         timing = {
             "round": state.round,
             "seconds": round(time.perf_counter() - started, 6),
@@ -117,7 +148,11 @@ class Journal:
             "peak_memory": peak_memory(),
             "peak_device_memory": peak_device_memory(self.device),
         }
-        return Step(state, record, timing)
+        return Step(state, record, timing, measured)
+
+
+def _copy(state: ServerState) -> Point:
+    return Point(state.x.clone(), None if state.buffers is None else state.buffers.clone())
 
 
 def _note_environment(path: Path, round: int, now: dict[str, Any]) -> None:

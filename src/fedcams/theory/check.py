@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from fedcams.engines import Shards
 from fedcams.experiment import Experiment
 from fedcams.experiment.assembly import assemble
@@ -17,6 +19,7 @@ from fedcams.probes.floor import RARELY
 from fedcams.simulation import RoundRecord
 from fedcams.theory.constants import Instance, constants_of
 from fedcams.theory.describe import failures, setting_of
+from fedcams.theory.measure import Measured
 from fedcams.theory.paper import printed, theorem
 from fedcams.theory.proved import sound
 from fedcams.theory.setting import BOUND, LOWER, Bound, Constants, Setting
@@ -38,7 +41,11 @@ class Checked:
     twin: str
     """The FedAvgM that the server equals while v̂ is on its floor; empty if there is none."""
     seen: dict[str, float]
-    """What a recorded run measured: the mean of `gradient_sq`, the largest `q_max`, `gamma` and `off_floor`."""
+    """What a recorded run measured: the mean of `gradient_sq`, the largest `q_max`, `gamma` and `off_floor`.
+
+    From `theory_every`, also `measured_gradient_sq`, the mean of ‖∇f‖² by the gradients themselves, and how many
+    `measured_rounds` it is from.
+    """
     may_leave: float | None
     """The share of coordinates that can ever have left the floor, by the norms of the recorded updates."""
 
@@ -54,17 +61,23 @@ class Checked:
         return found
 
 
-def check(experiment: Experiment, records: Sequence[RoundRecord] = (), data: Path | None = None) -> Checked:
+def check(
+    experiment: Experiment,
+    records: Sequence[RoundRecord] = (),
+    data: Path | None = None,
+    measured: Sequence[Measured] = (),
+) -> Checked:
     """Check an experiment, or a run by its records, against the theorems; refuses data that is missing.
 
-    If an assumption does not hold, `fails` lists it, and the bound is that of the closest case.
+    `measured` is what a run with `theory_every` measured; otherwise constants that are not known are measured at the
+    start. If an assumption does not hold, `fails` lists it, and the bound is that of the closest case.
     """
     loaded = experiment.task.load(data)
     built = assemble(dataclasses.replace(experiment, engine="loop"), loaded)
-    problem, seen = built.simulation.problem, _seen(records)
+    problem, seen = built.simulation.problem, _seen(records) | _measured_gradient(measured)
     assert isinstance(problem.clients, Shards)
     sizes = problem.clients.sizes()
-    known = constants_of(Instance(experiment, problem, loaded, built.state.x))
+    known = constants_of(Instance(experiment, problem, loaded, built.state.x), measured)
     run = setting_of(experiment, sizes, problem.layout, seen.get("gamma", 0.0))
     fails = failures(experiment, problem, sizes)
     if run.q and (largest := seen.get("q_max", 0.0)):
@@ -73,7 +86,9 @@ def check(experiment: Experiment, records: Sequence[RoundRecord] = (), data: Pat
     if run.q and run.full and "gamma" not in seen:
         fails.append("a known γ: it was not measured, and the bound takes 0; the probe gamma records it")
     if known.how["L"].startswith(LOWER):
-        fails.append(f"known constants: those of {experiment.task} are measured at the start, so L and G may be larger")
+        count = len(measured)
+        when = f"in {count} round{'s' * (count > 1)}" if measured else "at the start"
+        fails.append(f"known constants: those of {experiment.task} are measured {when}, so L and G may be larger")
     if "no farther" in known.how.get("G", ""):
         fails.append(
             "bounded gradients: those of a quadratic are not; G holds while x stays as near the minimum as x_1"
@@ -133,6 +148,19 @@ def _seen(records: Sequence[RoundRecord]) -> dict[str, float]:
 
     found = {name: max(values) for name in ("q_max", "gamma", "off_floor") if (values := known(name))}
     return found | ({"gradient_sq": fmean(values)} if (values := known("gradient_sq")) else {})
+
+
+def _measured_gradient(lines: Sequence[Measured]) -> dict[str, float]:
+    """Return the mean of the measured ‖∇f‖² over all rounds from the first measured one, interpolated, and its source.
+
+    Measured rounds are not evenly spread: the first and the last are always among them.
+    """
+    known = [(line.round, value) for line in lines if (value := line.gradient_sq_of_all) is not None]
+    if not known:
+        return {}
+    rounds, values = zip(*known, strict=True)
+    mean = float(np.interp(np.arange(rounds[0], rounds[-1] + 1), rounds, values).mean())
+    return {"measured_gradient_sq": mean, "measured_rounds": len(known)}
 
 
 def _finite(value: float) -> float | None:

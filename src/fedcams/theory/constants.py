@@ -1,30 +1,27 @@
-"""The constants of a problem: exact for `quadratic` and `logistic`, measured at the start of a run elsewhere."""
+"""The constants of a problem: exact for `quadratic` and `logistic`, elsewhere measured in a run or at its start."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from fedcams.engines import Problem, Shards
+from fedcams.errors import SpecError
 from fedcams.experiment import Experiment
-from fedcams.keys import generator
 from fedcams.local import Local, batch_order
 from fedcams.tasks import TaskData
 from fedcams.tasks.logistic import Logistic
 from fedcams.tasks.quadratic import Quadratic, noise
+from fedcams.theory.gradients import Point
+from fedcams.theory.measure import Measured, measure
 from fedcams.theory.setting import BOUND, ESTIMATE, EXACT, LOWER, Constants
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SAMPLE = 10
-"""Clients, batches of each and products with the Hessian, where constants are measured."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +34,18 @@ class Instance:
     x: Tensor
 
 
-def constants_of(one: Instance) -> Constants:
-    """Return the constants of an experiment's problem, and how each is known."""
+def constants_of(one: Instance, lines: Sequence[Measured] = ()) -> Constants:
+    """Return the constants of an experiment's problem, and how each is known; `lines` are what its run measured.
+
+    Refuses a problem whose constants cannot be measured at all, as without second derivatives.
+    """
     task = one.experiment.task
     own = str(one.experiment.model) == task.model  # those of another model on the same data are not known
     if isinstance(task, Quadratic) and own:
         return _quadratic(one, task)
     if isinstance(task, Logistic) and own:
         return _logistic(one, task)
-    return _measured(one)
+    return _measured(one, lines)
 
 
 def batch_factor(local: Local, examples: int) -> float:
@@ -129,61 +129,40 @@ def _shards(problem: Problem) -> list[Tensor]:
 # -- measured ------------------------------------------------------------------------------------------------------
 
 
-def _measured(one: Instance) -> Constants:
-    """Measure at the start: full and batch gradients of some clients, and the largest curvature of one of them."""
-    problem, ids = one.problem, list(one.problem.clients)
-    chosen = sorted(generator(0, "theory").choice(len(ids), min(SAMPLE, len(ids)), replace=False).tolist())
-    examples = [problem.examples_of(ids[i]) for i in chosen]
-    full = torch.stack([gradient(problem, x, y) for x, y in examples])
-    apart, longest = [], 0.0
-    for (x, y), i in zip(examples, chosen, strict=True):
-        batches = [gradient(problem, x[rows], y[rows]) for rows in _batches(one, len(x), i)]
-        longest = max(longest, *(float(each.norm()) for each in batches))
-        apart.append(np.mean([float((a - b).square().sum()) / 2 for a, b in itertools.pairwise(batches)]))
-    start = float(np.mean([_loss(problem, x, y) for x, y in examples]))
-    where = f"at the start, {len(chosen)} of {len(ids)} clients"
-    return Constants(
-        L=curvature(problem, *examples[0]),
-        G=longest,
-        s_l=math.sqrt(max(apart)),
-        s_g=math.sqrt(float((full - full.mean(0)).square().sum(1).mean())),
-        F=start,
-        d=problem.layout.d,
-        how={
-            "L": f"{LOWER}, {where}", "G": f"{LOWER}, {where}", "s_l": f"{ESTIMATE}, {where}",
-            "s_g": f"{ESTIMATE}, {where}", "F": f"{BOUND} if the loss is never negative, {where}",
-        },
-    )  # fmt: skip
+def _measured(one: Instance, lines: Sequence[Measured] = ()) -> Constants:
+    """Return the largest values that a run measured; if it did not measure the start, that is measured now."""
+    if not lines or lines[0].round != 1:
+        lines = [measure(one.problem, Point(one.x, None), after=None, done=0), *lines]
+    known, first, where = _values(lines), _where(lines[:1]), _where(lines)
+    if unknown := [name for name, value in known.items() if math.isnan(value)]:
+        why = "; ".join(dict.fromkeys(reason for line in lines for reason in line.missing.values()))
+        fix = "check a run with theory_every" if unknown == ["L"] else "check another model or task"
+        raise SpecError(f"model={one.experiment.model}: {', '.join(unknown)} cannot be measured ({why}); {fix}")
+    how = {
+        "L": f"{LOWER}, {where}", "G": f"{LOWER}, {where}", "s_l": f"{ESTIMATE}, {where}",
+        "s_g": f"{ESTIMATE}, {where}", "F": f"{BOUND} if the loss is never negative, {first}",
+    }  # fmt: skip
+    return Constants(**known, d=one.problem.layout.d, how=how)
 
 
-def _batches(one: Instance, examples: int, client: int) -> Sequence[Tensor]:
-    rng, local = generator(0, "theory batches", client=client), one.experiment.local
-    size = min(local.batch, examples)
-    return [torch.from_numpy(rng.choice(examples, size, replace=local.replace)) for _ in range(SAMPLE)]
+def _values(lines: Sequence[Measured]) -> dict[str, float]:
+    """Return the largest L, by both ways to measure it, G, s_l and s_g, and the first loss; NaN where there is none."""
+
+    def largest(*names: str) -> float:
+        values = (getattr(line, name) for line in lines for name in names)
+        return max((value for value in values if value is not None), default=math.nan)
+
+    start = lines[0].loss
+    return {
+        "L": largest("L_secant", "L_power"), "G": largest("G"), "s_l": largest("s_l"), "s_g": largest("s_g"),
+        "F": math.nan if start is None else start,
+    }  # fmt: skip
 
 
-def gradient(problem: Problem, x: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient `[d]` of the mean loss of some examples at the model's current parameters."""
-    parameters = [p for p in problem.model.parameters() if p.requires_grad]
-    loss = problem.loss(problem.model.train()(problem.prepare(x)), y).mean()
-    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)])
-
-
-def curvature(problem: Problem, x: Tensor, y: Tensor) -> float:
-    """Return the largest eigenvalue, in magnitude, that power iteration finds of the Hessian on some examples."""
-    parameters = [p for p in problem.model.parameters() if p.requires_grad]
-    loss = problem.loss(problem.model.train()(problem.prepare(x)), y).mean()
-    slope = torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters, create_graph=True)])
-    v = torch.from_numpy(generator(0, "theory curvature").standard_normal(slope.numel())).to(slope)
-    length = v.norm()
-    for _ in range(SAMPLE):
-        v = v / length
-        parts = torch.autograd.grad(slope @ v, parameters, retain_graph=True)
-        v = torch.cat([part.flatten() for part in parts])
-        length = v.norm()
-    return float(length)
-
-
-def _loss(problem: Problem, x: Tensor, y: Tensor) -> float:
-    with torch.no_grad():
-        return float(problem.loss(problem.model.train()(problem.prepare(x)), y).mean())
+def _where(lines: Sequence[Measured]) -> str:
+    """Return when and at how many clients these lines were measured."""
+    counts = sorted({line.clients for line in lines})
+    clients = f"{'-'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} of {lines[0].population} clients"
+    if len(lines) == 1 and lines[0].round == 1:
+        return f"at the start, {clients}"
+    return f"the largest in {len(lines)} rounds from {lines[0].round} to {lines[-1].round}, {clients} each"

@@ -119,11 +119,19 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
-def slopes(found: Sequence[tuple[str, Measured]], late: bool = False) -> dict[str, float]:
-    """Return the exponent for each axis, over all rounds or the second half."""
-    fits = {}
-    for axis in dict.fromkeys(name for name, _ in found):
-        mine = [each for name, each in found if name == axis]
-        values = [each.late if late else each.average for each in mine]
-        fits[axis] = slope([getattr(each.trial, axis) for each in mine], values)
-    return fits
+def slopes(found: Sequence[tuple[str, Measured]], late: bool = False) -> dict[str, list[float]]:
+    """Return the exponents for each axis, one for every seed, over all rounds or the second half."""
+    runs: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for axis, each in found:
+        point = (getattr(each.trial, axis), each.late if late else each.average)
+        runs.setdefault(axis, {}).setdefault(each.trial.seed, []).append(point)
+    return {axis: [slope(*zip(*points, strict=True)) for points in seeds.values()] for axis, seeds in runs.items()}
+
+
+def points(found: Sequence[tuple[str, Measured]]) -> list[dict[str, Any]]:
+    """Return every trial as plain numbers: what varies, its value, the seed, and both averages."""
+    return [
+        {"axis": axis, "value": getattr(each.trial, axis), "seed": each.trial.seed, "average": each.average}
+        | {"late": each.late, "off_floor": each.off_floor}
+        for axis, each in found
+    ]
