@@ -122,7 +122,9 @@ def methods(root: Path) -> list[Method]:
 
 def test_a_server_that_never_adapts_is_named_by_its_twin(tmp_path: Path) -> None:
     write_run(tmp_path / "on", rising(0.8), label="on", probed={"off_floor": 1e-5, "rate": 31.6, "gradient_sq": 0.5})
-    write_run(tmp_path / "off", rising(0.7), label="off", probed={"off_floor": 0.3, "rate": 20.0})
+    write_run(
+        tmp_path / "off", rising(0.7), label="off", probed={"off_floor": 0.3, "rate": 20.0, "mean_update_norm": 2.0}
+    )
     write_run(tmp_path / "old", rising(0.6), label="old")
     write_run(tmp_path / "avg", rising(0.5), label="avg", server="fedavg", probed={"rate": 1.0})
     said = "on: v̂ stayed on its floor in 99.999% of coordinates: this run is fedavgm(lr=3.16, momentum=0.9)"
@@ -133,7 +135,7 @@ def test_a_server_that_never_adapts_is_named_by_its_twin(tmp_path: Path) -> None
     assert f"- {said}\n" in markdown(collection, summary)
     charts = {chart.key: chart for chart in describe(collection, summary).adaptivity}
     assert {key: sorted(each.name for each in chart.series) for key, chart in charts.items()} == {
-        "off_floor": ["off", "on"], "rate": ["avg", "off", "on"], "gradient_sq": ["on"],
+        "off_floor": ["off", "on"], "rate": ["avg", "off", "on"], "mean_update_norm": ["off"], "gradient_sq": ["on"],
     }  # fmt: skip
 
 

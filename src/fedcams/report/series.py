@@ -57,6 +57,7 @@ OFF_FLOOR = Metric("off_floor", "Share of coordinates off the floor")
 RATE = Metric("rate", "Rate of the server’s steps")
 GRADIENT = Metric("gradient_sq", "Estimate of ‖∇f‖²")
 UPDATES = Metric("update_norm", "Norm of updates")
+MEAN_UPDATES = Metric("mean_update_norm", "Norm of the mean update")
 RESIDUALS = Metric("residual_norm", "Norm of residuals")
 
 SCORES, LOSSES = (ACCURACY, AVERAGED), (TEST_LOSS, TRAIN_LOSS)
@@ -64,9 +65,9 @@ CURVES = (*SCORES, *LOSSES)
 """Drawn against every axis."""
 COMPRESSION = (Q, Q_MAX, GAMMA, RESIDUALS)
 """Drawn against rounds, for the methods that lose something."""
-ADAPTIVITY = (OFF_FLOOR, RATE, UPDATES, GRADIENT)
+ADAPTIVITY = (OFF_FLOOR, RATE, UPDATES, MEAN_UPDATES, GRADIENT)
 """Drawn against rounds."""
-NONNEGATIVE = (*COMPRESSION, OFF_FLOOR, RATE, UPDATES)
+NONNEGATIVE = (*COMPRESSION, OFF_FLOOR, RATE, UPDATES, MEAN_UPDATES)
 """Never below zero, so their axes are not either; the estimate of ‖∇f‖² can be."""
 
 ROUNDS = Axis("rounds", "Round", "Rounds")
