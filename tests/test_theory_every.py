@@ -156,6 +156,21 @@ def test_the_estimate_for_all_clients_is_unbiased() -> None:
     assert np.mean(estimates) == pytest.approx(truth, rel=1e-12)  # type: ignore[arg-type]
     assert np.mean(raw) > 1.05 * truth  # type: ignore[arg-type]
     assert Measured(1, 1, 6, s_g=0.0, gradient_sq=1.0).gradient_sq_of_all is None
+    assert Measured(1, 3, 6, gradient_sq=1.0).gradient_sq_of_all is None, "without s_g, its bias is not known"
+
+
+def test_differences_of_clients_do_not_overflow_before_their_gradients_do() -> None:
+    """Squares of gradients beyond 1e19 are too large for float32."""
+
+    def found(scale: float) -> float:
+        clients = {i: (scale * x, y) for i, (x, y) in enumerate(examples(6))}
+        rule = local("sgd(steps=1, batch=9)")
+        problem = Problem(nn.Linear(3, 1), lambda output, labels: output.squeeze(1) * (labels - 0.5), clients, rule)
+        s_g = measure(problem, Point(problem.read()[0], None), None, done=0).s_g
+        assert s_g is not None
+        return s_g
+
+    assert found(1e25) == pytest.approx(1e12 * found(1e13), rel=1e-4)
 
 
 def test_pieces_of_a_client_add_up_to_all_its_examples() -> None:
@@ -245,7 +260,7 @@ def test_a_model_that_does_not_move_has_no_secant() -> None:
     built = build(small())
     found = measure(built.simulation.problem, Point(built.state.x, None), built.state.x.clone(), done=4)
     assert found.L_secant is None
-    assert found.missing == {"L_secant": "the model moved too little for float32"}
+    assert found.missing == {"L_secant": "gradients changed too little for float32"}
     assert found.round == 5
     assert found.L_power is not None
 
@@ -264,11 +279,12 @@ def normed() -> nn.Module:
 
 
 def test_a_client_that_cannot_be_measured_is_left_out_by_name() -> None:
-    clients = dict(enumerate([*examples(3), *examples(1, size=1)]))  # batch-norm needs two examples
+    clients = dict(enumerate([*examples(3), *examples(2, size=1)]))  # batch-norm needs two examples
     problem = Problem(normed(), nn.functional.cross_entropy, clients, local("sgd(steps=1)"))
     found = measure(problem, Point(*problem.read()), None, done=0)
-    assert (found.clients, found.population) == (3, 4)
-    assert "client 3: Expected more than 1 value per channel" in found.missing["clients"]
+    assert (found.clients, found.population) == (3, 5)
+    for client in (3, 4):
+        assert f"client {client}: Expected more than 1 value per channel" in found.missing["clients"]
     assert found.G is not None
 
 
@@ -391,6 +407,15 @@ def test_changed_or_lost_lines_are_refused(folder: Path, spoil: Any) -> None:
         resume(folder)
     path.write_bytes(held)
     assert resume(folder).finished
+    held = path.read_bytes()
+    path.write_bytes(spoil(held))
+    with pytest.raises(RunError, match=message.replace("3", "7")):
+        resume(folder)
+    path.unlink()
+    with pytest.raises(RunError, match=r"theory\.jsonl.*restore the file"):
+        resume(folder)
+    path.write_bytes(held)
+    assert resume(folder).finished
 
 
 def test_a_run_without_its_checkpoint_measures_from_the_first_round(folder: Path) -> None:
@@ -430,7 +455,9 @@ def test_a_run_can_begin_to_measure_when_it_is_resumed(folder: Path) -> None:
     known, start = check(found.experiment, found.records, measured=found.measured).constants, check(small()).constants
     assert known.F == start.F, "at the start, which no line has"
     assert known.how["F"] == "bound if the loss is never negative, at the start, 6 of 6 clients"
-    assert known.how["L"] == "lower bound, the largest in 4 rounds from 1 to 7, 6 of 6 clients each"
+    assert known.how["G"] == "lower bound, the largest in 4 rounds from 1 to 7, 6 of 6 clients each"
+    fails = check(found.experiment, found.records, measured=found.measured).fails
+    assert any("are measured in 4 rounds, so L and G may be larger" in fail for fail in fails)
 
 
 def test_an_extended_run_keeps_its_lines(tmp_path: Path) -> None:
@@ -498,6 +525,20 @@ def test_a_damaged_file_is_refused_by_name(folder: Path) -> None:
             read_run(folder)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"G": "abc"}, {"G": True}, {"s_g": [1]}, {"round": "x"}, {"round": 0}, {"clients": None}, {"clients": 9},
+        {"population": 0}, {"missing": None}, {"missing": {"G": 1}}, {"loss": float("nan")},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_line_with_an_impossible_value_is_refused(changed: dict[str, Any]) -> None:
+    line = dataclasses.asdict(Measured(1, 2, 3, G=1.0))
+    with pytest.raises(ValueError, match=f"{next(iter(changed))} is "):
+        Measured.from_dict({**line, **changed})
+
+
 def test_bad_values_are_refused_with_the_field_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"theory_every=-1: out of range; allowed: an integer in \[0, inf\)"):
         Experiment.from_dict({"theory_every": -1})
@@ -520,7 +561,11 @@ def test_a_check_takes_the_largest_values_of_the_run(folder: Path) -> None:
     for name in ("G", "s_l", "s_g"):
         assert known[name] == max(getattr(line, name) for line in measured)
     assert known["F"] == measured[0].loss
-    assert known["how"]["L"] == "lower bound, the largest in 4 rounds from 1 to 7, 10 of 14 clients each"
+    powers, secants = ([getattr(line, name) for line in measured] for name in ("L_power", "L_secant"))
+    clients = 1 if max(powers) > max(secants) else 10
+    assert known["how"]["L"] == f"lower bound, the largest in 4 rounds from 1 to 7, {clients} of 14 clients each"
+    assert known["how"]["G"] == "lower bound, the largest in 4 rounds from 1 to 7, 10 of 14 clients each"
+    assert known["how"]["F"] == "estimate of a bound if the loss is never negative, at the start, 10 of 14 clients"
     assert known["how"]["s_g"] == "estimate, the largest in 4 rounds from 1 to 7, 10 of 14 clients each"
     assert any("are measured in 4 rounds, so L and G may be larger" in fail for fail in found["fails"])
     values = [line.gradient_sq_of_all for line in measured]
@@ -536,7 +581,7 @@ def test_without_the_file_a_check_measures_at_the_start(folder: Path) -> None:
     (folder / FILE).unlink()
     found = json.loads(command("theory", "check", str(folder), "--json").output)[0]
     assert found == json.loads(json.dumps(check(made.experiment, made.records).to_dict()))
-    assert found["constants"]["how"]["L"] == "lower bound, at the start, 6 of 6 clients"
+    assert found["constants"]["how"]["L"] == "lower bound, at the start, 1 of 6 clients"
     assert "measured_gradient_sq" not in found["seen"]
 
 

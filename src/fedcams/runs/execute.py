@@ -18,6 +18,7 @@ from fedcams.runs.folder import (
     PARTITION,
     PRIVATE,
     ROUNDS,
+    THEORY,
     Run,
     RunError,
     private_note,
@@ -212,6 +213,8 @@ def _is_finished(folder: Path, experiment: Experiment) -> bool:
         past = f"its checkpoint is of round {saved['round']}, after rounds={experiment.rounds}"
         raise RunError(f"{folder}: {past}; {start_over(folder / CHECKPOINT)}")
     end_of(folder / ROUNDS, experiment.rounds, saved.get("lines", ""))  # refuses lines that were lost or changed since
+    if experiment.theory_every and (digest := saved.get("theory")):
+        end_of(folder / THEORY, experiment.rounds, digest, gaps=True)
     if not saved["rows"]:
         clear_after_last(folder / CHECKPOINT, experiment.rounds)
     return True

@@ -86,7 +86,7 @@ def check(
     if run.q and run.full and "gamma" not in seen:
         fails.append("a known γ: it was not measured, and the bound takes 0; the probe gamma records it")
     if known.how["L"].startswith(LOWER):
-        count = len(measured)
+        count = len(measured) + (len(measured) > 0 and measured[0].round > 1)  # the start counts too
         when = f"in {count} round{'s' * (count > 1)}" if measured else "at the start"
         fails.append(f"known constants: those of {experiment.task} are measured {when}, so L and G may be larger")
     if "no farther" in known.how.get("G", ""):

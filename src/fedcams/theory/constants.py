@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -138,9 +138,10 @@ def _measured(one: Instance, lines: Sequence[Measured] = ()) -> Constants:
         why = "; ".join(dict.fromkeys(reason for line in lines for reason in line.missing.values()))
         fix = "check a run with theory_every" if unknown == ["L"] else "check another model or task"
         raise SpecError(f"model={one.experiment.model}: {', '.join(unknown)} cannot be measured ({why}); {fix}")
+    bound = BOUND if lines[0].clients == lines[0].population else f"{ESTIMATE} of a bound"
     how = {
-        "L": f"{LOWER}, {where}", "G": f"{LOWER}, {where}", "s_l": f"{ESTIMATE}, {where}",
-        "s_g": f"{ESTIMATE}, {where}", "F": f"{BOUND} if the loss is never negative, {first}",
+        "L": f"{LOWER}, {_where(lines, _clients_behind_l(lines))}", "G": f"{LOWER}, {where}", "s_l": f"{ESTIMATE}, {where}",
+        "s_g": f"{ESTIMATE}, {where}", "F": f"{bound} if the loss is never negative, {first}",
     }  # fmt: skip
     return Constants(**known, d=one.problem.layout.d, how=how)
 
@@ -159,9 +160,16 @@ def _values(lines: Sequence[Measured]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _where(lines: Sequence[Measured]) -> str:
-    """Return when and at how many clients these lines were measured."""
-    counts = sorted({line.clients for line in lines})
+def _clients_behind_l(lines: Sequence[Measured]) -> set[int]:
+    """Return from how many clients the largest L is: the curvature is that of one client, the secant that of all."""
+    power = max((line.L_power for line in lines if line.L_power is not None), default=-math.inf)
+    secant = max((line.L_secant for line in lines if line.L_secant is not None), default=-math.inf)
+    return {1} if power > secant else {line.clients for line in lines if line.L_secant is not None}
+
+
+def _where(lines: Sequence[Measured], of: Collection[int] = ()) -> str:
+    """Return when and at how many clients these lines were measured; `of` are these counts, if not those of lines."""
+    counts = sorted(of or {line.clients for line in lines})
     clients = f"{'-'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} of {lines[0].population} clients"
     if len(lines) == 1 and lines[0].round == 1:
         return f"at the start, {clients}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,7 +57,7 @@ class Measured:
     gradient_sq: float | None = None
     """‖∇f‖²."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a number is None, by its name; under `clients`, why clients that were drawn could not be measured."""
+    """Why a number is None, by its name; under `clients`, why each client left out could not be measured."""
 
     @property
     def gradient_sq_of_all(self) -> float | None:
@@ -64,10 +65,10 @@ class Measured:
 
         The mean gradient of some clients is longer than that of all, by their differences.
         """
-        if self.gradient_sq is None or self.s_g is None or self.clients == self.population:
+        if self.gradient_sq is None or self.clients == self.population:
             return self.gradient_sq
-        if self.clients == 1:
-            return None  # one client says nothing about how much they differ
+        if self.s_g is None or self.clients == 1:
+            return None  # nothing is known about how much clients differ
         return self.gradient_sq - (1 - self.clients / self.population) * self.s_g**2 / (self.clients - 1)
 
     def to_json(self) -> str:
@@ -76,9 +77,36 @@ class Measured:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Measured:
-        """Return what `to_json` wrote, from parsed JSON; names that this version does not know are dropped."""
+        """Return what `to_json` wrote, from parsed JSON; names that this version does not know are dropped.
+
+        Refuses values that `to_json` cannot have written, as after a change by hand.
+        """
         known = [each.name for each in dataclasses.fields(cls)]
-        return cls(**{name: values[name] for name in known if name in values})
+        found = cls(**{name: values[name] for name in known if name in values})
+        for name, value in dataclasses.asdict(found).items():
+            if not _ALLOWED.get(name, _is_number)(value):
+                raise ValueError(f"{name} is {value!r}")
+        if found.clients > found.population:
+            raise ValueError(f"clients is {found.clients}, but population is {found.population}")
+        return found
+
+
+def _is_count(value: Any, low: int = 1) -> bool:
+    return type(value) is int and value >= low
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a number is as `to_json` writes it: finite, and None where it is missing."""
+    return value is None or (type(value) in (int, float) and math.isfinite(value))
+
+
+_ALLOWED: Mapping[str, Callable[[Any], bool]] = {
+    "round": _is_count,
+    "clients": functools.partial(_is_count, low=0),
+    "population": _is_count,
+    "missing": lambda value: isinstance(value, dict) and all(isinstance(why, str) for why in value.values()),
+}
+"""What the fields of `Measured` may be; the others are numbers."""
 
 
 def measure(problem: Problem, start: Point, after: Tensor | None, done: int) -> Measured:
@@ -122,7 +150,7 @@ class _Mean:
         self.count += 1
         apart = row - self.mean
         self.mean += apart / self.count
-        self.spread += float((apart * (row - self.mean)).sum(dtype=torch.float64))
+        self.spread += norm(apart) ** 2 * (self.count - 1) / self.count
 
 
 def _over_clients(
@@ -140,7 +168,7 @@ def _over_clients(
     if not found:
         return 0, {}
     if after is not None and all(each.secant is None for each in found):
-        missing["L_secant"] = "the model moved too little for float32"
+        missing["L_secant"] = "gradients changed too little for float32"
     return len(found), _summary(found, mean) | power
 
 
@@ -182,7 +210,7 @@ def _summary(found: Sequence[_Found], mean: _Mean) -> dict[str, float]:
         "G_inf": float(np.max([each.largest for each in found])),
         "s_l": math.sqrt(np.max([each.variance for each in found])),
         "s_l_mean": math.sqrt(np.mean([each.variance for each in found])),
-        "s_g": math.sqrt(float(np.maximum(0.0, mean.spread)) / mean.count),
+        "s_g": math.sqrt(mean.spread / mean.count),
         "loss": float(np.mean([each.loss for each in found])),
         "gradient_sq": norm(mean.mean) ** 2,
     }
@@ -194,4 +222,5 @@ def _noting(missing: dict[str, str], name: str, prefix: str = "") -> Iterator[No
     try:
         yield
     except (FedcamsError, RuntimeError) as error:
-        missing[name] = first_line(error) if isinstance(error, FedcamsError) else f"{prefix}{first_line(error)}"
+        why = first_line(error) if isinstance(error, FedcamsError) else f"{prefix}{first_line(error)}"
+        missing[name] = "; ".join([*([missing[name]] if name in missing else []), why])
