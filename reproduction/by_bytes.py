@@ -30,7 +30,7 @@ model](#delivering-the-final-model).
 
 The ratios and schedules of the two-way recipes were tuned in earlier runs with seed 1, and their server's rate in runs
 of 60 rounds with seed 11. That server uses less momentum and a lower rate that falls at the end. The rows *lower
-falling rate* use this server without compression, and with compressed updates only. It helps compressed updates.
+falling rate* use this server without compression, and with compressed updates only. With compressed updates it helps.
 Without compression, training breaks down after round 30 and recovers slowly, and the averaged model ends lower.
 """
 PLAYS_TEXT = """\
@@ -59,8 +59,8 @@ NETWORKS = """\
 
 The table shows how long ResNet-18 takes to reach {target:.2f}% on each network, with the last and with the averaged
 model, as means over seeds. The time of a round is the network's latency, plus one client's transfers, plus the seconds
-measured on the GPU, which some runs shared with others. *Latency* is its share of the time on the network, without the
-GPU. Every tenth round was tested.
+measured on the GPU, which some runs shared with others. *Latency* is the share of latency in the time on the network,
+not counting the GPU. Every tenth round was tested.
 """
 PICTURE = "Accuracy of averaged models against rounds and against all bytes"
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks" / "records" / "delivery.json"

@@ -34,7 +34,7 @@ TEXT = f"""\
 ## The paper's claims
 
 The table states the claims of the paper's text, figures and tables in our own words. Accuracies are means over the
-last {LAST} rounds, and over the seeds that all methods in a claim have. Signed numbers are points of accuracy; brackets
+last {LAST} rounds, and over the seeds that all methods in a claim share. Signed numbers are points of accuracy; brackets
 give the lowest and the highest seed.
 
 - Two methods within {NEAR} points count as equal%s.

@@ -15,10 +15,10 @@ from reproduction.tables import table
 TEXT = """\
 ## Run it yourself
 
-`fedcams run PRESET --data DIR --device cuda` makes all runs of a preset, one after the other, and continues where it
+`fedcams run PRESET --data DIR --device cuda` starts all runs of a preset, one after the other, and continues where it
 was interrupted. For other seeds, add `-s seeds=[2,3]`. Put finished runs into `results/PRESET/`; `make reproduction`
-then shows them on this page. The minutes are estimates for an idle {device}. They scale FedAMS's median round,
-{rounds}, with the local steps per round. Compression adds
+then shows them on this page. The minutes are estimates for an idle {device}. They scale the median round of FedAMS
+({rounds}) with the number of local steps per round. Compression adds
 up to a tenth. Clients of unequal sizes take longer, because a round lasts as long as its largest client.
 """
 SEARCH = """\

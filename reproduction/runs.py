@@ -151,7 +151,7 @@ class Done:
 
 
 def with_common_seeds(runs: list[Done]) -> list[Done]:
-    """Return these with only the runs of seeds that all of them have, so that seeds decide no comparison.
+    """Return these with only the seeds that all of them have, which makes comparisons fair.
 
     If they have none in common, each keeps its own.
     """

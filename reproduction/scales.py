@@ -15,10 +15,10 @@ from reproduction.tables import table
 WORDS = """\
 ### How adaptive the steps are
 
-A coordinate moves by `lr m/(√v̂ + ε)`, with FedAMS by `lr m/max(√v̂, √ε)`; v̂ is v for FedAdam and FedYogi. Since
+A coordinate moves by `lr m/(√v̂ + ε)`, or `lr m/max(√v̂, √ε)` with FedAMS; for FedAdam and FedYogi, v̂ is v. Since
 v̂ ≤ (1 - β2) Σ Δ² in every coordinate, the norms in `rounds.jsonl` bound the mean of v̂ at the end of a run. *Above
-it* is the share of coordinates whose √v̂ exceeds that ε or √ε, in the round where it is largest; it is empty if no run
-recorded this share.
+it* is the share of coordinates whose √v̂ exceeds that ε or √ε, in the round where this share is largest; the cell is
+empty if no run recorded it.
 """
 CONCLUSION = """\
 The root mean square of √v̂ is therefore at most {percent:.1f}% of the ε or √ε that it competes with. By Markov's

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fedcams.plan.paper import PRINTED
 
 MODELS = {"resnet18": "ResNet-18", "convmixer": "ConvMixer-256-8"}
-"""Those of the paper."""
+"""The models of the paper."""
 NAMES = {**MODELS, "lstm": "LSTM", "transformer": "transformer"}
-"""Those and the others that were run."""
+"""These and all other models that were run."""
 FURTHER = {
     "epsilon": "The ε of FedAMS, ResNet-18",
     "cohort-resnet18": "Clients per round, ResNet-18",
@@ -75,20 +75,21 @@ runs in [results/](../results).
 ## In short
 """
 HEADLINE = """\
-CIFAR-10, 500 rounds, 10 of 100 clients per round, test accuracy in percent over the last 100 rounds. *Fewer bytes*
-compares uploads with dense updates; if the model is compressed too, it compares all bytes, up and down, with FedCAMS
-sign and dense models. Of the runs that compress both ways and end at most {loss} points below FedCAMS sign, the table
+These are runs on CIFAR-10 over 500 rounds, with 10 of 100 clients per round. *Accuracy* is the test accuracy in
+percent over the last 100 rounds. *Fewer bytes* compares uploads with dense updates; if the model is compressed too, it
+compares all bytes, up and down, with those of FedCAMS sign, which sends dense models. Of the runs that compress both ways and end at most {loss} points below FedCAMS sign, the table
 shows the one with the fewest bytes; its time per round is left out, because the GPU was not idle.
 """
 SETTING = """\
 ## How it was run
 
-500 rounds, 10 of 100 clients per round, 3 local epochs, batches of 20, local SGD with learning rate 0.01, IID shards,
-random crops and flips, server optimizers with the paper's learning rates and ε. The following choices apply where the
-paper and its published code differ or are silent, or where we deviate from them:
+Unless a section says otherwise, runs have 500 rounds, 10 of 100 clients per round, 3 local epochs, batches of 20, local
+SGD with learning rate 0.01, IID shards, random crops and flips, and the paper's learning rates and ε for the server
+optimizers. The following choices apply where the paper and its published code differ or are silent, or where we deviate
+from them:
 
-- **Accuracy** is the mean over the last 100 rounds, or over those of them that were tested, since single rounds vary
-  by a point. The tables also give the last and the best round; the best is lower where fewer rounds were tested. The
+- **Accuracy** is the mean over the last 100 rounds, or over the tested ones among them, since single rounds vary by a
+  point. The tables also give the last and the best round; the best is lower where fewer rounds were tested. The
   paper gives final accuracies.
 - **Bias correction** is on, as in the published code; the algorithms in the paper have none. FedAMS without it is a
   separate run.
@@ -97,14 +98,15 @@ paper and its published code differ or are silent, or where we deviate from them
 - **Precision**: bfloat16 activations and matrix products with float32 master weights, in the engine `graphs`.
 - **Seeds**: every table names them; seed 1 was chosen in advance. With several seeds, accuracies are means, followed
   by the lowest and the highest seed, and comparisons use the seeds that both methods have. Runs that also average
-  models serve here too, because averaging does not change training.
+  models count too, because averaging does not change training.
 - **Batch-norm buffers** are averaged and travel uncompressed, as in the published code. All byte counts include them.
 
 *Up* and *down* are the bytes of all clients' messages in all rounds, including headers and buffers. *Smaller* is how
-many times fewer bytes go up than without compression. *Seconds* are the median over rounds, including evaluation, and
-*minutes* the whole run. With several seeds, both are those of the fastest run, since others may have shared the GPU.
+many times fewer bytes go up than without compression. *Seconds* are the median over rounds, including evaluation;
+*minutes* are for the whole run. With several seeds, both come from the fastest run, since others may have shared the
+GPU.
 
-The command in each section makes all of its runs; add `--only LABEL` to make just one. You need a GPU and a folder with
+The command in each section starts all of its runs; add `--only LABEL` for just one method. You need a GPU and a folder with
 CIFAR-10; the [last section](#run-it-yourself) lists the minutes that each preset takes.
 """
 REPEATABILITY = """\
@@ -147,8 +149,8 @@ TWO_WAY = """\
 ## Two-way compression
 
 The paper compresses only updates and leaves open how to compress the model under partial participation. These runs
-compress both ([how](two-way.md)): 10 of 100 clients per round, first contacts dense, everything counted. *Fewer*
-compares all bytes, up and down, with FedCAMS sign, which compresses only updates, and with no compression. *Accuracy*
-is that of the server's model. *Lost* is how many points it lies below FedCAMS sign. *Held* is the accuracy of the
+compress both ([how](two-way.md)), with 10 of 100 clients per round. The first model that a client receives is dense,
+and all bytes count. *Fewer* compares all bytes, up and down, with FedCAMS sign, which compresses only updates, and with no compression. *Accuracy*
+is that of the server's model. *Lost* is how many points this is below FedCAMS sign. *Held* is the accuracy of the
 common model that all clients hold with `shared`: they train from it, and use its batch-norm statistics.
 """

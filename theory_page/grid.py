@@ -83,7 +83,7 @@ class Case:
 
 
 class Measured(NamedTuple):
-    """What one seed of a case gave."""
+    """The result of one seed of a case."""
 
     seed: int
     average: float
@@ -106,7 +106,7 @@ ALL = {"T": ROUNDS, "K": COUNTS, "m": COUNTS}
 
 @dataclass(frozen=True)
 class Row:
-    """A base case, and the numbers that vary while the others stay."""
+    """A base case, and the numbers that vary while the others stay fixed."""
 
     name: str
     base: Case
@@ -122,7 +122,7 @@ class Row:
 
 PARTIAL = Case(m=64, n=8, s_g=4.0, s_l=1.0)
 FEW = (1, 2, 4, 8, 16)
-"""Cohorts that leave out at least three quarters of the clients, so that sampling is most of the noise."""
+"""Cohorts that leave out at least three quarters of the clients, which makes sampling most of the noise."""
 PACKAGE = Case(T=256, K=2, m=4, d=400, condition=4.0, gap=108.244, s_l=math.sqrt(320))
 """The problem on which `fedcams theory rates` measures the package itself."""
 ROWS = (

@@ -52,7 +52,7 @@ def run(name: str) -> None:
 
 
 def _used() -> float:
-    """Return the seconds that processes which have ended computed; unlike time, these do not depend on others' work."""
+    """Return the CPU seconds of finished child processes, which do not depend on other programs as time does."""
     times = os.times()
     return times.children_user + times.children_system
 

@@ -1,6 +1,6 @@
-"""FedAMS and FedCAMS in float64 NumPy, as the paper writes them, without a line of fedcams.
+"""FedAMS and FedCAMS in float64 NumPy, as the paper writes them, without any code of fedcams.
 
-All arrays have a leading axis of seeds, so that several runs advance at once: models are `[S, d]`, the rows of a cohort
+All arrays have a leading axis of seeds, and all seeds advance at once: models are `[S, d]`, the rows of a cohort
 `[S, n, d]`.
 """
 
@@ -66,7 +66,7 @@ def scaled_sign(h: Array) -> Array:
 def topk(h: Array, ratio: Fraction | float | str) -> Array:
     """Return the `k = max(1, floor(ratio·d))` largest of every row, ties to the lower index.
 
-    A float means its decimal.
+    A float counts as the decimal number that it prints as.
     """
     k = max(1, int(Fraction(str(ratio)) * h.shape[-1]))
     kept = np.argsort(-np.abs(h), axis=-1, kind="stable")[..., :k]
@@ -83,7 +83,7 @@ class Problem:
     """A sum over coordinates, with its minimum at 0; every client has a linear term of its own.
 
     In each coordinate f is ½ a s², or the nonconvex a s²/(2(1 + s²)), both with the curvature a at the minimum. The
-    linear terms add up to zero, so that clients differ by the same σ_g everywhere.
+    linear terms add up to zero, so clients differ by the same σ_g everywhere.
     """
 
     curvature: Array
@@ -114,7 +114,7 @@ def problem(
     condition: float = 10.0,
     nonconvex: bool = False,
 ) -> Problem:
-    """Draw a problem for every seed: a start at random with f(x_1) = gap, and clients that differ by s_g.
+    """Draw a problem for every seed: a random start with f(x_1) = gap, and clients that differ by s_g.
 
     The curvature falls from 1 to 1/condition, as a geometric sequence.
     """
@@ -140,7 +140,7 @@ def random_cohorts(generators: Sequence[np.random.Generator], m: int, n: int) ->
 
 
 def random_signs(generators: Sequence[np.random.Generator], shape: Sequence[int], s_l: float) -> Iterator[Array]:
-    """Yield bounded noise `[S, *shape]`, round after round: random signs, so that each row has the length s_l."""
+    """Yield bounded noise `[S, *shape]`, round after round: random signs, scaled to rows of length s_l."""
     size, scale = int(np.prod(shape)), s_l / np.sqrt(shape[-1])
     while True:
         drawn = [np.frombuffer(each.bytes((size + 7) // 8), np.uint8) for each in generators]
@@ -167,7 +167,7 @@ def fedcams(
         noise: what is added to the gradients of each round, `[S, K, n, d]`, for K local steps.
         eta_l: the local rate.
         server_step: returns the next model for a model and the mean of what clients sent, both `[S, d]`.
-        compress: what clients send of their rows, with error feedback; everything if it is None.
+        compress: compresses the rows that clients send, with error feedback; None sends them as they are.
     """
     x, error = problem.start, np.zeros_like(problem.tilt)
     own = np.arange(len(x))[:, None]

@@ -1,4 +1,4 @@
-"""The numbers of docs/theory.md: the block between its two marks is written from what was measured."""
+"""The numbers of docs/theory.md: this writes the block between its two marks from the measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK = re.compile(r"(?<=<!-- measured, by make theory -->\n).*(?=<!-- end -->)"
 OFF_FLOOR = """\
 ![Accuracy against the share of coordinates off the floor](theory/off-floor.png)
 
-*Bars and band: from the lowest seed to the highest, where there are several.*
+*Bars and bands show the range from the lowest seed to the highest, where there are several.*
 """
 
 
@@ -47,8 +47,9 @@ def _adaptivity(points: Sequence[Point]) -> Iterator[str]:
     yield (
         "The table shows FedAMS on the demo's digits with nine values of ε, and FedAvgM, which is FedAMS that\n"
         "never leaves its floor. Each uses the best of nine rates, chosen with seeds 11 and 12; the accuracies\n"
-        "shown are those of seeds 1 to 3. There is no bias correction and no compression. *Accuracy* is that of\n"
-        "the last models, as a mean over the last fifth of the rounds, with the lowest and the highest seed.\n"
+        "shown are those of seeds 1 to 3. There is no bias correction and no compression. *Accuracy* is the mean over\n"
+        "the last fifth of the rounds, followed by the lowest and the highest seed. *Averaged* is the accuracy of the\n"
+        "averaged model at the end.\n"
     )
     yield "| ε | rate on the floor, lr/√ε | off the floor at the end | accuracy | averaged |"
     yield "|--:|--:|--:|--:|--:|"
@@ -85,19 +86,19 @@ def _over_rounds(results: Results) -> Iterator[str]:
     shown = views(results)
     if not shown:
         return
-    seeds = ", ".join(f"{view.seed} for {view.title.partition(',')[0]}, {view.rounds} rounds" for view in shown)
+    seeds = ", ".join(f"{view.seed} for {view.title.partition(',')[0]} ({view.rounds} rounds)" for view in shown)
     yield "### Recorded runs, round by round\n"
     yield paragraph(
-        "The share of coordinates off the floor, the rate at which the server follows its momentum, the estimate of",
-        "‖∇f‖² from the cohort's updates (too low where clients travel far), and γ. The momentum of FedAvgM is a sum",
-        "and that of the others a mean, so rates of FedAvgM are shown times 1/(1 - β1). FedAvgM is dashed, in the",
-        "colour of its method.",
+        "The picture shows the share of coordinates off the floor, the rate at which the server follows its momentum,",
+        "an estimate of ‖∇f‖² from the cohort's updates (too low where clients travel far), and γ. FedAvgM's momentum",
+        "is a sum and that of the others a mean, so FedAvgM's rates are multiplied by 1/(1 - β1). FedAvgM is dashed, in",
+        "the colour of its method.",
     )
     yield picture("over-rounds", "Off the floor, rate, gradient and γ of recorded runs against rounds")
     yield paragraph(f"*Seeds: {seeds}. The estimates of ‖∇f‖² and γ are means over {SMOOTHED} rounds.*")
     yield paragraph(
         "With the paper's settings, no coordinate ever leaves the floor, and a method and its twin have the same rate",
-        "and similar gradients. With ε from 1e-7 on down, v̂ leaves its floor and the rate falls below that of FedAvgM.",
+        "and similar gradients. With ε = 1e-7 and below, v̂ leaves its floor and the rate falls below that of FedAvgM.",
         "γ grows in all runs shown here.",
     )
 
@@ -109,7 +110,7 @@ def _made(made: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "### Where these numbers come from\n"
     yield table(["file", "runs", "seconds", "CPU seconds"], lines)
     yield paragraph(
-        f"Made on {'; '.join(dict.fromkeys(map(_origin, made.values())))}. *Seconds* include waiting for other",
+        f"The numbers were computed on {'; '.join(dict.fromkeys(map(_origin, made.values())))}. *Seconds* include waiting for other",
         "programs on the machine; *CPU seconds* do not, and are the sum over all processes. The runs on CIFAR-10 and",
         "on Shakespeare's plays are in `results/`, each with its own `environment.json`.",
     )
@@ -126,8 +127,8 @@ def _paper(seen: float | None) -> Iterator[str]:
     yield (
         f"For FedAMS on ResNet-18, the printed bound is {values[0]:.1e} and the proved one {values[1]:.1e}; the\n"
         f"trivial one is G² = {PAPER.G**2:.0f}. The constants were measured once, at the start, with batches of 20. L\n"
-        "and G are lower bounds and σ_g is taken as 0, so with the true ones both would be larger still. The run\n"
-        "violates the conditions of both by orders of magnitude, so the theorems say nothing about it.\n"
+        "and G are lower bounds and σ_g is set to 0, so both bounds would be larger still with the true constants.\n"
+        "The run violates the conditions of both bounds by orders of magnitude, so the theorems say nothing about it.\n"
     )
     if seen is not None:
         yield f"The recorded updates of FedAMS put the mean of ‖∇f‖² at about {seen:.2g}.\n"

@@ -28,7 +28,7 @@ def sections(measured: Measurements) -> Iterator[str]:
 
 
 def bound_of(case: Case) -> Bound:
-    """Return the proved bound of a case in which v̂ never left its floor: that of the FedAvgM which the run was."""
+    """Return the proved bound of a case in which v̂ never left its floor: that of the FedAvgM that the run equals."""
     assert case.uplink == "identity"
     known = Constants(L=1.0, G=0.0, s_l=case.s_l, s_g=case.s_g, F=case.gap, d=case.d)  # on the floor, G does not count
     eta, eta_l, beta1 = case.eta, case.eta_l, case.beta1
@@ -47,19 +47,19 @@ def average(found: Found, case: Case) -> float:
 def _slopes(measured: Measurements) -> Iterator[str]:
     yield "### Slopes\n"
     yield paragraph(
-        "The exponent p of mean ‖∇f‖² ~ x^p against rounds T, local steps K, and clients m (or n of them per round),",
-        f"as mean ± standard deviation over {len(grid.SEEDS)} seeds. Theory predicts -0.5 unless the cell says",
-        "otherwise.",
+        "The table shows the exponent p of mean ‖∇f‖² ~ x^p, where x is the number of rounds T, of local steps K, or of",
+        f"clients m (or n of them per round), as mean ± standard deviation over {len(grid.SEEDS)} seeds. Theory predicts",
+        "-0.5 unless the cell says otherwise. *Second half* uses only the second half of the rounds.",
     )
     heads = [f"{axis}{half}" for half in ("", ", second half") for axis in ("T", "K", "m or n")]
     yield table(["problem", *heads], list(_lines(measured)))
     yield from _about_slopes(measured)
     yield picture("rates", "Mean squared gradient against rounds, local steps and clients, with the bound above")
     yield paragraph(
-        "*Small dots are seeds, lines their means. Above, the first row of the table. Below, the package's rounds next",
-        "to the oracle on the same problem, times √x, so that the slope -1/2 is a level; each is divided by its mean.",
-        f"The package's averages are {_level(measured):.2f} times the oracle's, as its start and its noise are spread",
-        "over the coordinates in another way.*",
+        "*Small dots are seeds; lines are their means. Top: the first row of the table. Bottom: the package and the",
+        "oracle on the same problem. Values are multiplied by √x, which makes the slope -1/2 horizontal, and each curve",
+        f"is divided by its mean. The package's averages are {_level(measured):.2f} times the oracle's, because its",
+        "start and its noise are spread differently over the coordinates.*",
     )
     yield picture("collapse", "The same against T K m: all points on one line")
 
@@ -99,10 +99,10 @@ def _about_slopes(measured: Measurements) -> Iterator[str]:
     ours = package_slopes(measured.package)
     apart = max(abs(ours[axis].mean - grid.fit(measured.oracle, SAME, axis).mean) for axis in SAME.axes)
     yield paragraph(
-        "The oracle is FedAMS and FedCAMS in float64 NumPy, without a line of fedcams (`theory_page/oracle.py`).",
-        "Without noise, the package follows it model by model, as the tests check without compression, with sign and",
-        "with top-k, on the floor and off it. With noise, whose draws differ, the slopes of both on the same problem",
-        f"differ by at most {apart:.3f}.",
+        "The oracle implements FedAMS and FedCAMS in float64 NumPy, without any code of fedcams",
+        "(`theory_page/oracle.py`). Without noise, the package's models agree with the oracle's in every round; tests",
+        "check this without compression, with sign and with top-k, on the floor and off it. With noise, the two draw",
+        f"different values, but on the same problem their slopes differ by at most {apart:.3f}.",
     )
     yield paragraph(
         "v̂ never left its floor in these runs, so the proved bound is that of their FedAvgM twin. It is",
@@ -110,9 +110,9 @@ def _about_slopes(measured: Measurements) -> Iterator[str]:
         f"β1 = 0.9, and {_times(measured.oracle, SAME)} on the package's problem. {_violated(plain, SAME)}",
     )
     yield paragraph(
-        "Momentum and compression cost O(1/T), as the bound says, which bends the averages over all rounds. The second",
-        "half is straighter with momentum and sign, but not with top-k 1/16. With σ_g = 4, the noise of sampling falls",
-        "like (m-n)/n, which is faster than 1/n.",
+        "As the bound says, momentum and compression cost O(1/T), which bends the lines through averages over all",
+        "rounds. In the second half, the slopes are closer to -1/2 with momentum and sign, but not with top-k 1/16.",
+        "With σ_g = 4, the sampling noise falls like (m-n)/n, which is faster than 1/n.",
     )
 
 
@@ -134,8 +134,8 @@ def _violated(*rows: Row) -> str:
     cases = dict.fromkeys(case for row in rows for axis in row.axes for case in row.cases(axis))
     known = [bound_of(case).admissible for case in cases]
     return (
-        f"In {known.count(False)} of these {len(known)} cases with β1 = 0, the step is longer than its condition "
-        "allows; the measurements lie below the bound there too."
+        f"In {known.count(False)} of these {len(known)} cases with β1 = 0, the step is longer than the bound's "
+        "condition allows; there too, the measurements lie below the bound."
     )
 
 
@@ -147,29 +147,29 @@ def _partial(found: Found) -> Iterator[str]:
     base = grid.STEP_RULES[0].base
     yield "### More local steps under partial participation\n"
     yield paragraph(
-        f"With {base.n} of {base.m} clients, which differ, and η ~ √(Kn), the corollary's choice, the average of the",
-        f"second half grows with K: slope {by_steps} (theory +1/2). With η ~ √n the slope is {alone}. The step causes",
-        "the slowdown, not the local work.",
+        f"If clients differ, {base.n} of {base.m} take part in each round, and η ~ √(Kn) as in the corollary, mean",
+        f"‖∇f‖² over the second half grows with K: the slope is {by_steps} (theory +1/2). With η ~ √n the slope is",
+        f"{alone}. So the step causes the slowdown, not the local work.",
     )
     yield picture("partial", "Second half of the run against local steps, for two step rules")
 
 
 def ratios(found: Found, cases: Sequence[Case], dense: Sequence[Case]) -> list[list[float]]:
-    """Return the averages over those without compression, one for each seed of each case; the noise is the same."""
+    """Return averages divided by those without compression, for each seed of each case; the noise is the same."""
     pairs = [zip(found[case], found[plain], strict=True) for case, plain in zip(cases, dense, strict=True)]
     return [[own.average / other.average for own, other in pair] for pair in pairs]
 
 
 def excesses(over: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return by how much these ratios exceed 1; nothing if some do not."""
+    """Return by how much these ratios exceed 1; an empty list if some do not."""
     return [[ratio - 1 for ratio in seeds] for seeds in over] if min(map(min, over)) > 1 else []
 
 
 def _compression(found: Found) -> Iterator[str]:
     yield "### What compression costs\n"
     yield paragraph(
-        "The average over all rounds, relative to no compression with the same noise, as mean ± standard deviation",
-        f"over {len(grid.SEEDS)} seeds, with all clients in every round:",
+        "The table shows mean ‖∇f‖² over all rounds, divided by that of the run without compression and with the same",
+        f"noise, as mean ± standard deviation over {len(grid.SEEDS)} seeds. All clients take part in every round.",
     )
     others = [uplink for uplink in grid.COMPRESSORS if uplink != "identity"]
     every = {uplink: ratios(found, grid.compressed(uplink), DENSE) for uplink in others}
@@ -179,9 +179,9 @@ def _compression(found: Found) -> Iterator[str]:
     shown = ", ".join(f"{power:+.2f} ({name})" for name, power in powers.items())
     gone = next(rounds for rounds, seeds in zip(grid.LENGTHS, every["top-k 1/4"], strict=True) if fmean(seeds) < 1)
     yield paragraph(
-        f"The excess falls like T to the power {shown}. Relative to the leading 1/√T, a term in 1/T has the power",
-        "-0.5, as in the bound; a factor 1/(1-q) would not fall at all. With top-k 1/4 there is no excess from",
-        f"T = {gone} on.",
+        f"The excess over 1 falls like T to the power {shown}. The bound predicts -0.5, because it puts compression into",
+        "a term in 1/T, next to the leading 1/√T. A factor 1/(1-q) would not fall at all. With top-k 1/4 there is no",
+        f"excess from T = {gone} on.",
     )
     yield picture("compression", "Excess of compression against rounds")
     yield from _sampled(found)
@@ -195,9 +195,9 @@ def _sampled(found: Found) -> Iterator[str]:
         for uplink in grid.SAMPLED
         if uplink != "identity"
     }
-    yield paragraph(f"The same with some of {base.m} clients per round, and T = {base.T}:")
-    yield _ratios("uplink, difference of clients", [f"{n} per round" for n in grid.COHORTS], some)
-    yield paragraph("The real price is the difference of clients times the age of what they send.")
+    yield paragraph(f"The same ratios with some of {base.m} clients per round and T = {base.T}:")
+    yield _ratios("uplink, difference between clients", [f"{n} per round" for n in grid.COHORTS], some)
+    yield paragraph("The real cost is the difference between clients times the age of what they send.")
 
 
 def _ratios(head: str, columns: Sequence[str], lines: Mapping[str, list[list[float]]]) -> str:
@@ -212,7 +212,7 @@ def _gamma(package: Package) -> Iterator[str]:
     yield "### γ grows as the gradient falls\n"
     yield paragraph(
         f"With {GAMMA.m} clients that differ, exact gradients and sign compression, γ is about σ_g/‖∇f‖ once ‖∇f‖ is",
-        "below σ_g. These are the package's rounds, with one seed. Means over 20 rounds:",
+        "below σ_g. The table shows means over 20 of the package's rounds, with one seed.",
     )
     yield table(["σ_g", "rounds", "‖∇f‖", "γ", "γ ‖∇f‖/σ_g"], [line for run in package.gamma for line in _windows(run)])
     yield paragraph(
@@ -232,10 +232,10 @@ def _windows(run: Mapping[str, Any]) -> Iterator[list[str]]:
 def _epsilon(found: Found) -> Iterator[str]:
     yield "### Two regimes of ε\n"
     yield paragraph(
-        "With both rates fixed (nonconvex, σ_l = 1), the step grows as ε falls until v̂ leaves its floor; then ε no",
-        "longer matters. If clients travel farther in a round and η is smaller to match, v̂ leaves its floor at a",
-        "larger ε, and mean ‖∇f‖² settles at another level. It may be worse than the best ε on the floor, or as",
-        "good:",
+        "On the nonconvex problem with σ_l = 1 and both rates fixed, a smaller ε makes the step longer until v̂ leaves",
+        "its floor; below that, ε no longer matters. If clients travel farther in a round and η is smaller to match, v̂",
+        "leaves its floor at a larger ε, and mean ‖∇f‖² settles at another level. This level may be worse than with the",
+        "best ε on the floor, or as good:",
     )
     lines = [[f"{travel:g}", *(_regime(found, case) for case in grid.floors(travel))] for travel in grid.TRAVELS]
     yield table(["η_l K", *(f"ε = {eps:g}" for eps in grid.FLOORS)], lines)

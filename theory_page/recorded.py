@@ -33,15 +33,15 @@ STUDIES = (
     Study(
         "adaptivity-shakespeare",
         "Shakespeare's plays",
-        "The LSTM of [`shakespeare-lstm`](reproduction.md#shakespeares-plays), with the same columns as above.\n"
+        "These runs train the LSTM of [`shakespeare-lstm`](reproduction.md#shakespeares-plays). The columns are as above.\n"
         "FedAvgM has one rate here and FedAMS several settings, so a small lead of the best FedAMS says little.\n",
         ("shakespeare-lstm", "FedAMS", "eps=1e-6, rate 10"),
     ),
     Study(
         "adaptivity-resnet18",
         "CIFAR-10, 60 rounds",
-        "ResNet-18 as in the paper's first figure, with bias correction, but for 60 rounds. The table shows the best\n"
-        "rate of FedAvgM and of each ε, chosen from the same runs.\n",
+        "These runs train ResNet-18 as in the paper's first figure, with bias correction, but for 60 rounds. The table\n"
+        "shows FedAvgM and each ε with its best rate, chosen from the same runs.\n",
     ),
 )  # fmt: skip
 
@@ -144,6 +144,7 @@ def twins(results: Results) -> Iterator[str]:
     if not pairs:
         return
     yield "#### CIFAR-10, the twins of the paper's first figure\n"
+    yield "The twin of a method is the FedAvgM that it equals while v̂ is on its floor.\n"
     cells = [
         [
             model,

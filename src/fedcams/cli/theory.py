@@ -51,8 +51,8 @@ def check(
 ) -> None:
     """Check experiments or a run against the theorems: constants, both bounds with every term, and conditions.
 
-    Constants are exact for the tasks quadratic and logistic. For others they are the largest that a run with
-    theory_every measured, or are measured at the start.
+    Constants are exact or proven for the tasks quadratic and logistic. For other tasks, they are the largest values
+    that a run with theory_every measured, or else they are measured at the start.
 
     Settings that the theorems do not cover are checked as far as possible; the assumptions that fail are listed.
     """
@@ -157,7 +157,7 @@ def steps(
     cohort: Annotated[int, typer.Option("--cohort", "-n", min=1, help="Clients per round n.")] = 10,
     clients: Annotated[int, typer.Option("--clients", "-m", min=1, help="All clients m.")] = 100,
     batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Examples per local step.")] = 20,
-    server: Annotated[str, typer.Option(help="The server; its lr does not matter.")] = "fedams",
+    server: Annotated[str, typer.Option(help="The server; its lr is ignored.")] = "fedams",
     uplink: Annotated[str, typer.Option(help="Compressor of the updates.")] = "identity",
     data: Data = None,
 ) -> None:
@@ -210,11 +210,11 @@ def _steps(chosen: dict[str, Steps], server: ServerOptimizer, known: Constants) 
 
 @theory.command()
 def rates(
-    quick: Annotated[bool, typer.Option("--quick", help="Run a small grid only, a third of the time.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs per point; several also give a deviation.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Run only a small grid, in a third of the time.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per point; with several, also show the standard deviation.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print every point as JSON.")] = False,
 ) -> None:
-    """Measure how mean ‖∇f‖² falls with rounds T, local steps K and clients m; theory predicts the power -1/2.
+    """Measure how mean ‖∇f‖² falls with rounds T, local steps K and clients m; theory predicts the exponent -1/2.
 
     Each seed takes about half a minute on one CPU core.
     """

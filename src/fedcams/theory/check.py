@@ -36,15 +36,15 @@ class Checked:
     bounds: tuple[Bound, Bound]
     """The paper's, as printed, and the one proved in docs/theory.md."""
     fails: list[str]
-    """The assumptions that do not hold, and what is taken instead."""
+    """The assumptions that do not hold, and what the bounds use instead."""
     regime: str
     twin: str
     """The FedAvgM that the server equals while v̂ is on its floor; empty if there is none."""
     seen: dict[str, float]
     """What a recorded run measured: the mean of `gradient_sq`, the largest `q_max`, `gamma` and `off_floor`.
 
-    From `theory_every`, also `measured_gradient_sq`, the mean of ‖∇f‖² by the gradients themselves, and how many
-    `measured_rounds` it is from.
+    With `theory_every`, also `measured_gradient_sq`, the mean of ‖∇f‖² from the gradients themselves, and
+    `measured_rounds`, the number of rounds behind it.
     """
     may_leave: float | None
     """The share of coordinates that can ever have left the floor, by the norms of the recorded updates."""
@@ -67,7 +67,7 @@ def check(
     data: Path | None = None,
     measured: Sequence[Measured] = (),
 ) -> Checked:
-    """Check an experiment, or a run by its records, against the theorems; refuses data that is missing.
+    """Check an experiment, or a run by its records, against the theorems; refuses missing data.
 
     `measured` is what a run with `theory_every` measured; otherwise constants that are not known are measured at the
     start. If an assumption does not hold, `fails` lists it, and the bound is that of the closest case.
@@ -84,7 +84,7 @@ def check(
         fails.append(f"a proven q: the largest measured, {largest:.4g}, replaces the proven {run.q:.6g}")
         run = dataclasses.replace(run, q=min(run.q, largest))
     if run.q and run.full and "gamma" not in seen:
-        fails.append("a known γ: it was not measured, and the bound takes 0; the probe gamma records it")
+        fails.append("a known γ: it was not measured, so the bound uses 0; the probe gamma records it")
     if known.how["L"].startswith(LOWER):
         count = len(measured) + (len(measured) > 0 and measured[0].round > 1)  # the start counts too
         when = f"in {count} round{'s' * (count > 1)}" if measured else "at the start"
@@ -134,9 +134,9 @@ def _regime(known: Constants, run: Setting, off_floor: float | None, certain: bo
         name = "floor" if off_floor < RARELY else "mixed" if off_floor < 0.5 else "adaptive"
         return f"{name}, as measured: v̂ left its floor in at most {100 * off_floor:.4g}% of coordinates"
     if run.adaptivity(known) > 1:
-        return "open: u > 1, so v̂ may leave its floor; a recorded run says where it does"
+        return "open: u > 1, so v̂ may leave its floor; a recorded run shows whether it does"
     if not certain:
-        return "probably floor: u ≤ 1, but not all that it takes is proven; a recorded run says where v̂ was"
+        return "probably floor: u ≤ 1, but not all assumptions behind it are proven; a recorded run shows where v̂ was"
     if not run.inside:
         return "floor: √v̂ never exceeds ε, so steps are 1/(1 + u) to 1 times those of the FedAvgM twin"
     return "floor: v̂ can never leave it, so the server is its FedAvgM twin"

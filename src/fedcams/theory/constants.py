@@ -37,7 +37,7 @@ class Instance:
 def constants_of(one: Instance, lines: Sequence[Measured] = ()) -> Constants:
     """Return the constants of an experiment's problem, and how each is known; `lines` are what its run measured.
 
-    Refuses a problem whose constants cannot be measured at all, as without second derivatives.
+    Refuses a problem whose constants cannot be measured at all, for example without second derivatives.
     """
     task = one.experiment.task
     own = str(one.experiment.model) == task.model  # those of another model on the same data are not known
@@ -49,7 +49,7 @@ def constants_of(one: Instance, lines: Sequence[Measured] = ()) -> Constants:
 
 
 def batch_factor(local: Local, examples: int) -> float:
-    """Return the variance of the mean of a batch over that of one example; drawing without replacement lowers it.
+    """Return the variance of a batch's mean divided by that of one example; drawing without replacement lowers it.
 
     The batch is the smallest of a round: an epoch's last one may have fewer examples than the others.
     """

@@ -58,9 +58,9 @@ def _of_clients(experiment: Experiment, problem: Problem, sizes: Sequence[int]) 
     local, sampler = experiment.local, experiment.sampler
     steps = sorted({step_count(local, size) for size in sizes})
     if len(steps) > 1:
-        yield f"equal K: clients take {steps[0]} to {steps[-1]} local steps; the bound takes K = {steps[0]}"
+        yield f"equal K: clients take {steps[0]} to {steps[-1]} local steps; the bound uses K = {steps[0]}"
     if sampler.size_varies:
-        yield f"fixed n: cohorts of {sampler} vary in size, so residuals do not telescope; the bound takes their mean"
+        yield f"fixed n: cohorts of {sampler} vary in size, so residuals do not telescope; the bound uses their mean"
     if len(set(sizes)) > 1:  # otherwise all have the same weight
         yield from _of_weights(experiment)
     if not local.is_plain:
@@ -71,7 +71,7 @@ def _of_clients(experiment: Experiment, problem: Problem, sizes: Sequence[int]) 
             "a round vanishes to first order; sgd(replace=true) draws with replacement"
         )
     if problem.buffer_layout is not None:
-        yield "a loss of each example: batch normalisation makes it depend on the rest of the batch"
+        yield "a loss per example: batch normalisation makes it depend on the rest of the batch"
 
 
 def _of_weights(experiment: Experiment) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _of_the_server(experiment: Experiment) -> Iterator[str]:
     if server.name in ("fedadam", "fedyogi"):
         yield f"a second moment that never falls: that of {server.name} does; the bound is FedAMSGrad's"
     elif server.name == "fedadagrad":
-        yield "a bounded second moment: that of fedadagrad grows with every round; the bound takes one update's"
+        yield "a bounded second moment: that of fedadagrad grows with every round; the bound uses one update's"
     elif server.name not in ("fedams", "fedamsgrad", "fedavg", "fedavgm"):
         yield f"the server of the theorems: server={server}; the bound is that of FedAvg with its rate"
     if experiment.aggregate.name != "mean":
@@ -102,7 +102,7 @@ def _of_messages(experiment: Experiment) -> Iterator[str]:
     bound = experiment.in_round(1, experiment.rounds).uplink.squared_error_bound(Layout.flat(2))
     if bound is None or (bound and not experiment.feedback):
         sent = f"uplink={experiment.uplink}, feedback={str(experiment.feedback).lower()}"
-        yield f"error feedback with q < 1: {sent}; the bound takes q = 0"
+        yield f"error feedback with q < 1: {sent}; the bound uses q = 0"
     elif experiment.uplink.in_expectation:
         yield f"a certain q < 1: that of {experiment.uplink} holds in expectation only, and one message may lose more"
     if experiment.downlink.name != "none":

@@ -1,4 +1,4 @@
-"""The gradients and the curvature of one client's loss at any model; the problem's own model is only borrowed."""
+"""The gradients and the curvature of one client's loss at any model; the problem's own model is restored afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SAMPLE = 10
-"""How many batches of a client are measured, and how often a vector is multiplied by its Hessian."""
+"""How many batches of a client are measured, and how many steps power iteration takes."""
 
 
 class Point(NamedTuple):
@@ -37,7 +37,7 @@ Load = Callable[[Point], None]
 
 @contextlib.contextmanager
 def borrowed(problem: Problem) -> Iterator[Load]:
-    """Yield a function that writes a point into the model, which trains inside; afterwards all is as it was."""
+    """Yield a function that loads a point into the model, in training mode; restore the model afterwards."""
     model = problem.model
     modes = [(module, module.training) for module in model.modules()]
     parameters = {name: part.detach().clone() for name, part in model.named_parameters() if part.requires_grad}
@@ -114,7 +114,7 @@ class ClientLoss:
         return total
 
     def _passing(self, at: Point) -> Iterator[tuple[float, NDArray[np.int64]]]:
-        """Yield pieces of the examples with their shares, as long as a batch, so that they need no more memory."""
+        """Yield pieces of the examples with their shares, no larger than a batch to limit memory."""
         order = generator(0, "theory pieces", self.done, self.client).permutation(self._size)
         self._begin(at)
         for rows in np.array_split(order, -(-self._size // self.problem.local.batch)):
@@ -161,5 +161,5 @@ def _flat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def norm(vector: Tensor) -> float:
-    """Return the length of a vector, added up in float64."""
+    """Return the length of a vector, summed in float64."""
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64))

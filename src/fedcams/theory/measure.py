@@ -1,4 +1,4 @@
-"""Measure the constants of the theorems at one model, from gradients of some clients; training is left as it was."""
+"""Measure the constants of the theorems at one model, from gradients of some clients; this does not affect training."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Measured:
 
     @property
     def gradient_sq_of_all(self) -> float | None:
-        """An estimate of ‖∇f‖² over the whole population, without bias: it may be negative.
+        """An unbiased estimate of ‖∇f‖² over the whole population; it may be negative.
 
-        The mean gradient of some clients is longer than that of all, by their differences.
+        The mean gradient of some clients is longer than that of all, because clients differ.
         """
         if self.gradient_sq is None or self.clients == self.population:
             return self.gradient_sq
@@ -110,7 +110,7 @@ _ALLOWED: Mapping[str, Callable[[Any], bool]] = {
 
 
 def measure(problem: Problem, start: Point, after: Tensor | None, done: int) -> Measured:
-    """Measure the constants at `start`, the model after `done` rounds; `after [d]` is the one after the next round.
+    """Measure the constants at `start`, the model after `done` rounds; `after [d]` is the model one round later.
 
     Without `after` there is no secant. Clients and batches do not depend on the run's seed. The problem's model and
     torch's generators are left as they were. Nothing is refused: what cannot be measured is None.

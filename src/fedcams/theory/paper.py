@@ -1,7 +1,7 @@
 """The paper's four theorems as printed, with their misprints corrected; docs/theory.md lists those.
 
-Theorem 1 is FedAMS with all clients, 2 with some of them; 3 and 4 are FedCAMS with all and with some. A step of their
-proofs does not hold (docs/theory.md), so these bounds are for comparison; `proved` has one that is proved there.
+Theorems 1 and 2 cover FedAMS with all and with some of the clients per round; 3 and 4 do the same for FedCAMS. A step of
+their proofs does not hold (docs/theory.md), so these bounds are for comparison; `proved` has the one proved there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def theorem(run: Setting) -> int:
         run: the setting.
 
     Returns:
-        1 or 3 for full participation, 2 or 4 for a part of the clients; 3 and 4 are those with compression.
+        1 or 3 for full participation, 2 or 4 for partial participation; 3 and 4 are with compression.
 
     Examples:
         >>> from fedcams.theory import Setting, theorem
@@ -79,7 +79,7 @@ def printed_rate(known: Constants, run: Setting) -> float:
         run: the setting.
 
     Returns:
-        The rate; 0 for n = 1 of many, where the condition divides by 0.
+        The rate; 0 if one of several clients takes part (n = 1), since the condition then divides by 0.
 
     Examples:
         >>> from fedcams.theory import Constants, Setting, printed_rate, tight_rate
@@ -96,7 +96,7 @@ def printed_rate(known: Constants, run: Setting) -> float:
 
 
 def tight_rate(known: Constants, run: Setting) -> float:
-    """Return the largest local rate that the proof needs: the solution of η_l S(η_l) ≤ A, at most 1/(8KL).
+    """Return the largest local rate that the proof allows: the solution of η_l S(η_l) ≤ A, at most 1/(8KL).
 
     Arguments:
         known: what the theorems assume of the problem.
@@ -129,7 +129,7 @@ def s_of(eta_l: float, known: Constants, run: Setting) -> float:
 
 
 def _inflation(run: Setting) -> float:
-    """Return R, the bound on the squared length of decoded updates over that of updates."""
+    """Return R, the bound on the squared length of decoded updates, divided by that of updates."""
     return 4 * (1 + run.q**2) ** 3 / (1 - run.q**2) ** 2 if run.q else 1.0
 
 

@@ -1,4 +1,4 @@
-"""A bound whose every step is proved (docs/theory.md): the paper's, with the weights taken from the round before.
+"""A bound with every step proved (docs/theory.md): the paper's, with the weights of the previous round.
 
 Subtracting D_t = V̂_{t-1}^{-1/2} - V̂_t^{-1/2} ≥ 0 first makes the weights of the descent term known before the round.
 Keeping the expected update in the product with ∇f(y_t) - ∇f(x_t) makes the terms with momentum and residuals of higher
@@ -12,7 +12,7 @@ import math
 from fedcams.theory.setting import Bound, Condition, Constants, Setting
 
 CROSS = 2.0
-"""Safe for the product of noise and later gradients, which the paper takes as zero; 1 ignores it."""
+"""A safe factor for the product of noise and later gradients, which the paper sets to zero; 1 ignores it."""
 
 
 def sound(known: Constants, run: Setting, cross: float = CROSS) -> Bound:
@@ -64,14 +64,14 @@ def conditions(known: Constants, run: Setting, cross: float = CROSS) -> tuple[Co
 
 
 def largest_root(known: Constants, run: Setting) -> float:
-    """Return P, the largest that √v̂, or √v̂ + ε, can become."""
+    """Return P, the largest possible √v̂, or √v̂ + ε where ε is added to the root."""
     root = math.sqrt(run.eps)
     longest = run.adaptivity(known) * root
     return max(root, longest) if run.inside else root + longest
 
 
 def _memory(known: Constants, run: Setting) -> float:
-    """Return Ψ, the price of weights that change; zero if v̂ cannot leave its floor."""
+    """Return Ψ, the cost of changing weights; zero if v̂ cannot leave its floor."""
     fall = 1 / math.sqrt(run.eps) - 1 / largest_root(known, run)
     held = kept(run)
     first = (1 + held) * known.G**2 * known.d * fall
@@ -79,7 +79,7 @@ def _memory(known: Constants, run: Setting) -> float:
 
 
 def kept(run: Setting) -> float:
-    """Return how many updates momentum and residuals hold at most; a residual counts m/n, as the sum is over all."""
+    """Return how many updates momentum and residuals hold at most; residuals of all m clients count, divided by n."""
     return run.c_b + run.m / run.n * run.q / (1 - run.q)
 
 

@@ -36,7 +36,7 @@ class Trial:
     beta1: float = 0.0
     uplink: str = "identity"
     sigma_l: float = 1.0
-    """Times √(0.8 dim), the noise of a local step."""
+    """The noise of a local step, in units of √(0.8 dim)."""
     sigma_g: float = 0.0
     """The same for the difference between clients."""
     dim: int = 400
@@ -64,7 +64,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trial gave."""
+    """The result of a trial."""
 
     trial: Trial
     average: float
@@ -100,13 +100,13 @@ def gradient_norms(experiment: Experiment, built: Built | None = None) -> tuple[
 QUICK: Mapping[str, Sequence[int]] = {"T": (64, 128, 256), "K": (1, 2, 4, 8), "m": (2, 4, 8, 16)}
 FULL: Mapping[str, Sequence[int]] = {"T": (64, 128, 256, 512, 1024), "K": (1, 2, 4, 8, 16), "m": (2, 4, 8, 16, 32)}
 BASE = {"quick": Trial(T=128), "full": Trial(T=256)}
-"""Where the others stay while one of T, K and m varies; T ≥ 4 K m keeps the step of a round small."""
+"""The fixed values of the others while one of T, K and m varies; T ≥ 4 K m keeps the step of a round small."""
 
 
 def sweep(
     base: Trial, axes: Mapping[str, Sequence[int]], seeds: Sequence[int] = (1,)
 ) -> Iterator[tuple[str, Measured]]:
-    """Yield what every trial gave, with the name of the number that varies."""
+    """Yield the result of every trial, with the name of the number that varies."""
     for axis, values in axes.items():
         for value in values:
             for seed in seeds:

@@ -17,9 +17,9 @@ class Constants:
     L: float
     """The gradients of every client's loss are L-Lipschitz."""
     G: float
-    """No stochastic gradient is longer."""
+    """A bound on the length of every stochastic gradient."""
     s_l: float
-    """σ_l, whose square bounds the variance of the gradient of one local step, a batch, at every client."""
+    """σ_l, whose square bounds the variance of one batch's gradient, at every client."""
     s_g: float
     """σ_g, whose square bounds the mean over clients of ‖∇F_i - ∇f‖²."""
     F: float
@@ -83,13 +83,13 @@ class Setting:
 
     @property
     def amplification(self) -> float:
-        """How many times longer than an update a decoded one can be, because of what error feedback adds."""
+        """How many times longer error feedback can make a decoded update than an update."""
         if self.q == 0:
             return 1.0
         return (1 if self.shrinks else 1 + self.q) / (1 - self.q)
 
     def adaptivity(self, known: Constants) -> float:
-        """Return u, the longest possible decoded update over √ε: with u ≤ 1, v̂ can never leave its floor."""
+        """Return u, the longest possible decoded update divided by √ε; if u ≤ 1, v̂ can never leave its floor."""
         return self.amplification * self.eta_l * self.K * known.G / math.sqrt(self.eps) if self.adapts else 0.0
 
     def sampling(self, known: Constants) -> float:

@@ -9,7 +9,7 @@ from fedcams.theory.proved import CROSS, kept, sound
 from fedcams.theory.setting import Bound, Constants, Setting
 
 DRIFT = 0.1
-"""The share of the leading terms that drifting clients, or weights that change, may add."""
+"""The share of the leading terms that client drift, or changing weights, may add."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Steps:
 def recommended(known: Constants, run: Setting) -> Steps:
     """Return the rates that minimise the bound within its conditions; those of `run` do not matter.
 
-    The local rate is the largest at which drift costs a tenth of the leading terms and v̂ cannot leave its floor; where
-    ε is added to the root, its change costs a tenth at most. Then the server's rate gives the step of a round with the
-    lowest bound.
+    The local rate is the largest at which drift adds at most a tenth to the leading terms and v̂ cannot leave its floor.
+    If the server adds ε to the root, changes of v̂ may also add at most a tenth. The server's rate then makes the step
+    of a round the one with the lowest bound.
     """
     variance = known.s_l**2 / (run.n * run.K)
     if not run.full:
@@ -40,7 +40,7 @@ def recommended(known: Constants, run: Setting) -> Steps:
 
 
 def corollary(known: Constants, run: Setting) -> Steps:
-    """Return the corollaries' choice with all constants one: η = √(K n), η_l = 1/(√T K)."""
+    """Return the corollaries' choice with all constants set to 1: η = √(K n), η_l = 1/(√T K)."""
     chosen = replace(run, eta=math.sqrt(run.K * run.n), eta_l=1 / (math.sqrt(run.T) * run.K))
     return Steps(chosen, sound(known, chosen), "")
 
