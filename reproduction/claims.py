@@ -34,8 +34,8 @@ TEXT = f"""\
 ## The paper's claims
 
 The table states the claims of the paper's text, figures and tables in our own words. Accuracies are means over the
-last {LAST} rounds, and over the seeds that all methods in a claim share. Signed numbers are points of accuracy; brackets
-give the lowest and the highest seed.
+last {LAST} rounds, and over the seeds that all methods in a claim share. Signed numbers are points of accuracy;
+brackets give the lowest and the highest seed.
 
 - Two methods within {NEAR} points count as equal%s.
 - While two methods count as equal, a claim that one of them is better stays open, and a claim that something brings a

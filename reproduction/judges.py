@@ -126,7 +126,7 @@ def rising(preset: str, labels: tuple[str, ...]) -> Judge:
 
 
 def twins(preset: str) -> Judge:
-    """Return a judge of the claim that FedAMS owes its accuracy to adaptivity, and not to its rate, which FedAvgM has too.
+    """Return a judge of the claim that FedAMS owes its accuracy to adaptivity, not to a rate that FedAvgM has too.
 
     If both count as equal, the claim fails: the same rate gives the same gain without adaptive steps.
     """

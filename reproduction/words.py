@@ -77,8 +77,9 @@ runs in [results/](../results).
 HEADLINE = """\
 These are runs on CIFAR-10 over 500 rounds, with 10 of 100 clients per round. *Accuracy* is the test accuracy in
 percent over the last 100 rounds. *Fewer bytes* compares uploads with dense updates; if the model is compressed too, it
-compares all bytes, up and down, with those of FedCAMS sign, which sends dense models. Of the runs that compress both ways and end at most {loss} points below FedCAMS sign, the table
-shows the one with the fewest bytes; its time per round is left out, because the GPU was not idle.
+compares all bytes, up and down, with those of FedCAMS sign, which sends dense models. Of the runs that compress both
+ways and end at most {loss} points below FedCAMS sign, the table shows the one with the fewest bytes; its time per round
+is left out, because the GPU was not idle.
 """
 SETTING = """\
 ## How it was run
@@ -106,8 +107,8 @@ many times fewer bytes go up than without compression. *Seconds* are the median 
 *minutes* are for the whole run. With several seeds, both come from the fastest run, since others may have shared the
 GPU.
 
-The command in each section starts all of its runs; add `--only LABEL` for just one method. You need a GPU and a folder with
-CIFAR-10; the [last section](#run-it-yourself) lists the minutes that each preset takes.
+The command in each section starts all of its runs; add `--only LABEL` for just one method. You need a GPU and a folder
+with CIFAR-10; the [last section](#run-it-yourself) lists the minutes that each preset takes.
 """
 REPEATABILITY = """\
 **Repeatability**: the engine computes all sums in a fixed order, so a run repeats bit for bit with the same seed,
@@ -150,7 +151,8 @@ TWO_WAY = """\
 
 The paper compresses only updates and leaves open how to compress the model under partial participation. These runs
 compress both ([how](two-way.md)), with 10 of 100 clients per round. The first model that a client receives is dense,
-and all bytes count. *Fewer* compares all bytes, up and down, with FedCAMS sign, which compresses only updates, and with no compression. *Accuracy*
-is that of the server's model. *Lost* is how many points this is below FedCAMS sign. *Held* is the accuracy of the
-common model that all clients hold with `shared`: they train from it, and use its batch-norm statistics.
+and all bytes count. *Fewer* compares all bytes, up and down, with FedCAMS sign, which compresses only updates, and with
+no compression. *Accuracy* is that of the server's model. *Lost* is how many points this is below FedCAMS sign. *Held*
+is the accuracy of the common model that all clients hold with `shared`: they train from it, and use its batch-norm
+statistics.
 """

@@ -13,7 +13,9 @@ from theory_page.page import write
 if __name__ == "__main__":  # the processes that run experiments import this file too
     parser = argparse.ArgumentParser(prog="python -m theory_page", description=__doc__)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--draw", action="store_true", help="run nothing; only draw the stored numbers and the runs in results/")
+    which.add_argument(
+        "--draw", action="store_true", help="run nothing; only draw the stored numbers and the runs in results/"
+    )
     which.add_argument("--only", choices=STUDIES, help="run one study, and keep the numbers of the others")
     given = parser.parse_args()
     for name in [] if given.draw else [given.only] if given.only else STUDIES:

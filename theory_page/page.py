@@ -91,8 +91,8 @@ def _over_rounds(results: Results) -> Iterator[str]:
     yield paragraph(
         "The picture shows the share of coordinates off the floor, the rate at which the server follows its momentum,",
         "an estimate of ‖∇f‖² from the cohort's updates (too low where clients travel far), and γ. FedAvgM's momentum",
-        "is a sum and that of the others a mean, so FedAvgM's rates are multiplied by 1/(1 - β1). FedAvgM is dashed, in",
-        "the colour of its method.",
+        "is a sum and that of the others a mean, so FedAvgM's rates are multiplied by 1/(1 - β1). FedAvgM is dashed,",
+        "in the colour of its method.",
     )
     yield picture("over-rounds", "Off the floor, rate, gradient and γ of recorded runs against rounds")
     yield paragraph(f"*Seeds: {seeds}. The estimates of ‖∇f‖² and γ are means over {SMOOTHED} rounds.*")
@@ -110,9 +110,9 @@ def _made(made: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "### Where these numbers come from\n"
     yield table(["file", "runs", "seconds", "CPU seconds"], lines)
     yield paragraph(
-        f"The numbers were computed on {'; '.join(dict.fromkeys(map(_origin, made.values())))}. *Seconds* include waiting for other",
-        "programs on the machine; *CPU seconds* do not, and are the sum over all processes. The runs on CIFAR-10 and",
-        "on Shakespeare's plays are in `results/`, each with its own `environment.json`.",
+        f"The numbers were computed on {'; '.join(dict.fromkeys(map(_origin, made.values())))}.",
+        "*Seconds* include waiting for other programs on the machine; *CPU seconds* do not, and are the sum over",
+        "all processes. The runs on CIFAR-10 and on Shakespeare's plays are in `results/`, each with its own `environment.json`.",
     )
 
 

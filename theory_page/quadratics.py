@@ -47,9 +47,9 @@ def average(found: Found, case: Case) -> float:
 def _slopes(measured: Measurements) -> Iterator[str]:
     yield "### Slopes\n"
     yield paragraph(
-        "The table shows the exponent p of mean ‖∇f‖² ~ x^p, where x is the number of rounds T, of local steps K, or of",
-        f"clients m (or n of them per round), as mean ± standard deviation over {len(grid.SEEDS)} seeds. Theory predicts",
-        "-0.5 unless the cell says otherwise. *Second half* uses only the second half of the rounds.",
+        "The table shows the exponent p of mean ‖∇f‖² ~ x^p, where x is the number of rounds T, of local steps K, or",
+        f"of clients m (or n of them per round), as mean ± standard deviation over {len(grid.SEEDS)} seeds. Theory",
+        "predicts -0.5 unless the cell says otherwise. *Second half* uses only the second half of the rounds.",
     )
     heads = [f"{axis}{half}" for half in ("", ", second half") for axis in ("T", "K", "m or n")]
     yield table(["problem", *heads], list(_lines(measured)))
@@ -57,9 +57,9 @@ def _slopes(measured: Measurements) -> Iterator[str]:
     yield picture("rates", "Mean squared gradient against rounds, local steps and clients, with the bound above")
     yield paragraph(
         "*Small dots are seeds; lines are their means. Top: the first row of the table. Bottom: the package and the",
-        "oracle on the same problem. Values are multiplied by √x, which makes the slope -1/2 horizontal, and each curve",
-        f"is divided by its mean. The package's averages are {_level(measured):.2f} times the oracle's, because its",
-        "start and its noise are spread differently over the coordinates.*",
+        "oracle on the same problem. Values are multiplied by √x, which makes the slope -1/2 horizontal, and each",
+        f"curve is divided by its mean. The package's averages are {_level(measured):.2f} times the oracle's, because",
+        "its start and its noise are spread differently over the coordinates.*",
     )
     yield picture("collapse", "The same against T K m: all points on one line")
 
@@ -179,9 +179,9 @@ def _compression(found: Found) -> Iterator[str]:
     shown = ", ".join(f"{power:+.2f} ({name})" for name, power in powers.items())
     gone = next(rounds for rounds, seeds in zip(grid.LENGTHS, every["top-k 1/4"], strict=True) if fmean(seeds) < 1)
     yield paragraph(
-        f"The excess over 1 falls like T to the power {shown}. The bound predicts -0.5, because it puts compression into",
-        "a term in 1/T, next to the leading 1/√T. A factor 1/(1-q) would not fall at all. With top-k 1/4 there is no",
-        f"excess from T = {gone} on.",
+        f"The excess over 1 falls like T to the power {shown}. The bound predicts -0.5, because it puts compression",
+        "into a term in 1/T, next to the leading 1/√T. A factor 1/(1-q) would not fall at all. With top-k 1/4 there is",
+        f"no excess from T = {gone} on.",
     )
     yield picture("compression", "Excess of compression against rounds")
     yield from _sampled(found)
@@ -234,8 +234,8 @@ def _epsilon(found: Found) -> Iterator[str]:
     yield paragraph(
         "On the nonconvex problem with σ_l = 1 and both rates fixed, a smaller ε makes the step longer until v̂ leaves",
         "its floor; below that, ε no longer matters. If clients travel farther in a round and η is smaller to match, v̂",
-        "leaves its floor at a larger ε, and mean ‖∇f‖² settles at another level. This level may be worse than with the",
-        "best ε on the floor, or as good:",
+        "leaves its floor at a larger ε, and mean ‖∇f‖² settles at another level. This level may be worse than with",
+        "the best ε on the floor, or as good:",
     )
     lines = [[f"{travel:g}", *(_regime(found, case) for case in grid.floors(travel))] for travel in grid.TRAVELS]
     yield table(["η_l K", *(f"ε = {eps:g}" for eps in grid.FLOORS)], lines)

@@ -33,15 +33,16 @@ STUDIES = (
     Study(
         "adaptivity-shakespeare",
         "Shakespeare's plays",
-        "These runs train the LSTM of [`shakespeare-lstm`](reproduction.md#shakespeares-plays). The columns are as above.\n"
-        "FedAvgM has one rate here and FedAMS several settings, so a small lead of the best FedAMS says little.\n",
+        "These runs train the LSTM of [`shakespeare-lstm`](reproduction.md#shakespeares-plays). The columns\n"
+        "are as above. FedAvgM has one rate here and FedAMS several settings, so a small lead of the best FedAMS\n"
+        "says little.\n",
         ("shakespeare-lstm", "FedAMS", "eps=1e-6, rate 10"),
     ),
     Study(
         "adaptivity-resnet18",
         "CIFAR-10, 60 rounds",
-        "These runs train ResNet-18 as in the paper's first figure, with bias correction, but for 60 rounds. The table\n"
-        "shows FedAvgM and each ε with its best rate, chosen from the same runs.\n",
+        "These runs train ResNet-18 as in the paper's first figure, with bias correction, but for 60 rounds. The\n"
+        "table shows FedAvgM and each ε with its best rate, chosen from the same runs.\n",
     ),
 )  # fmt: skip
 

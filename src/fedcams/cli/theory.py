@@ -211,7 +211,9 @@ def _steps(chosen: dict[str, Steps], server: ServerOptimizer, known: Constants) 
 @theory.command()
 def rates(
     quick: Annotated[bool, typer.Option("--quick", help="Run only a small grid, in a third of the time.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs per point; with several, also show the standard deviation.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs per point; with several, also show the standard deviation.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print every point as JSON.")] = False,
 ) -> None:
     """Measure how mean ‖∇f‖² falls with rounds T, local steps K and clients m; theory predicts the exponent -1/2.

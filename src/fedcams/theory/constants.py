@@ -140,8 +140,9 @@ def _measured(one: Instance, lines: Sequence[Measured] = ()) -> Constants:
         raise SpecError(f"model={one.experiment.model}: {', '.join(unknown)} cannot be measured ({why}); {fix}")
     bound = BOUND if lines[0].clients == lines[0].population else f"{ESTIMATE} of a bound"
     how = {
-        "L": f"{LOWER}, {_where(lines, _clients_behind_l(lines))}", "G": f"{LOWER}, {where}", "s_l": f"{ESTIMATE}, {where}",
-        "s_g": f"{ESTIMATE}, {where}", "F": f"{bound} if the loss is never negative, {first}",
+        "L": f"{LOWER}, {_where(lines, _clients_behind_l(lines))}", "G": f"{LOWER}, {where}",
+        "s_l": f"{ESTIMATE}, {where}", "s_g": f"{ESTIMATE}, {where}",
+        "F": f"{bound} if the loss is never negative, {first}",
     }  # fmt: skip
     return Constants(**known, d=one.problem.layout.d, how=how)
 

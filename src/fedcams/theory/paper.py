@@ -1,7 +1,7 @@
 """The paper's four theorems as printed, with their misprints corrected; docs/theory.md lists those.
 
-Theorems 1 and 2 cover FedAMS with all and with some of the clients per round; 3 and 4 do the same for FedCAMS. A step of
-their proofs does not hold (docs/theory.md), so these bounds are for comparison; `proved` has the one proved there.
+Theorems 1 and 2 cover FedAMS with all and with some of the clients per round; 3 and 4 do the same for FedCAMS. A step
+of their proofs does not hold (docs/theory.md), so these bounds are for comparison; `proved` has the one proved there.
 """
 
 from __future__ import annotations
