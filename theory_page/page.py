@@ -112,7 +112,8 @@ def _made(made: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield paragraph(
         f"The numbers were computed on {'; '.join(dict.fromkeys(map(_origin, made.values())))}.",
         "*Seconds* include waiting for other programs on the machine; *CPU seconds* do not, and are the sum over",
-        "all processes. The runs on CIFAR-10 and on Shakespeare's plays are in `results/`, each with its own `environment.json`.",
+        "all processes. The runs on CIFAR-10 and on Shakespeare's plays are in `results/`, each with its own",
+        "`environment.json`.",
     )
 
 
