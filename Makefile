@@ -90,7 +90,7 @@ reproduction: $(READY) ## Regenerate docs/reproduction.md and what docs/theory.m
 leaderboard: $(READY) ## Regenerate docs/leaderboard.md and its pictures from leaderboard/entries
 	$(PY) -m leaderboard $(ARGS)
 
-theory: $(READY) ## Run the experiments of docs/theory.md again, and update its numbers and pictures (takes minutes)
+theory: $(READY) ## Run the experiments of docs/theory.md again, and update its numbers and pictures (7 minutes on 2 cores)
 	$(PY) -m theory_page $(ARGS)
 
 docs: $(READY) ## Regenerate docs/reference.md, and build the documentation site in build/site

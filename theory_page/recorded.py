@@ -72,11 +72,15 @@ class Row:
 
 def rows(results: Results, study: Study) -> list[Row]:
     """Return the settings of a study that were run; none unless FedAvgM and FedAMS are among them."""
+    made = sorted(map(_row, _settings(results, study)), key=lambda row: (-(row.eps or 1), row.rate))
+    return made if len({row.eps is None for row in made}) == 2 else []
+
+
+def _settings(results: Results, study: Study) -> list[Done]:
     found = results.of(study.preset)
     preset, label, here = study.more
     found += [Done(here, done.runs) for done in (results.of(preset) if preset else []) if done.label == label]
-    made = sorted((_row(done) for done in with_common_seeds(found)), key=lambda row: (-(row.eps or 1), row.rate))
-    return made if len({row.eps is None for row in made}) == 2 else []
+    return with_common_seeds(found)
 
 
 def _row(done: Done) -> Row:
@@ -117,6 +121,7 @@ def sections(results: Results) -> Iterator[str]:
             shown = found if study.more[0] else best_rates(found)
             yield from table(HEADS, "rrrrr", list(map(_cells, shown)))
             yield _verdict(shown)
+            yield _places(_settings(results, study))
             yield from missing(results, study.preset)
     yield from twins(results)
 
@@ -137,6 +142,18 @@ def _verdict(shown: list[Row]) -> str:
         f"The best FedAMS has ε = {best.name}, with {100 * best.off_floor:.3g}% of coordinates off the floor at the\n"
         f"end. The difference from FedAvgM is {gain:+.2f} points{equal} (seed{'s' * (len(best.seeds) > 1)} {seeds}).\n"
     )
+
+
+def _places(settings: list[Done]) -> str:
+    """Return the devices and versions; if they differ, the settings that did not run where most did."""
+    places = ["; ".join(done.environments) for done in settings]
+    usual = max(places, key=places.count)
+    others = [
+        f"; {' and '.join(done.label for done, place in zip(settings, places, strict=True) if place == other)}: {other}"
+        for other in dict.fromkeys(places)
+        if other != usual
+    ]
+    return f"{usual}{''.join(others)}.\n"
 
 
 def twins(results: Results) -> Iterator[str]:

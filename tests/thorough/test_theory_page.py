@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -204,6 +205,19 @@ def test_the_measured_gradient_is_shown_once_fedams_recorded_it(tmp_path: Path, 
     (run / "rounds.jsonl").write_text(lines)
     assert gradient(Results(tmp_path)) == 0.25
     assert "put the mean of ‖∇f‖² at about 0.25." in block(replace(measured, results=Results(tmp_path)))
+
+
+def test_a_setting_that_ran_elsewhere_is_named(tmp_path: Path) -> None:
+    _, images = STUDIES
+    labels = ("FedAvgM, rate 10", "eps=1e-8, rate 100", "eps=1e-9, rate 100")
+    folders = [add(tmp_path, images.preset, label, rounds=60) for label in labels]
+    for folder, device in zip(folders, ("gpu", "cpu", "gpu"), strict=True):
+        (folder / "environment.json").write_text(json.dumps({"device": device, "torch": "2.9.1+x"}))
+    text = "\n".join(sections(Results(tmp_path)))
+    assert "\ngpu, torch 2.9.1; eps=1e-8, rate 100: cpu, torch 2.9.1.\n" in text
+    for folder in folders:
+        (folder / "environment.json").write_text(json.dumps({"device": "gpu", "torch": "2.9.1+x"}))
+    assert "\ngpu, torch 2.9.1.\n" in "\n".join(sections(Results(tmp_path)))
 
 
 def test_several_seeds_have_a_range(tmp_path: Path) -> None:
