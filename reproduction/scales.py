@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fedcams.optimizers import server
 from fedcams.optimizers.base import Adaptive
@@ -16,9 +17,10 @@ WORDS = """\
 ### How adaptive the steps are
 
 A coordinate moves by `lr m/(√v̂ + ε)`, or `lr m/max(√v̂, √ε)` with FedAMS; for FedAdam and FedYogi, v̂ is v. Since
-v̂ ≤ (1 - β2) Σ Δ² in every coordinate, the norms in `rounds.jsonl` bound the mean of v̂ at the end of a run. *Above
-it* is the share of coordinates whose √v̂ exceeds that ε or √ε, in the round where this share is largest; the cell is
-empty if no run recorded it.
+v̂ ≤ (1 - β2) Σ Δ² in every coordinate, the norms in `rounds.jsonl` bound the mean of v̂ in every round; the table shows
+the highest of these bounds. The bias correction of FedAdam and FedAMSGrad divides √v̂ by √(1 - β2^t) before ε is added,
+and the bound does so too. *Above it* is the share of coordinates whose √v̂ exceeds that ε or √ε, in the round where this
+share is largest; the cell is empty if no run recorded it.
 """
 CONCLUSION = """\
 The root mean square of √v̂ is therefore at most {percent:.1f}% of the ε or √ε that it competes with. By Markov's
@@ -30,11 +32,11 @@ little.
 
 @dataclass(frozen=True)
 class Scale:
-    """The last step of a run: its rate if v̂ is small, and how small v̂ is."""
+    """The steps of a run: their rate if v̂ is small, and how small v̂ is."""
 
     label: str
     at_most: float
-    """A bound on the root of the mean of v̂ over the coordinates, with any seed."""
+    """A bound on the root of the mean of v̂ over the coordinates, in any round and with any seed."""
     floor: float
     """ε, or √ε for FedAMS."""
     rate: float
@@ -50,7 +52,7 @@ def scale(done: Done) -> Scale | None:
         return None
     d = done.run.records[0].paper_bits_down / 32  # a dense model, by the paper's rule
     every = [[record.delta_norm for record in run.records] for run in done.runs]
-    bound = max(root(norms, d, float(optimizer.beta2)) for norms in every)
+    bound = max(highest(optimizer, norms, d) for norms in every)
     floor = math.sqrt(optimizer.eps) if optimizer.name == "fedams" else float(optimizer.eps)
     most = max((share for run in done.runs for share in run.recorded("off_floor") if share is not None), default=None)
     return Scale(done.label, bound, floor, float(optimizer.lr) / floor, most)
@@ -61,9 +63,14 @@ def _cells(each: Scale) -> list[str]:
     return [each.label, f"at most {each.at_most:.1e}", f"{each.floor:.3g}", above, f"{each.rate:.3g}"]
 
 
-def root(norms: list[float], d: float, beta2: float) -> float:
-    """Return a bound on the root of the mean of v, and of v̂, after updates of these norms."""
-    return math.sqrt((1 - beta2) * math.fsum(norm**2 for norm in norms) / d)
+def highest(optimizer: Adaptive, norms: list[float], d: float) -> float:
+    """Return a bound on the root of the mean of v, and of v̂, in any round of a run with updates of these norms.
+
+    Where the bias correction divides v, it divides the bound: with the floor of a round, which falls in the same way.
+    """
+    sums = accumulate(norm**2 for norm in norms)
+    corrected = [total * optimizer.floor(10**9) / optimizer.floor(t) for t, total in enumerate(sums, 1)]
+    return math.sqrt((1 - float(optimizer.beta2)) * max(corrected) / d)
 
 
 def scales(results: Results) -> Iterator[str]:
