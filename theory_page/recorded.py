@@ -157,12 +157,15 @@ def _places(settings: list[Done]) -> str:
 
 
 def twins(results: Results) -> Iterator[str]:
-    """Yield the methods of the paper's first figure, each next to the FedAvgM that it equals on its floor."""
+    """Yield the methods of the paper's first figure, each next to its FedAvgM twin."""
     pairs = [(name, *pair) for model, name in MODELS.items() for pair in _pairs(results, f"fig1-{model}")]
     if not pairs:
         return
     yield "#### CIFAR-10, the twins of the paper's first figure\n"
-    yield "The twin of a method is the FedAvgM that it equals while v̂ is on its floor.\n"
+    yield (
+        "The twin of FedAMS is the FedAvgM that it equals while v̂ is on its floor. The others add ε to the root, and\n"
+        "come close to their twins as long as √v̂ is small compared with ε.\n"
+    )
     cells = [
         [
             model,
