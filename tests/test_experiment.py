@@ -56,6 +56,8 @@ def test_a_file_says_everything_and_reads_back(tmp_path: Path) -> None:
         ({"task": 3}, "task=3: not a spec; allowed: a task spec, from 'cifar10', 'cifar100', 'digits'"),
         ({"weighting": "median"}, "allowed: uniform or examples"),
         ({"feedback": "yes"}, "feedback=yes: not a boolean"),
+        ({"sampler": "uniform(n=5)", "min_replies": 6}, "min_replies=6, but a cohort has at most 5 clients"),
+        ({"sampler": "bernoulli(p=0.1)", "clients": 9, "min_replies": 10}, "min_replies=9 or less"),
     ],
 )
 def test_bad_values_are_refused(values: dict[str, object], message: str) -> None:

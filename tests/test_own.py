@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import command_line
 import fedcams
 from fedcams import SpecError
+from fedcams.errors import UpdateError
 from fedcams.experiment import Experiment
 from fedcams.own import History
 from fedcams.runs import Run, RunError, read_run, resume, run
@@ -604,3 +605,21 @@ def test_the_users_model_is_left_alone(out: Path) -> None:
     made = start(out, model=model).run()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not torch.equal(made.model.state_dict()["0.weight"], before["0.weight"])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_test_loss_that_is_not_finite_stops_the_run(kept: bool, out: Path) -> None:
+    client = (torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
+    test = (torch.full((4, 3), torch.nan), client[1])
+    history = fedcams.simulate(nn.Linear(3, 2), [client] * 2, test, rounds=3, cohort=1, out=out if kept else None)
+    with pytest.raises(UpdateError, match=r"round 1: test_loss is nan; lower the learning rates or clip"):
+        history.run()
+    assert len(history) == 0
+
+
+def test_what_can_never_work_is_refused_before_the_first_round() -> None:
+    client = (torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(SpecError, match=r"min_replies=2, but a cohort has at most 1 clients"):
+        fedcams.simulate(nn.Linear(3, 2), [client] * 2, cohort=1, min_replies=2)
+    with pytest.raises(SpecError, match=r"out='' names no folder"):  # it would fill the current one
+        fedcams.simulate(nn.Linear(3, 2), [client] * 2, cohort=1, out="")

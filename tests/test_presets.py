@@ -279,6 +279,16 @@ def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
         load_preset("dmeo")
     with pytest.raises(SpecError, match=r"none.toml: cannot be read \(No such file"):
         load_preset(tmp_path / "none.toml")
+    with pytest.raises(SpecError, match=rf"{tmp_path} is a folder; name a preset or a TOML file"):
+        load_preset(tmp_path)
+
+
+def test_labels_without_letters_for_a_folder_are_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("[[run]]\nlabel = '日本'\n[[run]]\nlabel = '中国'\n", "utf-8")
+    with pytest.raises(
+        SpecError, match=r"share the folder 'run-s1', which keeps only the letters a-z, digits and dots"
+    ):
+        load_preset(tmp_path / "own.toml")
 
 
 # -- overrides -------------------------------------------------------------------------------------------------------

@@ -762,6 +762,7 @@ def test_a_run_without_rounds_is_refused_by_name_and_noted_among_others(runs: Pa
         ("rounds.jsonl", "3\n", "damaged"),
         ("rounds.jsonl", '{"round": 1\n"cohort": []}\n', "rounds.jsonl: damaged"),  # whole only if joined
         ("experiment.toml", "=", "damaged"),
+        ("experiment.toml", "", "experiment.toml has no label, task, model"),  # never a run with all defaults
         ("experiment.toml", 'server = "nothing"', "if it is your own, load it with fedcams --import MODULE"),
         ("timings.jsonl", "3\n", "a timing is not an object"),
         ("partition.json", '{"histogram": [[1, 2], [3]]}', "damaged"),
@@ -789,6 +790,9 @@ def test_records_must_be_numbers_in_order(tmp_path: Path) -> None:
     lines = (run / "rounds.jsonl").read_text()
     (run / "rounds.jsonl").write_text(lines + lines)
     assert "not in ascending order" in refused([run])
+    first, _, *rest = lines.splitlines(keepends=True)
+    (run / "rounds.jsonl").write_text("".join([first, *rest]))  # bytes of the lost round would be missing in sums
+    assert "without gaps" in refused([run])
     (run / "rounds.jsonl").write_text(lines.replace('"wire_up": 1000', '"wire_up": "x"'))
     assert "something other than numbers and a cohort" in refused([run])
 

@@ -102,7 +102,7 @@ def test_settings_change_every_run_and_take_the_place_of_their_values_in_a_grid(
         ("server = 'fedavg(lr={lr})'\ngrid = { lr = [] }", "give a list of values for each key"),
         ("server = 'fedavg(lr={lr})'\ngrid = { lr = [0] }", r"grid.toml, \[\[run\]\] 1: .*fedavg: lr=0: out of range"),
         ("server = 'fedavg(lr={lr})'\ngrid = { lr = [nan] }", r"grid.toml, \[\[run\]\] 1: .*lr=nan: not a number"),
-        ("grid = { seed = [1, 2] }", "no value contains"),
+        ("grid = { seed = [1, 2] }", r"seed cannot vary in a grid; for several seeds, give seeds = \[1, 2\]"),
         ("grid = { lr = [1] }\ngird = 3", r"no key 'gird' \(did you mean 'grid'\?\)"),
         ("grid = { rounds = [1, 1] }", "would share the folder 'run-rounds-1-s1'"),
     ],

@@ -19,7 +19,7 @@ from fedcams.experiment import Experiment, build
 from fedcams.experiment.assembly import assemble
 from fedcams.layout import Layout
 from fedcams.local import local
-from fedcams.runs import read_run
+from fedcams.runs import read_run, run
 from fedcams.tasks.logistic import Logistic
 from fedcams.theory import Constants, Setting, paper, printed, printed_rate, proved, rates, sound, tight_rate
 from fedcams.theory.check import check, may_leave
@@ -474,6 +474,12 @@ def test_checks_come_in_the_order_of_their_file(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(f"{UNCOVERED}\nseeds = [1, 2]\n{runs}")
     found = json.loads(invoke("check", str(tmp_path / "own.toml"), "--json"))
     assert [each["label"] for each in found] == ["first", "second"]
+
+
+def test_only_applies_to_a_run_too(tmp_path: Path) -> None:
+    run(Experiment(label="mine", task="quadratic", model="point", clients=2, sampler="full", rounds=1), tmp_path / "a")
+    assert "mine: theorem" in invoke("check", str(tmp_path / "a"), "--only", "mine")
+    assert fedcams("theory", "check", str(tmp_path / "a"), "--only", "yours").exit_code == 2
 
 
 def test_steps_are_printed_with_the_corollaries() -> None:

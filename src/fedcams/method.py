@@ -148,6 +148,14 @@ class Method(Spec):
                     "shorten the schedule, or raise rounds"
                 )
 
+    def check_cohort(self, largest: float) -> None:
+        """Refuse `min_replies` that not even the largest cohort could send, since every round would be skipped."""
+        if self.min_replies > largest:
+            raise SpecError(
+                f"min_replies={self.min_replies}, but a cohort has at most {largest:.0f} clients, so that every round "
+                f"would be skipped; give min_replies={largest:.0f} or less, or larger cohorts"
+            )
+
     @functools.cached_property
     def depends_on_rounds(self) -> bool:
         """Whether what happens in a round depends on the length of the run."""

@@ -70,11 +70,12 @@ def check(
 
 def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, list[RoundRecord], list[Measured]]]:
     from fedcams.cli.runs import _only
-    from fedcams.experiment.preset import load_preset
+    from fedcams.experiment.preset import check_labels, load_preset
     from fedcams.runs import is_run, read_run
 
     if is_run(Path(source)):
         run = read_run(Path(source))
+        check_labels(labels, [run.experiment.label])
         yield run.experiment, run.records, run.measured
         return
     experiments = _only(load_preset(source), labels).experiments

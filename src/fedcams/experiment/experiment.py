@@ -68,7 +68,7 @@ class Experiment(Method):
         super().__post_init__()
         if self.engine != "auto":
             object.__setattr__(self, "engine", str(resolve("engine", self.engine)))
-        self.sampler.expected(self.clients)  # refuses a cohort larger than the population
+        self.check_cohort(self.sampler.largest(self.clients))
         self.check_rounds(self.rounds)
         if self.privacy.active:
             self.privacy.multiplier(self.privacy.participation(self.sampler, self.clients, self.rounds))

@@ -147,7 +147,8 @@ def folders(experiments: Sequence[Experiment], where: str) -> dict[str, Experime
         if other is not experiment:
             raise SpecError(
                 f"{where}: the runs {other.label!r} and {experiment.label!r} with seed {experiment.seed} would share "
-                f"the folder {folder_name(experiment)!r}; give each its own label"
+                f"the folder {folder_name(experiment)!r}, which keeps only the letters a-z, digits and dots of a "
+                "label; give each a label that differs in these"
             )
     return named
 
@@ -179,6 +180,11 @@ def _find(source: str | Path) -> Path:
     if str(source) in shipped:
         return shipped[str(source)]
     path = Path(source)
+    if path.is_dir():
+        raise SpecError(
+            f"{path} is a folder; name a preset or a TOML file, such as the experiment.toml of a run; `fedcams resume` "
+            "and `fedcams report` take folders, and `fedcams theory check` that of one run"
+        )
     if path.suffix != ".toml" and not path.is_file():
         known = ", ".join(shipped)
         raise SpecError(

@@ -173,6 +173,8 @@ def _check_grid(grid: Any, places: set[str], where: str) -> None:
         raise SpecError(f"{where}: grid={grid!r}; give a list of values for each key, as in grid = {{ lr = [0.1, 1] }}")
     for key in grid:
         if key not in places and key not in OPEN_KEYS:
+            if key in KEYS:  # each setting gets its own label, and runs with every seed
+                raise SpecError(f"{where}: grid: {key} cannot vary in a grid; for several seeds, give seeds = [1, 2]")
             close = nearest(key, [*places, *OPEN_KEYS])
             raise SpecError(f"{where}: grid: no value contains {{{key}}}, and no key has this name{close}")
     for place in sorted(places - grid.keys()):

@@ -170,7 +170,8 @@ class History:
 
     def _step(self) -> tuple[ServerState, RoundRecord]:
         if self.folder is None:
-            return self.simulation.advance_(self.state)
+            state, record = self.simulation.advance_(self.state)
+            return state, record.check()
         if self._steps is None:
             self._steps = self.folder.rounds(self.state, self.trackers)
             weakref.finalize(self, self._steps.close)  # also when the process ends

@@ -136,6 +136,7 @@ def simulate(
     check_trackers(trackers, chosen.privacy)
     problem = make_problem(copy.deepcopy(model), clients, loss, chosen.local, prepare, augment, collate, device)
     sampler = _sampler(cohort, len(problem.clients))
+    chosen.check_cohort(sampler.largest(len(problem.clients)))
     if engine == "auto" and collate is not None:
         engine = "loop"  # the others need examples of one shape
     simulation = Simulation.of(
@@ -187,6 +188,8 @@ def _check_objects(augment: Any, rows: Any, callbacks: Any) -> None:
 
 def _check_folder(out: Any, trackers: Sequence[Any], label: str, rows: RowStore | None, theory_every: int) -> None:
     """Refuse what needs a folder without one, and what a folder keeps itself."""
+    if out == "":  # as a path, this is the current folder
+        raise SpecError("out='' names no folder; give one such as out='runs/mine', or leave it out")
     if (trackers or label != "run") and out is None:
         raise SpecError("trackers and label need the run's folder; give out=...")
     if theory_every and out is None:

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby, pairwise
+from itertools import combinations, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -201,7 +201,7 @@ def _read(folder: Path) -> Run:
     except (FedcamsError, OSError, TypeError, ValueError) as error:
         if not (folder / ROUNDS).exists():  # perhaps a file of the user's that has this name
             raise RunError(f"{folder}: {EXPERIMENT} describes no run ({error}); name the folders of runs") from None
-        raise RunError(f"{folder}: damaged ({error}); delete the folder and run it again") from None
+        raise RunError(f"{folder}: damaged ({error}); restore it, or delete the folder and run it again") from None
     return run
 
 
@@ -213,8 +213,8 @@ def _check(run: Run) -> None:
             wrong = next(value for value in column if type(value) not in kinds)
             round, what = run.recorded("round")[column.index(wrong)], f"{name}={wrong!r}"
             raise ValueError(f"round {round!r} contains something other than numbers and a cohort: {what}")
-    if any(later <= earlier for earlier, later in pairwise(run.recorded("round"))):
-        raise ValueError("rounds are not in ascending order")
+    if run.recorded("round") != [*range(1, len(run.records) + 1)]:
+        raise ValueError("rounds are not in ascending order without gaps")
     if not all(isinstance(line, dict) for line in list[object](run.timings)):
         raise ValueError("a timing is not an object")
     if run.histogram and np.array(run.histogram, np.int64).ndim != 2:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from fedcams.durable import os_errors
 from fedcams.errors import FedcamsError
 from fedcams.experiment import Experiment
+from fedcams.experiment.experiment import FIRST, read_toml
 from fedcams.probes.floor import floor_note
 from fedcams.simulation import RoundRecord
 from fedcams.simulation.record import FIELDS
@@ -38,6 +39,8 @@ T = TypeVar("T")
 EXPERIMENT, ROUNDS, TIMINGS = "experiment.toml", "rounds.jsonl", "timings.jsonl"
 ENVIRONMENT, PARTITION, CHECKPOINT = "environment.json", "partition.json", "checkpoint"
 PYTHON, STOPPED, PRIVATE, THEORY = "python.json", "stopped.json", "PRIVATE.txt", "theory.jsonl"
+WRITTEN = (*FIRST, "server", "local", "uplink", "rounds", "seed", "engine", "evaluate_every")
+"""The keys that every version writes to `experiment.toml`."""
 APART = ("evaluate", "theory")
 """The phases of a round that are not part of the method."""
 REASON = 200
@@ -228,7 +231,13 @@ def read_experiment(path: Path) -> Experiment:
     """Return the experiment that defines the run in a folder."""
     if not is_run(path):
         raise RunError(f"{path} holds no run: {EXPERIMENT} is missing; name the folder that a run was written to")
-    return Experiment.read(path / EXPERIMENT)
+    experiment, known = Experiment.read(path / EXPERIMENT), read_toml(path / EXPERIMENT)
+    if lost := [key for key in WRITTEN if key not in known]:  # defaults would make it another run
+        raise RunError(
+            f"{path / EXPERIMENT} has no {', '.join(lost)}: it is cut short, or not written by a run; restore it, or "
+            "name the folder of a run"
+        )
+    return experiment
 
 
 def read_object(path: Path, fix: str = "delete it") -> dict[str, Any]:

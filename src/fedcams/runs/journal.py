@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedcams.durable import EVERYONE, OWNER_ONLY
-from fedcams.errors import UpdateError
 from fedcams.rounds import ServerState
 from fedcams.rows import SavedRows
 from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint
@@ -100,7 +98,7 @@ class Journal:
             while state.round < self.last:
                 step = self._round(state)
                 state = step.state
-                lines.append(_line(step.record))
+                lines.append(step.record.check().to_json())
                 timings.append(json.dumps(step.timing))
                 if theory is not None and step.measured is not None:
                     theory.append(step.measured.to_json())
@@ -163,16 +161,6 @@ def _note_environment(path: Path, round: int, now: dict[str, Any]) -> None:
     last = {key: value for key, value in (sittings[-1] if sittings else first).items() if key != "round"}
     if last != now:
         write_public(path, to_json({**first, "resumed": [*sittings, {"round": round, **now}]}))
-
-
-def _line(record: RoundRecord) -> str:
-    """Return the record as a line; refuses values that are not finite, which JSON lacks and no run can recover from."""
-    values = record.to_dict().items()
-    bad = {key: value for key, value in values if isinstance(value, float) and not math.isfinite(value)}
-    if bad:
-        found = ", ".join(f"{key} is {value}" for key, value in bad.items())
-        raise UpdateError(f"round {record.round}: {found}; lower the learning rates or clip")
-    return record.to_json()
 
 
 def to_json(values: dict[str, Any]) -> bytes:

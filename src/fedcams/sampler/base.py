@@ -75,6 +75,11 @@ class Sampler(Spec, ABC):
     def expected(self, population: int) -> float:
         """Return the expected size of a cohort."""
 
+    def largest(self, population: int) -> float:
+        """Return the size of the largest cohort; refuses a cohort larger than the population."""
+        expected = self.expected(population)
+        return population if self.size_varies else expected
+
     def weight(self, client: int, round: int) -> float:
         """Return the weight of a client of the round's cohort in the mean, for methods with `weighting=sampler`.
 

@@ -6,10 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from fedcams.errors import UpdateError
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,15 @@ class RoundRecord:
     def get(self, name: str) -> Any:
         """Return the value of a field or probe by its name; None if there is none."""
         return self.probes.get(name, vars(self).get(name))
+
+    def check(self) -> RoundRecord:
+        """Return the record itself; refuses values that are not finite, from which no run recovers and JSON lacks."""
+        values = self.to_dict().items()
+        bad = {key: value for key, value in values if isinstance(value, float) and not math.isfinite(value)}
+        if bad:
+            found = ", ".join(f"{key} is {value}" for key, value in bad.items())
+            raise UpdateError(f"round {self.round}: {found}; lower the learning rates or clip")
+        return self
 
     def to_json(self) -> str:
         """Return one line of JSON; equal records give equal lines."""
