@@ -19,7 +19,7 @@ from fedcams.experiment.preset import preset_files, read_file, slug
 from fedcams.recipes import RECIPES
 from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
-from fedcams.runs.folder import EXPERIMENT, ROUNDS
+from fedcams.runs.folder import EXPERIMENT, ROUNDS, THEORY
 from fedcams.simulation.record import FIELDS
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df", "#807840")
@@ -27,8 +27,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 white or black, are left out; a violet and an olive that differ from the others are added."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
-ASIDE = ("seed", "probes", "evaluate_every")
-"""Keys in which the runs of one method may differ: probes and evaluations observe, and change nothing."""
+ASIDE = ("seed", "probes", "evaluate_every", "theory_every")
+"""Keys in which the runs of one method may differ: probes, evaluations and measurements change nothing."""
 
 NUMBERS = frozenset({int, float, bool, type(None)})
 """What JSON makes of the numbers in a record, and of those that were not measured."""
@@ -213,8 +213,9 @@ def _check(run: Run) -> None:
             wrong = next(value for value in column if type(value) not in kinds)
             round, what = run.recorded("round")[column.index(wrong)], f"{name}={wrong!r}"
             raise ValueError(f"round {round!r} contains something other than numbers and a cohort: {what}")
-    if any(later <= earlier for earlier, later in pairwise(run.recorded("round"))):
-        raise ValueError("rounds are not in ascending order")
+    for name, rounds in ((ROUNDS, run.recorded("round")), (THEORY, [line.round for line in run.measured])):
+        if any(later <= earlier for earlier, later in pairwise(rounds)):
+            raise ValueError(f"{name}: rounds are not in ascending order")
     if not all(isinstance(line, dict) for line in list[object](run.timings)):
         raise ValueError("a timing is not an object")
     if run.histogram and np.array(run.histogram, np.int64).ndim != 2:
