@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def of_all(line: dict[str, Any]) -> float:
 
 # -- what is drawn -----------------------------------------------------------------------------------------------------
 
-EXPECTED = {
+EXPECTED: dict[str, Callable[[dict[str, Any]], float]] = {
     "measured_gradient_sq": of_all,
     "measured_L": lambda line: max(line["L_secant"], line["L_power"]),
     "measured_G": lambda line: line["G"],
@@ -79,7 +80,9 @@ def test_every_constant_is_drawn_as_a_mean_and_a_band_over_seeds(measured: Path)
         table = [[number(line) for line in lines(measured / f"tiny-s{seed}")] for seed in (1, 2)]
         assert (series.name, series.x["rounds"].tolist()) == ("tiny", ROUNDS)
         np.testing.assert_allclose(series.y, np.mean(table, axis=0))
-        np.testing.assert_allclose((series.low, series.high), (np.min(table, axis=0), np.max(table, axis=0)))
+        assert series.low is not None
+        assert series.high is not None
+        np.testing.assert_allclose([series.low, series.high], [np.min(table, axis=0), np.max(table, axis=0)])
         assert [axis.key for axis in charts[key].x] == ["rounds"]
 
 
@@ -92,7 +95,9 @@ def test_the_estimate_stands_beside_the_measured_gradient_in_the_same_rounds(mea
         [lines(measured / f"tiny-s{seed}", "rounds.jsonl")[t - 1]["gradient_sq"] for t in ROUNDS] for seed in (1, 2)
     ]
     np.testing.assert_allclose(estimate.y, np.mean(table, axis=0))
-    np.testing.assert_allclose((estimate.low, estimate.high), (np.min(table, axis=0), np.max(table, axis=0)))
+    assert estimate.low is not None
+    assert estimate.high is not None
+    np.testing.assert_allclose([estimate.low, estimate.high], [np.min(table, axis=0), np.max(table, axis=0)])
     assert (estimate.look.colour, gradient.look.dash, estimate.look.dash) == (gradient.look.colour, "solid", "dot")
     assert [[series.name for series in chart.series] for chart in charts.values()] == [["tiny"]] * 4
 
