@@ -795,6 +795,8 @@ def test_records_must_be_numbers_in_order(tmp_path: Path) -> None:
     assert "without gaps" in refused([run])
     (run / "rounds.jsonl").write_text(lines.replace('"wire_up": 1000', '"wire_up": "x"'))
     assert "something other than numbers and a cohort" in refused([run])
+    (run / "rounds.jsonl").write_text(lines.replace('"wire_up": 1000', f'"wire_up": {10**400}'))
+    assert "damaged (int too large to convert to float)" in refused([run])
 
 
 def test_a_folder_that_cannot_be_written_is_named(runs: Path, tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from chromium import WIDTHS, barriers, fetched, launched
+from fedcams.experiment import Experiment
 from fedcams.report import PROFILES, collect, report, summarize
 from fedcams.report.profiles import latency_share, time_to
-from fedcams.report.series import AVERAGED
+from fedcams.report.series import AVERAGED, CONSTANTS
+from fedcams.runs import run
 from test_report import averaging, rising, write_run
+from test_report_theory import TINY
 
 WINDOW = {"width": 1360, "height": 5000}
 """As high as the page, since a chart is drawn when it is near the window."""
@@ -117,6 +120,18 @@ def test_every_chart_is_drawn(page: Any) -> None:
     assert (drawn(page, "q"), drawn(page, "gamma")) == (2, 1)
     assert drawn(page, "network", ".barlayer .trace") == 3
     assert drawn(page, "partition-1", ".heatmaplayer image") == 1
+
+
+def test_measured_constants_are_drawn_with_the_estimate_in_another_dash(browser: Any, tmp_path: Path) -> None:
+    run(Experiment.from_dict({**TINY, "theory_every": 3}), tmp_path / "run")
+    report([tmp_path / "run"], tmp_path / "out")
+    with heard_out(browser, tmp_path) as (page, heard):
+        assert [drawn(page, metric.key) for metric in CONSTANTS] == [2, 1, 1, 1, 1]
+        legend = page.locator("#chart-measured_gradient_sq + .legend button")
+        assert legend.all_inner_texts() == ["tiny", "tiny, estimate from updates"]
+        assert [button.locator(".dot").get_attribute("data-dash") for button in legend.all()] == ["solid", "dot"]
+        assert page.get_by_role("figure", name="Smoothness L, lower bound").count() == 1
+        assert heard == []
 
 
 def test_charts_are_not_offered_to_a_cloud(page: Any) -> None:

@@ -5,13 +5,13 @@ A chart says what is drawn against what and how every method looks, independent 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcams.report.collection import Collection, Look
+from fedcams.report.collection import DASHES, Collection, Look
 from fedcams.report.numbers import human_bytes, score
 from fedcams.report.parts import PARTS, Parts, parts
 from fedcams.report.profiles import PROFILES, time_to
@@ -22,8 +22,11 @@ from fedcams.report.series import (
     AXES,
     BYTES,
     COMPRESSION,
+    CONSTANTS,
     CURVES,
+    GRADIENT,
     LOSSES,
+    MEASURED_GRADIENT,
     NONNEGATIVE,
     ROUNDS,
     SCORES,
@@ -92,6 +95,8 @@ class Charts(NamedTuple):
     """What compression loses, for the methods that lose something."""
     adaptivity: list[Chart]
     """What the server does with updates, and how long they are."""
+    constants: list[Chart]
+    """Constants of the theorems, as `theory_every` measured them; empty if no run did."""
     partitions: list[Chart]
     network: list[Chart]
     """Time to the target; empty if nothing was evaluated."""
@@ -101,10 +106,11 @@ def describe(collection: Collection, summary: Summary) -> Charts:
     """Return the charts of a report on these runs; a chart without data is left out."""
     tracks = [track(method) for method in collection.methods]
     accuracy = [_lines(tracks, collection.looks, metric, summary.percent) for metric in SCORES]
-    losses, errors, steps = (
+    losses, errors, steps, constants = (
         [chart for metric in metrics if (chart := _lines(tracks, collection.looks, metric)).series]
-        for metrics in (LOSSES, COMPRESSION, ADAPTIVITY)
+        for metrics in (LOSSES, COMPRESSION, ADAPTIVITY, CONSTANTS)
     )
+    estimates = _lines(tracks, collection.looks, GRADIENT)
     found = parts(collection) if summary.target is not None else []
     return Charts(
         [chart for chart in accuracy if chart.series],
@@ -112,6 +118,7 @@ def describe(collection: Collection, summary: Summary) -> Charts:
         [_tradeoff(collection, summary), _stacks(found)] if found else [],
         errors,
         steps,
+        [_beside(chart, estimates) if chart.key == MEASURED_GRADIENT.key else chart for chart in constants],
         [_map(histogram, number) for number, histogram in enumerate(histograms(collection), 1)],
         [] if summary.target is None else _times(collection, summary, summary.target),
     )
@@ -127,6 +134,22 @@ def _lines(tracks: list[Track], looks: list[Look], metric: Metric, percent: bool
     seen = height([c for _, _, c in shown]) if metric in CURVES else None
     y = Axis(metric.key, metric.title, percent=percent, range=seen, nonnegative=percent or metric in NONNEGATIVE)
     return Chart("lines", metric.key, metric.title, AXES if metric in CURVES else (ROUNDS,), y, series)
+
+
+def _beside(measured: Chart, estimates: Chart) -> Chart:
+    """Add the estimates of the same methods to a chart, in the rounds that were measured."""
+    rounds = {series.name: series.x[ROUNDS.key] for series in measured.series}
+    found = [_estimate(series, rounds[series.name]) for series in estimates.series if series.name in rounds]
+    return replace(measured, series=(*measured.series, *(series for series in found if len(series.y))))
+
+
+def _estimate(series: Series, rounds: Array) -> Series:
+    """Return a series of estimates in these rounds, in its method's colour with another dash."""
+    kept = np.isin(series.x[ROUNDS.key], rounds)
+    other = replace(series.look, dash=DASHES[(DASHES.index(series.look.dash) + 2) % len(DASHES)])
+    x = {key: places[kept] for key, places in series.x.items()}
+    band = () if series.low is None or series.high is None else (series.low[kept], series.high[kept])
+    return Series(f"{series.name}, estimate from updates", other, x, series.y[kept], *band)
 
 
 def _tradeoff(collection: Collection, summary: Summary) -> Chart:

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby
+from itertools import combinations, groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fedcams.experiment.preset import preset_files, read_file, slug
 from fedcams.recipes import RECIPES
 from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
-from fedcams.runs.folder import EXPERIMENT, ROUNDS
+from fedcams.runs.folder import EXPERIMENT, ROUNDS, THEORY
 from fedcams.simulation.record import FIELDS
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df", "#807840")
@@ -27,8 +27,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 white or black, are left out; a violet and an olive that differ from the others are added."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", "x", ".")
-ASIDE = ("seed", "probes", "evaluate_every")
-"""Keys in which the runs of one method may differ: probes and evaluations observe, and change nothing."""
+ASIDE = ("seed", "probes", "evaluate_every", "theory_every")
+"""Keys in which the runs of one method may differ: probes, evaluations and measurements change nothing."""
 
 NUMBERS = frozenset({int, float, bool, type(None)})
 """What JSON makes of the numbers in a record, and of those that were not measured."""
@@ -198,7 +198,7 @@ def _read(folder: Path) -> Run:
         raise
     except UnknownName as error:
         raise RunError(f"{folder}: {error}; if it is your own, load it with fedcams --import MODULE") from None
-    except (FedcamsError, OSError, TypeError, ValueError) as error:
+    except (FedcamsError, OSError, OverflowError, TypeError, ValueError) as error:
         if not (folder / ROUNDS).exists():  # perhaps a file of the user's that has this name
             raise RunError(f"{folder}: {EXPERIMENT} describes no run ({error}); name the folders of runs") from None
         raise RunError(f"{folder}: damaged ({error}); restore it, or delete the folder and run it again") from None
@@ -210,11 +210,14 @@ def _check(run: Run) -> None:
     for name in (*sorted(FIELDS), *run.probed):
         column, kinds = run.recorded(name), KINDS.get(name, NUMBERS)
         if not kinds.issuperset(map(type, column)):
-            wrong = next(value for value in column if type(value) not in kinds)
-            round, what = run.recorded("round")[column.index(wrong)], f"{name}={wrong!r}"
-            raise ValueError(f"round {round!r} contains something other than numbers and a cohort: {what}")
+            known = zip(run.recorded("round"), column, strict=True)
+            round, wrong = next((round, value) for round, value in known if type(value) not in kinds)
+            raise ValueError(f"round {round!r} contains something other than numbers and a cohort: {name}={wrong!r}")
+        np.array(column if kinds is NUMBERS else [], np.float64)  # refuses integers that no float can hold
     if run.recorded("round") != [*range(1, len(run.records) + 1)]:
-        raise ValueError("rounds are not in ascending order without gaps")
+        raise ValueError(f"{ROUNDS}: rounds are not in ascending order without gaps")
+    if any(later.round <= earlier.round for earlier, later in pairwise(run.measured)):
+        raise ValueError(f"{THEORY}: rounds are not in ascending order")
     if not all(isinstance(line, dict) for line in list[object](run.timings)):
         raise ValueError("a timing is not an object")
     if run.histogram and np.array(run.histogram, np.int64).ndim != 2:

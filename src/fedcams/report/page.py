@@ -31,6 +31,7 @@ from fedcams.report.series import AXES
 from fedcams.report.summary import Summary, summarize
 from fedcams.report.tables import explained, markdown, write_rounds_csv, write_summary_csv
 from fedcams.runs import Run
+from fedcams.theory.measure import CLIENTS
 
 
 class ReportError(FedcamsError, ValueError):
@@ -121,6 +122,7 @@ def page(collection: Collection, summary: Summary, charts: Charts | None = None,
         **_curves(charts),
         compression=_section("Compression", charts.compression, COMPRESSION_NOTE),
         adaptivity=_section("Adaptivity", charts.adaptivity, ADAPTIVITY_NOTE),
+        constants=_section("Measured constants", charts.constants, CONSTANTS_NOTE),
         communication=_section("Communication", charts.communication, COMMUNICATION_NOTE),
         network=network(collection, summary),
         partitions=_section("Partitions", charts.partitions, PARTITION_NOTE),
@@ -144,6 +146,14 @@ ADAPTIVITY_NOTE = (
     "none is, FedAMS is FedAvg with momentum, and the others are close to it. The rate is ‖step‖/‖m‖. Norms of updates "
     "are root mean squares over the cohort, before compression. The estimate of ‖∇f‖² comes from the updates; it is "
     "noisy, and too low if clients move far."
+)
+CONSTANTS_NOTE = (
+    f"Measured by <code>theory_every</code> at the models from which rounds start, each time with at most {CLIENTS} "
+    "clients. L is the larger of two measurements: how fast clients’ gradients change over the round, and the "
+    "curvature of one client. G is the length of the longest gradient of a batch. Both may be larger in other rounds "
+    "and for other clients. σ_l is that of the client whose batches vary most, σ_g the root mean square of "
+    "‖∇F_i − ∇f‖. ‖∇f‖² is corrected for the clients that were not measured, so it can be negative. The estimate next "
+    "to it comes from the updates of the same rounds."
 )
 COMMUNICATION_NOTE = (
     "All clients and rounds, mean over seeds. Updates go up, everything else down: compressed deltas or models, what "

@@ -19,11 +19,13 @@ START = 0.1
 
 @dataclass(frozen=True)
 class Metric:
-    """Something that is recorded every round, or every round with an evaluation."""
+    """Something that is recorded every round, or every round with an evaluation or a measurement."""
 
     key: str
     """The name of a field of `RoundRecord` or of what a probe measures, and the name in files."""
     title: str
+    measured: str = ""
+    """For what `theory_every` measures, the name of a field or property of `Measured`."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ GRADIENT = Metric("gradient_sq", "Estimate of ‖∇f‖²")
 UPDATES = Metric("update_norm", "Norm of updates")
 MEAN_UPDATES = Metric("mean_update_norm", "Norm of the mean update")
 RESIDUALS = Metric("residual_norm", "Norm of residuals")
+MEASURED_GRADIENT = Metric("measured_gradient_sq", "Measured ‖∇f‖²", "gradient_sq_of_all")
+SMOOTHNESS = Metric("measured_L", "Smoothness L, lower bound", "smoothness")
+LONGEST = Metric("measured_G", "Longest gradient G, lower bound", "G")
+LOCAL_NOISE = Metric("measured_s_l", "Noise of batches σ_l, estimate", "s_l")
+GLOBAL_NOISE = Metric("measured_s_g", "Difference of clients σ_g, estimate", "s_g")
 
 SCORES, LOSSES = (ACCURACY, AVERAGED), (TEST_LOSS, TRAIN_LOSS)
 CURVES = (*SCORES, *LOSSES)
@@ -67,8 +74,10 @@ COMPRESSION = (Q, Q_MAX, GAMMA, RESIDUALS)
 """Drawn against rounds, for the methods that lose something."""
 ADAPTIVITY = (OFF_FLOOR, RATE, UPDATES, MEAN_UPDATES, GRADIENT)
 """Drawn against rounds."""
-NONNEGATIVE = (*COMPRESSION, OFF_FLOOR, RATE, UPDATES, MEAN_UPDATES)
-"""Never below zero, so their axes are not either; the estimate of ‖∇f‖² can be."""
+CONSTANTS = (MEASURED_GRADIENT, SMOOTHNESS, LONGEST, LOCAL_NOISE, GLOBAL_NOISE)
+"""Drawn against rounds, for runs with `theory_every`."""
+NONNEGATIVE = (*COMPRESSION, OFF_FLOOR, RATE, UPDATES, MEAN_UPDATES, *CONSTANTS[1:])
+"""Never below zero, so their axes are not either; ‖∇f‖² from some clients can be."""
 
 ROUNDS = Axis("rounds", "Round", "Rounds")
 BYTES = Axis("bytes", "Bytes sent, up + down, all clients", "Bytes up + down", "B", log=True)
@@ -114,7 +123,10 @@ def _shared(known: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def values(run: Run, metric: Metric) -> Array:
     """Return what a run recorded in each of its rounds, `[T]`; NaN where nothing or nothing finite was recorded."""
-    return run.column(metric.key)
+    if not metric.measured:
+        return run.column(metric.key)
+    known = {line.round: getattr(line, metric.measured) for line in run.measured}
+    return np.array([known.get(round) for round in run.recorded("round")], np.float64)  # None becomes NaN
 
 
 def position(run: Run, axis: Axis) -> Array:

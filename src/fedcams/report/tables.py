@@ -14,7 +14,7 @@ from fedcams.registry import resolve
 from fedcams.report.collection import Collection
 from fedcams.report.networks import network_markdown
 from fedcams.report.numbers import NONE, human_bytes, human_seconds, score
-from fedcams.report.series import AXES, position
+from fedcams.report.series import AXES, CONSTANTS, Array, Metric, position, values
 from fedcams.report.summary import NO_FEEDBACK, Row, Spread, Summary
 from fedcams.runs import Run
 
@@ -38,22 +38,28 @@ def write_rounds_csv(path: Path, collection: Collection) -> None:
     sums = [axis.key for axis in AXES if axis.unit]
     probed = dict.fromkeys(name for run in collection.runs for name in run.probed)
     names = [*RECORDED, *(name for name in probed if name not in RECORDED)]
-    header = ["label", "seed", "round", "cohort", "refused", *names, *(f"cumulative_{key}" for key in sums), "seconds"]
-    parts = [_rows(method.label, run, names) for method in collection.methods for run in method.runs]
+    constants = CONSTANTS if any(run.measured for run in collection.runs) else ()
+    numbers = [*names, *(metric.key for metric in constants), *(f"cumulative_{key}" for key in sums)]
+    header = ["label", "seed", "round", "cohort", "refused", *numbers, "seconds"]
+    parts = [_rows(method.label, run, names, constants) for method in collection.methods for run in method.runs]
     write_text(path, "".join([f"{_line(header)}\n", *parts]))
 
 
-def _rows(label: str, run: Run, names: Sequence[str]) -> str:
+def _rows(label: str, run: Run, names: Sequence[str], constants: Sequence[Metric]) -> str:
     """Return the rows of a run. They hold only numbers, which need no quotes, so all of them become text at once."""
     refused = list(map(len, run.recorded("refused")))
     places = [position(run, axis).astype(int).tolist() for axis in AXES if axis.unit]
-    seconds = [None if value != value else value for value in run.seconds.tolist()]
+    measured, seconds = [_known(values(run, metric)) for metric in constants], _known(run.seconds)
     sizes = run.cohort_sizes.astype(int).tolist()
-    columns = (run.recorded("round"), sizes, refused, *map(run.recorded, names), *places, seconds)
+    columns = (run.recorded("round"), sizes, refused, *map(run.recorded, names), *measured, *places, seconds)
     text = repr(list(zip(*columns, strict=True)))  # [(1, 10, None), (2, 10, 0.5)]
     numbers, named = text[2:-2].replace("None", "").replace(", ", ","), _line([label, run.experiment.seed])
     between = f"\n{named},"
     return between[1:] + numbers.replace("),(", between) + "\n"
+
+
+def _known(values: Array) -> list[float | None]:
+    return [None if value != value else value for value in values.tolist()]
 
 
 def _exact(row: Row, target: float | None) -> dict[str, object]:

@@ -266,7 +266,7 @@ def _seconds(line: dict[str, Any]) -> float:
 def _parsed(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
     try:
         return [parse(line) for line in _lines(path)]
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _damaged(path, error) from None
 
 

@@ -150,13 +150,13 @@ def _measured(one: Instance, lines: Sequence[Measured] = ()) -> Constants:
 def _values(lines: Sequence[Measured]) -> dict[str, float]:
     """Return the largest L, by both ways to measure it, G, s_l and s_g, and the first loss; NaN where there is none."""
 
-    def largest(*names: str) -> float:
-        values = (getattr(line, name) for line in lines for name in names)
+    def largest(name: str) -> float:
+        values = (getattr(line, name) for line in lines)
         return max((value for value in values if value is not None), default=math.nan)
 
     start = lines[0].loss
     return {
-        "L": largest("L_secant", "L_power"), "G": largest("G"), "s_l": largest("s_l"), "s_g": largest("s_g"),
+        "L": largest("smoothness"), "G": largest("G"), "s_l": largest("s_l"), "s_g": largest("s_g"),
         "F": math.nan if start is None else start,
     }  # fmt: skip
 

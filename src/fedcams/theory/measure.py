@@ -60,6 +60,11 @@ class Measured:
     """Why a number is None, by its name; under `clients`, why each client left out could not be measured."""
 
     @property
+    def smoothness(self) -> float | None:
+        """L, measured in both ways: the larger of `L_secant` and `L_power`."""
+        return max((value for value in (self.L_secant, self.L_power) if value is not None), default=None)
+
+    @property
     def gradient_sq_of_all(self) -> float | None:
         """An unbiased estimate of ‖∇f‖² over the whole population; it may be negative.
 
