@@ -15,6 +15,8 @@ import numpy as np
 from fedcams.engines import Shards
 from fedcams.experiment import Experiment
 from fedcams.experiment.assembly import assemble
+from fedcams.optimizers.base import Adaptive, ServerOptimizer
+from fedcams.optimizers.fedadagrad import FedAdagrad
 from fedcams.probes.floor import RARELY
 from fedcams.simulation import RoundRecord
 from fedcams.theory.constants import Instance, constants_of
@@ -104,23 +106,22 @@ def check(
         regime=_regime(known, run, seen.get("off_floor"), certain=not fails and known.how["G"] == BOUND),
         twin="" if twin is None else str(twin),
         seen=seen,
-        may_leave=may_leave(records, _summing(run) if experiment.server.name == "fedadagrad" else run, known.d),
+        may_leave=may_leave(records, experiment.server, known.d),
     )
 
 
-def may_leave(records: Sequence[RoundRecord], run: Setting, d: int) -> float | None:
+def may_leave(records: Sequence[RoundRecord], server: ServerOptimizer, d: int) -> float | None:
     """Return a bound on the share of coordinates whose v̂ ever left the floor, from the norms of mean updates.
 
-    `v_t ≤ (1-β2) Σ Δ²` in every coordinate, so at most `(1-β2) Σ ‖Δ‖²/ε` of them exceed ε. None without records.
+    In every coordinate `v_t` is at most the sum of (1-β2) Δ², or of Δ² with fedadagrad, so at most the sum of
+    (1-β2) ‖Δ‖²/floor coordinates exceed the floor. Bias correction raises some floors from step to step: each Δ² then
+    counts by the floor of its own step. None without records, and for servers with schedules or without a floor.
     """
-    if not records or not run.adapts:
+    if not records or server.schedules() or not isinstance(server, Adaptive | FedAdagrad):
         return None
-    return min(1.0, (1 - run.beta2) * math.fsum(r.delta_norm**2 for r in records) / run.eps / d)
-
-
-def _summing(run: Setting) -> Setting:
-    """Return a setting for `may_leave` whose v is the sum of all squared updates, as FedAdagrad's is."""
-    return dataclasses.replace(run, beta2=0.0)
+    weight = 1 - float(server.beta2) if isinstance(server, Adaptive) else 1.0
+    norms = [record.delta_norm for record in records if record.delta_norm]  # one for each step of the server
+    return min(1.0, weight * math.fsum(norm**2 / server.floor(t) for t, norm in enumerate(norms, 1)) / d)
 
 
 def _regime(known: Constants, run: Setting, off_floor: float | None, certain: bool) -> str:
