@@ -280,6 +280,20 @@ def test_constants_of_a_quadratic_are_exact() -> None:
     assert float(gradients.norm(dim=1).max()) <= known.G
 
 
+def test_the_noise_of_unequal_clients_is_that_of_the_noisiest() -> None:
+    """The client with the smallest batch need not be the one whose examples vary most."""
+    task = "quadratic(dim=3, groups=5, size=20, sigma_g=3)"
+    keys = {"partition": "dirichlet(alpha=0.3)", "clients": 6, "sampler": "full"}
+    one = instance(task=task, model="point", local="sgd(steps=2, batch=4)", **keys)
+    gradients = one.experiment.task.gradients(one.data, one.x).double().numpy()  # type: ignore[attr-defined]
+    parts, exact = one.problem.clients.parts, []  # type: ignore[attr-defined]
+    for rows in parts:
+        own, b = gradients[rows], min(4, len(rows))
+        variance = ((own - own.mean(0)) ** 2).sum(1).mean()
+        exact.append(variance / b * ((len(rows) - b) / (len(rows) - 1) if len(rows) > 1 else 0))
+    assert constants_of(one).s_l == pytest.approx(math.sqrt(max(exact)), rel=1e-5)
+
+
 def test_the_gap_of_logistic_regression_is_that_to_its_minimum() -> None:
     one = instance(task="logistic(dim=4, size=80)", model="linear(bias=false)", clients=4, sampler="full")
     gap = constants_of(one).F
@@ -400,6 +414,16 @@ def test_what_a_run_recorded_wins_over_what_constants_suggest() -> None:
     assert check(experiment, [left]).regime.startswith("mixed, as measured: v̂ left its floor in at most 20%")
 
 
+def test_what_a_run_measured_or_refused_is_named() -> None:
+    experiment = Experiment.from_dict({**LOGISTIC, "sampler": "full", "uplink": "sign", "probes": "q + gamma"})
+    built = build(experiment)
+    _, record = built.simulation.advance_(built.state)
+    found = check(experiment, [dataclasses.replace(record, refused={3: "too long"})])
+    assert "fixed n: the server refused updates in 1 of 1 rounds" in found.fails
+    assert f"a proven γ: the bound uses the largest measured, {record.probes['gamma']:.4g}" in found.fails
+    assert found.run.q == pytest.approx(record.probes["q_max"])
+
+
 def test_only_compressors_that_never_lengthen_count_so() -> None:
     for uplink, shrinks in (("topk(k=1)", True), ("topk(k=1, values=bf16)", False), ("blockq", False)):
         experiment = Experiment.from_dict({**LOGISTIC, "uplink": uplink})
@@ -438,7 +462,7 @@ def test_settings_that_no_theorem_covers_say_why_and_go_on(tmp_path: Path) -> No
     assert all(bound["value"] > 0 for bound in found["bounds"])
     text = invoke("check", str(tmp_path / "own.toml"))
     assert "does not hold: fixed n: cohorts of bernoulli(p=0.5) vary in size" in text
-    assert "theorem 4" in text
+    assert f"theorem 4, n/m = 4/8, K = {found['run']['K']}, T = 20, q = 0.935414\n" in text  # √(1 - 1/d)
 
 
 def test_batch_normalisation_is_named() -> None:
@@ -453,6 +477,7 @@ def test_what_else_no_theorem_covers_is_named() -> None:
         ({"downlink": "replica(blockq(bits=4))"}, "clients that start from x"),
         ({**UNEVEN, "sampler": "systematic(n=5)", "weighting": "sampler"}, "uniform cohorts: systematic(n=5) draws"),
         ({**UNEVEN, "weighting": "examples"}, "uniform mean: weighting=examples"),
+        ({"uplink": "topk(k=2)", "feedback": False}, "error feedback with q < 1: uplink=topk(k=2), feedback=false"),
         ({"uplink": "randk(ratio=1/4)"}, "a certain q < 1: that of randk(ratio=1/4) holds in expectation only"),
     ):
         found = check(Experiment.from_dict({**LOGISTIC, **keys}))

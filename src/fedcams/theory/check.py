@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -81,20 +81,10 @@ def check(
     sizes = problem.clients.sizes()
     known = constants_of(Instance(experiment, problem, loaded, built.state.x), measured)
     run = setting_of(experiment, sizes, problem.layout, seen.get("gamma", 0.0))
-    fails = failures(experiment, problem, sizes)
-    if run.q and (largest := seen.get("q_max", 0.0)):
-        fails.append(f"a proven q: the largest measured, {largest:.4g}, replaces the proven {run.q:.6g}")
-        run = dataclasses.replace(run, q=min(run.q, largest))
-    if run.q and run.full and "gamma" not in seen:
-        fails.append("a known γ: it was not measured, so the bound uses 0; the probe gamma records it")
-    if known.how["L"].startswith(LOWER):
-        count = len(measured) + (len(measured) > 0 and measured[0].round > 1)  # the start counts too
-        when = f"in {count} round{'s' * (count > 1)}" if measured else "at the start"
-        fails.append(f"known constants: those of {experiment.task} are measured {when}, so L and G may be larger")
-    if "no farther" in known.how.get("G", ""):
-        fails.append(
-            "bounded gradients: those of a quadratic are not; G holds while x stays as near the minimum as x_1"
-        )
+    fails = [*failures(experiment, problem, sizes), *_of_the_run(records, run, seen)]
+    fails += _of_constants(experiment, known, measured)
+    if run.q:
+        run = dataclasses.replace(run, q=min(run.q, seen.get("q_max") or run.q))
     twin = experiment.server.twin(digits=3)
     return Checked(
         label=experiment.label,
@@ -104,10 +94,32 @@ def check(
         bounds=(printed(known, run), sound(known, run)),
         fails=fails,
         regime=_regime(known, run, seen.get("off_floor"), certain=not fails and known.how["G"] == BOUND),
-        twin="" if twin is None else str(twin),
+        twin="" if twin is None else twin.spelled_out(),
         seen=seen,
         may_leave=may_leave(records, experiment.server, known.d),
     )
+
+
+def _of_the_run(records: Sequence[RoundRecord], run: Setting, seen: Mapping[str, float]) -> Iterator[str]:
+    """Yield the assumptions that the records show to fail, or that measurements replace; `run` has the proven q."""
+    if refusing := sum(bool(record.refused) for record in records):
+        yield f"fixed n: the server refused updates in {refusing} of {len(records)} rounds"
+    if 0 < (largest := seen.get("q_max", 0.0)) < run.q:
+        yield f"a proven q: the largest measured, {largest:.4g}, replaces the proven {run.q:.6g}"
+    if run.q and run.full and "gamma" in seen:
+        yield f"a proven γ: the bound uses the largest measured, {run.gamma:.4g}"
+    elif run.q and run.full:
+        yield "a known γ: it was not measured, so the bound uses 0; the probe gamma records it"
+
+
+def _of_constants(experiment: Experiment, known: Constants, measured: Sequence[Measured]) -> Iterator[str]:
+    """Yield which constants are not proven everywhere."""
+    if known.how["L"].startswith(LOWER):
+        count = len(measured) + (len(measured) > 0 and measured[0].round > 1)  # the start counts too
+        when = f"in {count} round{'s' * (count > 1)}" if measured else "at the start"
+        yield f"known constants: those of {experiment.task} are measured {when}, so L and G may be larger"
+    if "no farther" in known.how.get("G", ""):
+        yield "bounded gradients: those of a quadratic are not; G holds while x stays as near the minimum as x_1"
 
 
 def may_leave(records: Sequence[RoundRecord], server: ServerOptimizer, d: int) -> float | None:
