@@ -127,10 +127,13 @@ def may_leave(records: Sequence[RoundRecord], server: ServerOptimizer, d: int) -
 
     In every coordinate `v_t` is at most the sum of (1-β2) Δ², or of Δ² with fedadagrad, so at most the sum of
     (1-β2) ‖Δ‖²/floor coordinates exceed the floor. Bias correction raises some floors from step to step: each Δ² then
-    counts by the floor of its own step. None without records, and for servers with schedules or without a floor.
+    counts by the floor of its own step. None without records, and for servers without a floor or whose floor or β2
+    follows a schedule.
     """
-    if not records or server.schedules() or not isinstance(server, Adaptive | FedAdagrad):
+    moving = {place for place, _ in server.schedules()} & {"eps", "beta2"}
+    if not records or moving or not isinstance(server, Adaptive | FedAdagrad):
         return None
+    server = server.at(1, len(records))
     weight = 1 - float(server.beta2) if isinstance(server, Adaptive) else 1.0
     norms = [record.delta_norm for record in records if record.delta_norm]  # one for each step of the server
     return min(1.0, weight * math.fsum(norm**2 / server.floor(t) for t, norm in enumerate(norms, 1)) / d)
