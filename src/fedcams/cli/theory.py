@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedcams.simulation import RoundRecord
     from fedcams.theory.check import Checked
     from fedcams.theory.measure import Measured
-    from fedcams.theory.setting import Constants
+    from fedcams.theory.setting import Constants, Setting
     from fedcams.theory.steps import Steps
 
 theory = typer.Typer(
@@ -86,7 +86,7 @@ def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, l
 
 def _pages(each: Checked) -> Iterator[Any]:
     run = each.run
-    yield f"\n{each.label}: theorem {each.theorem}, n/m = {run.n}/{run.m}, K = {run.K}, T = {run.T}"
+    yield f"\n{each.label}: theorem {each.theorem}, n/m = {run.n}/{run.m}, K = {run.K}, T = {run.T}{_compression(run)}"
     yield f"step of a round α = {run.alpha:.4g}, u = {run.adaptivity(each.constants):.4g}: {each.regime}"
     if each.twin:
         near = "while v̂ is on its floor, the server equals" if run.inside else "where √v is far below ε, it is close to"
@@ -98,6 +98,11 @@ def _pages(each: Checked) -> Iterator[Any]:
         yield f"v̂ left its floor in at most {100 * each.may_leave:.3g}% of coordinates, by the norms of the updates"
     for fail in each.fails:
         yield f"does not hold: {fail}"
+
+
+def _compression(run: Setting) -> str:
+    """Return q, and γ where the bounds use it; nothing without compression."""
+    return (f", q = {run.q:.6g}" if run.q else "") + (f", γ = {run.gamma:.4g}" if run.q and run.full else "")
 
 
 def _table(*heads: str, title: str = "") -> Table:

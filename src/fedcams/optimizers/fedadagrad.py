@@ -30,9 +30,13 @@ class FedAdagrad(ServerOptimizer):
         v.addcmul_(delta, delta)
         x.addcdiv_(m, v.sqrt().add_(float(self.eps)), value=float(self.lr))
 
+    def floor(self, t: int) -> float:
+        """Return the second moment at which its root and `eps` are equal in step t."""
+        return float(self.eps) ** 2
+
     def off_floor(self, state: State) -> Tensor | None:
         v: Tensor = state._asdict()["v"]
-        return v > float(self.eps) ** 2
+        return v > self.floor(state.t)
 
     def twin(self, digits: int = 9) -> ServerOptimizer | None:
         return None if self.schedules() else momentum_twin(float(self.lr) / float(self.eps), self.beta1, digits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +15,8 @@ import numpy as np
 from fedcams.engines import Shards
 from fedcams.experiment import Experiment
 from fedcams.experiment.assembly import assemble
+from fedcams.optimizers.base import Adaptive, ServerOptimizer
+from fedcams.optimizers.fedadagrad import FedAdagrad
 from fedcams.probes.floor import RARELY
 from fedcams.simulation import RoundRecord
 from fedcams.theory.constants import Instance, constants_of
@@ -79,20 +81,10 @@ def check(
     sizes = problem.clients.sizes()
     known = constants_of(Instance(experiment, problem, loaded, built.state.x), measured)
     run = setting_of(experiment, sizes, problem.layout, seen.get("gamma", 0.0))
-    fails = failures(experiment, problem, sizes)
-    if run.q and (largest := seen.get("q_max", 0.0)):
-        fails.append(f"a proven q: the largest measured, {largest:.4g}, replaces the proven {run.q:.6g}")
-        run = dataclasses.replace(run, q=min(run.q, largest))
-    if run.q and run.full and "gamma" not in seen:
-        fails.append("a known γ: it was not measured, so the bound uses 0; the probe gamma records it")
-    if known.how["L"].startswith(LOWER):
-        count = len(measured) + (len(measured) > 0 and measured[0].round > 1)  # the start counts too
-        when = f"in {count} round{'s' * (count > 1)}" if measured else "at the start"
-        fails.append(f"known constants: those of {experiment.task} are measured {when}, so L and G may be larger")
-    if "no farther" in known.how.get("G", ""):
-        fails.append(
-            "bounded gradients: those of a quadratic are not; G holds while x stays as near the minimum as x_1"
-        )
+    fails = [*failures(experiment, problem, sizes), *_of_the_run(records, run, seen)]
+    fails += _of_constants(experiment, known, measured)
+    if run.q:
+        run = dataclasses.replace(run, q=min(run.q, seen.get("q_max") or run.q))
     twin = experiment.server.twin(digits=3)
     return Checked(
         label=experiment.label,
@@ -102,25 +94,49 @@ def check(
         bounds=(printed(known, run), sound(known, run)),
         fails=fails,
         regime=_regime(known, run, seen.get("off_floor"), certain=not fails and known.how["G"] == BOUND),
-        twin="" if twin is None else str(twin),
+        twin="" if twin is None else twin.spelled_out(),
         seen=seen,
-        may_leave=may_leave(records, _summing(run) if experiment.server.name == "fedadagrad" else run, known.d),
+        may_leave=may_leave(records, experiment.server, known.d),
     )
 
 
-def may_leave(records: Sequence[RoundRecord], run: Setting, d: int) -> float | None:
+def _of_the_run(records: Sequence[RoundRecord], run: Setting, seen: Mapping[str, float]) -> Iterator[str]:
+    """Yield the assumptions that the records show to fail, or that measurements replace; `run` has the proven q."""
+    if refusing := sum(bool(record.refused) for record in records):
+        yield f"fixed n: the server refused updates in {refusing} of {len(records)} rounds"
+    if 0 < (largest := seen.get("q_max", 0.0)) < run.q:
+        yield f"a proven q: the largest measured, {largest:.4g}, replaces the proven {run.q:.6g}"
+    if run.q and run.full and "gamma" in seen:
+        yield f"a proven γ: the bound uses the largest measured, {run.gamma:.4g}"
+    elif run.q and run.full:
+        yield "a known γ: it was not measured, so the bound uses 0; the probe gamma records it"
+
+
+def _of_constants(experiment: Experiment, known: Constants, measured: Sequence[Measured]) -> Iterator[str]:
+    """Yield which constants are not proven everywhere."""
+    if known.how["L"].startswith(LOWER):
+        count = len(measured) + (len(measured) > 0 and measured[0].round > 1)  # the start counts too
+        when = f"in {count} round{'s' * (count > 1)}" if measured else "at the start"
+        yield f"known constants: those of {experiment.task} are measured {when}, so L and G may be larger"
+    if "no farther" in known.how.get("G", ""):
+        yield "bounded gradients: those of a quadratic are not; G holds while x stays as near the minimum as x_1"
+
+
+def may_leave(records: Sequence[RoundRecord], server: ServerOptimizer, d: int) -> float | None:
     """Return a bound on the share of coordinates whose v̂ ever left the floor, from the norms of mean updates.
 
-    `v_t ≤ (1-β2) Σ Δ²` in every coordinate, so at most `(1-β2) Σ ‖Δ‖²/ε` of them exceed ε. None without records.
+    In every coordinate `v_t` is at most the sum of (1-β2) Δ², or of Δ² with fedadagrad, so at most the sum of
+    (1-β2) ‖Δ‖²/floor coordinates exceed the floor. Bias correction raises some floors from step to step: each Δ² then
+    counts by the floor of its own step. None without records, and for servers without a floor or whose floor or β2
+    follows a schedule.
     """
-    if not records or not run.adapts:
+    moving = {place for place, _ in server.schedules()} & {"eps", "beta2"}
+    if not records or moving or not isinstance(server, Adaptive | FedAdagrad):
         return None
-    return min(1.0, (1 - run.beta2) * math.fsum(r.delta_norm**2 for r in records) / run.eps / d)
-
-
-def _summing(run: Setting) -> Setting:
-    """Return a setting for `may_leave` whose v is the sum of all squared updates, as FedAdagrad's is."""
-    return dataclasses.replace(run, beta2=0.0)
+    server = server.at(1, len(records))
+    weight = 1 - float(server.beta2) if isinstance(server, Adaptive) else 1.0
+    norms = [record.delta_norm for record in records if record.delta_norm]  # one for each step of the server
+    return min(1.0, weight * math.fsum(norm**2 / server.floor(t) for t, norm in enumerate(norms, 1)) / d)
 
 
 def _regime(known: Constants, run: Setting, off_floor: float | None, certain: bool) -> str:

@@ -63,7 +63,8 @@ def batch_factor(local: Local, examples: int) -> float:
 
 def _quadratic(one: Instance, task: Quadratic) -> Constants:
     shards = _shards(one.problem)
-    found = noise(task.gradients(one.data, one.x), shards)
+    gradients = task.gradients(one.data, one.x)
+    local = one.experiment.local
     curvature = task.curvature().double()
     centre = torch.stack([one.data.train_x[rows].double().mean(0) for rows in shards]).mean(0)
     away = one.x.double() - centre
@@ -71,8 +72,8 @@ def _quadratic(one: Instance, task: Quadratic) -> Constants:
     return Constants(
         L=float(task.smoothness),
         G=float(task.smoothness) * float(away.norm()) + spread,
-        s_l=found.sigma_l * math.sqrt(max(batch_factor(one.experiment.local, len(rows)) for rows in shards)),
-        s_g=found.sigma_g,
+        s_l=max(noise(gradients, [rows]).sigma_l * batch_factor(local, len(rows)) ** 0.5 for rows in shards),
+        s_g=noise(gradients, shards).sigma_g,
         F=0.5 * float((curvature * away.square()).sum()),
         d=one.problem.layout.d,
         how={"L": EXACT, "G": f"{BOUND}, no farther from the minimum than x_1", "s_l": EXACT, "s_g": EXACT, "F": EXACT},

@@ -51,7 +51,11 @@ def server_lr(server: ServerOptimizer, eta: float) -> float:
 
 def failures(experiment: Experiment, problem: Problem, sizes: Sequence[int]) -> list[str]:
     """Return the assumptions of the theorems that the experiment does not meet, one sentence each."""
-    return [*_of_clients(experiment, problem, sizes), *_of_the_server(experiment), *_of_messages(experiment)]
+    return [
+        *_of_clients(experiment, problem, sizes),
+        *_of_the_server(experiment),
+        *_of_messages(experiment, problem.layout),
+    ]
 
 
 def _of_clients(experiment: Experiment, problem: Problem, sizes: Sequence[int]) -> Iterator[str]:
@@ -98,8 +102,8 @@ def _of_the_server(experiment: Experiment) -> Iterator[str]:
         yield f"the mean of the updates: aggregate={experiment.aggregate}"
 
 
-def _of_messages(experiment: Experiment) -> Iterator[str]:
-    bound = experiment.in_round(1, experiment.rounds).uplink.squared_error_bound(Layout.flat(2))
+def _of_messages(experiment: Experiment, layout: Layout) -> Iterator[str]:
+    bound = experiment.in_round(1, experiment.rounds).uplink.squared_error_bound(layout)
     if bound is None or (bound and not experiment.feedback):
         sent = f"uplink={experiment.uplink}, feedback={str(experiment.feedback).lower()}"
         yield f"error feedback with q < 1: {sent}; the bound uses q = 0"

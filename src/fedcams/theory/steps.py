@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fedcams.theory.proved import CROSS, kept, sound
+from fedcams.theory.proved import kept, sound
 from fedcams.theory.setting import Bound, Constants, Setting
 
-DRIFT = 0.1
-"""The share of the leading terms that client drift, or changing weights, may add."""
+MORE = 0.1
+"""How much client drift, or changing weights, may add to the lowest bound, as a share of it."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,15 @@ class Steps:
 
 
 def recommended(known: Constants, run: Setting) -> Steps:
-    """Return the rates that minimise the bound within its conditions; those of `run` do not matter.
+    """Return rates whose bound is near the lowest within its conditions; those of `run` do not matter.
 
-    The local rate is the largest at which drift adds at most a tenth to the leading terms and v̂ cannot leave its floor.
-    If the server adds ε to the root, changes of v̂ may also add at most a tenth. The server's rate then makes the step
-    of a round the one with the lowest bound.
+    A shorter local rate never makes the bound worse, but the server's rate must then be higher. So the local rate is
+    the largest at which v̂ cannot leave its floor and drift adds at most a tenth to the lowest bound. If the server adds
+    ε to the root, P and changes of v̂ may also add at most a tenth each. The server's rate then makes the step of a
+    round the one with the lowest bound.
     """
-    variance = known.s_l**2 / (run.n * run.K)
-    if not run.full:
-        variance += 3 * known.s_g**2 * (run.m - run.n) / (run.n * (run.m - 1))
-    eta_l = _local_rate(known, run, variance)
-    longest = _longest(known, replace(run, eta_l=eta_l))
-    alpha = _best(known, replace(run, eta_l=eta_l), longest)
-    chosen = _with_step(run, eta_l, alpha)
-    return Steps(chosen, sound(known, chosen), "the conditions of the bound" if alpha == longest else "")
+    eta_l = _local_rate(known, run)
+    return _with_best_step(known, replace(run, eta_l=eta_l))
 
 
 def corollary(known: Constants, run: Setting) -> Steps:
@@ -45,18 +40,34 @@ def corollary(known: Constants, run: Setting) -> Steps:
     return Steps(chosen, sound(known, chosen), "")
 
 
-def _local_rate(known: Constants, run: Setting, variance: float) -> float:
-    limits = [1 / (8 * run.K * known.L), 1 / (run.K * known.L * math.sqrt(60)), 1.0]
+def _local_rate(known: Constants, run: Setting) -> float:
+    soft = run.adapts and not run.inside  # without a hard floor the weights always change
+    limits = [1 / (8 * run.K * known.L), 1.0]
     longest = run.amplification * run.K * known.G  # an update, for a local rate of 1
     if run.adapts:
-        limits.append(math.sqrt(run.eps) / longest)
-    leading = 2 * math.sqrt(CROSS * known.F * known.L * variance / run.T)
+        limits.append((MORE if soft else 1) * math.sqrt(run.eps) / longest)
+    lowest = _lowest(known, run)
     spread = 2.5 * run.K * known.L**2 * (known.s_l**2 + 6 * run.K * known.s_g**2)
-    if leading and spread:
-        limits.append(math.sqrt(DRIFT * leading / spread))
-    if leading and run.adapts and not run.inside:  # without a hard floor the weights always change
-        limits.append(DRIFT * leading * run.T * math.sqrt(run.eps) / (known.G**2 * known.d * (1 + kept(run)) * longest))
+    if spread:
+        limits.append(math.sqrt(MORE * lowest / spread))
+    if soft:
+        limits.append(1 / (run.K * known.L * math.sqrt(60 * (1 + MORE))))
+        limits.append(MORE * lowest * run.T * math.sqrt(run.eps) / (known.G**2 * known.d * (1 + kept(run)) * longest))
     return min(limits)
+
+
+def _lowest(known: Constants, run: Setting) -> float:
+    """Return the lowest bound, divided by its first factor: with the local rate near 0, clients do not drift."""
+    still = replace(run, eta_l=1e-12 / (run.K * known.L), adapts=False)
+    return _with_best_step(known, still).bound.value / (4 if run.full else 8)
+
+
+def _with_best_step(known: Constants, run: Setting) -> Steps:
+    """Return the rates of a setting whose step of a round has the lowest bound, for its local rate."""
+    longest = _longest(known, run)
+    alpha = _best(known, run, longest)
+    chosen = _with_step(run, run.eta_l, alpha)
+    return Steps(chosen, sound(known, chosen), "the conditions of the bound" if alpha == longest else "")
 
 
 def _with_step(run: Setting, eta_l: float, alpha: float) -> Setting:
