@@ -83,9 +83,15 @@ class Entry:
 
     @classmethod
     def of(cls, method: Runs, label: str | None, source: str | None) -> Self:
-        """Return the entry of runs that differ only in the seed; refuses unfinished ones and those without accuracy."""
-        if method.unfinished or not all(run.finished for run in method.runs):
-            raise SpecError(f"{method.label}: not finished; run it to its end, then add it")
+        """Return the entry of runs that differ only in the seed.
+
+        Refuses runs without all their rounds, without accuracy, and several with one seed.
+        """
+        if short := [run.path for run in method.runs if len(run.records) != run.experiment.rounds]:
+            raise SpecError(f"{method.label}: {short[0]} is not finished; run it to its end, then add it")
+        seeds = [run.experiment.seed for run in method.runs]
+        if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+            raise SpecError(f"{method.label}: several runs have seed {twice[0]}; name only one of them")
         accuracies = [_percent(final_score(run), run) for run in method.runs]
         averaged = [last for run in method.runs if (last := _last_averaged(run)) is not None]
         return cls(
@@ -96,7 +102,7 @@ class Entry:
             round(fmean(_sum(run, "wire_down") for run in method.runs)),
             _hundredths(accuracies),
             _hundredths(averaged) if len(averaged) == len(method.runs) else None,
-            [run.experiment.seed for run in method.runs],
+            seeds,
             source or _place(method.runs[0].path.parent),
             _each(str(run.environment.get("device", "not recorded")) for run in method.runs),
             _each(_versions(run.environment) for run in method.runs),

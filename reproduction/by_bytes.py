@@ -31,7 +31,7 @@ model](#delivering-the-final-model).
 The ratios and schedules of the two-way recipes were tuned in earlier runs with seed 1, and their server's rate in runs
 of 60 rounds with seed 11. That server uses less momentum and a lower rate that falls at the end. The rows *lower
 falling rate* use this server without compression, and with compressed updates only. With compressed updates it helps.
-Without compression, training breaks down after round 30 and recovers slowly, and the averaged model ends lower.
+Without compression, training breaks down around round 30 and recovers slowly, and the averaged model ends lower.
 """
 PLAYS_TEXT = """\
 ## Shakespeare's plays

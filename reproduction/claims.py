@@ -33,9 +33,11 @@ COMPRESSED = ("FedCAMS sign", *(f"FedCAMS top-k 1/{ratio}" for ratio in (64, 128
 TEXT = f"""\
 ## The paper's claims
 
-The table states the claims of the paper's text, figures and tables in our own words. Accuracies are means over the
-last {LAST} rounds, and over the seeds that all methods in a claim share. Signed numbers are points of accuracy;
-brackets give the lowest and the highest seed.
+The table states the claims of the paper's text, figures and tables in our own words. Two of them the paper only
+suggests: that FedAMS gains from adaptive steps and not from its rate, and that the theorems explain these steps.
+Accuracies are means over the last {LAST} rounds, and over the seeds that all methods in a claim share. Signed numbers
+are points of accuracy; brackets give the lowest and the highest seed. [Further down](#differences-from-fedams) are
+confidence intervals.
 
 - Two methods within {NEAR} points count as equal%s.
 - While two methods count as equal, a claim that one of them is better stays open, and a claim that something brings a

@@ -18,6 +18,7 @@ from reproduction.claims import claims, summary
 from reproduction.costs import costs
 from reproduction.runs import Done, Results, collection
 from reproduction.scales import scales
+from reproduction.seeds import seeds
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
@@ -46,7 +47,7 @@ def page(results: Results) -> str:
     parts += by_bytes(results)
     parts += plays(results)
     parts += [line for preset in further(results) for line in _further(results, preset)]
-    parts += tables.seeds(results)
+    parts += seeds(results)
     parts += costs(results)
     return "\n".join(parts).rstrip() + "\n"
 

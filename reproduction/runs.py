@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from fedcams.averages import NoAverage
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset
 from fedcams.report import Collection, Method
-from fedcams.report.collection import Look, look
-from fedcams.runs import Run, read_run
+from fedcams.report.collection import Look, look, read_checked
+from fedcams.runs import Run
+from fedcams.runs.folder import EXPERIMENT, ROUNDS
 
 LAST = 100
-"""Accuracies are averaged over this many last rounds, since single rounds vary by a point."""
+"""Accuracies are means over this many last rounds, at most a fifth of all, since single rounds vary by a point."""
 NEAR = 0.5
 """Points of accuracy within which two methods count as equal: single seeds differ by about 0.3."""
 APART = ("label", "probes", "engine", "evaluate_every", "theory_every")
@@ -134,10 +136,15 @@ class Done:
         return fmean(list(self.gamma.values())[-LAST:])
 
     @cached_property
+    def timings(self) -> list[dict[str, Any]]:
+        """The times of every round of the fastest run: the others may have shared the GPU. Empty without times."""
+        timed = [run.timings for run in self.runs if run.timings]
+        return min(timed, key=lambda timings: median(timing["seconds"] for timing in timings), default=[])
+
+    @property
     def seconds(self) -> list[float]:
-        """Seconds of every round of the fastest run, including evaluation: the others may have shared the GPU."""
-        timed = [[timing["seconds"] for timing in run.timings] for run in self.runs if run.timings]
-        return min(timed, key=median, default=[])
+        """Seconds of every round of the fastest run, including evaluation."""
+        return [timing["seconds"] for timing in self.timings]
 
     @property
     def second(self) -> float | None:
@@ -186,8 +193,17 @@ def scores(run: Run, key: str, last: int | None = None) -> list[float]:
 
 
 def last_scores(run: Run) -> list[float]:
-    """Return the accuracies of the last rounds, in percent."""
-    return scores(run, "test_accuracy", LAST)
+    """Return the accuracies of the last rounds, at most a fifth of all, in percent."""
+    return scores(run, "test_accuracy", min(LAST, run.experiment.rounds // 5))
+
+
+def unusable(run: Run) -> str:
+    """Return why a run's numbers cannot be compared; an empty string if they can."""
+    done, due = len(run.records), run.experiment.rounds
+    if done != due:
+        how = "was stopped early" if run.stopped else "is not finished"
+        return f"it {how}, with {done} of {due} rounds"
+    return "" if last_scores(run) else "it was not tested in its last rounds"
 
 
 def _environment(run: Run) -> str:
@@ -203,11 +219,14 @@ def shipped(preset: str) -> list[Experiment]:
 
 
 class Results:
-    """All finished runs below a folder."""
+    """All runs below a folder that have all their rounds; refuses damaged ones."""
 
     def __init__(self, folder: Path) -> None:
-        found = (read_run(path.parent) for path in sorted(folder.glob("*/*/rounds.jsonl")))
-        self.runs = [run for run in found if run.finished]
+        folders = sorted({path.parent for name in (EXPERIMENT, ROUNDS) for path in folder.rglob(name)})
+        found = [(run, unusable(run)) for run in map(read_checked, folders)]
+        self.runs = [run for run, why in found if not why]
+        self.left_out = {run.path: why for run, why in found if why}
+        """Why the other runs are not used."""
 
     def of(self, preset: str) -> list[Done]:
         """Return the experiments of a preset in its order, with their runs of every seed, wherever these were made."""

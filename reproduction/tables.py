@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import Any
 
@@ -128,19 +127,28 @@ def lost(runs: list[Done], base: Done) -> Iterator[str]:
 
 
 def where(runs: list[Done]) -> str:
-    """Return devices and versions, engines if they were recorded, each once, and the seeds."""
+    """Return devices and versions, engines if they were recorded, each once, the seeds, and how often was tested."""
     places = dict.fromkeys(place for done in runs for place in done.environments)
-    made = [run.environment.get("engine") for done in runs for run in done.runs]
-    engines = dict.fromkeys(f", engine {engine}" for engine in made if engine)
-    return f"{'; '.join(places)}{''.join(engines)}. {_seeds_of(runs)}.\n"
+    made = [run.environment for done in runs for run in done.runs]
+    found = [(name, {str(about[name]) for about in made if about.get(name)}) for name in ("fedcams", "engine")]
+    named = "".join(f", {name} {listed(values)}" for name, values in found if values)
+    return f"{'; '.join(places)}{named}. {_seeds_of(runs)}.\n"
+
+
+def listed(values: Iterable[int] | Iterable[str], word: str = "and") -> str:
+    """Return values in ascending order, as in `1, 2 and 4`."""
+    *first, last = map(str, sorted(values))
+    return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def _seeds_of(runs: list[Done]) -> str:
     """Return the seeds in words, with a note if some methods lack some of them."""
-    *first, last = map(str, sorted({seed for done in runs for seed in done.seeds}))
-    named = f"Seeds {', '.join(first)} and {last}" if first else f"Seed {last}"
+    seeds = {seed for done in runs for seed in done.seeds}
+    named = f"Seed{'s' * (len(seeds) > 1)} {listed(seeds)}"
     differ = len({tuple(done.seeds) for done in runs}) > 1
-    return f"{named}, one run each" + ("; not every method has all of them" if differ else "")
+    every = {run.experiment.evaluate_every for done in runs for run in done.runs}
+    often = "" if every == {1} else f"; tested every {listed(every, 'or')} rounds"
+    return f"{named}, one run each{often}" + ("; not every method has all of them" if differ else "")
 
 
 def missing(results: Results, preset: str) -> Iterator[str]:
@@ -219,24 +227,6 @@ def tradeoff(results: Results, preset: str) -> Iterator[str]:
     yield from table(heads, "llrrrrrrrr", rows)
 
 
-def seeds(results: Results) -> Iterator[str]:
-    """Yield a table of every method that was run with several seeds, under the first preset that has it."""
-    figures = [f"{figure}-{model}" for figure in ("fig1", "compression", "two-way") for model in words.MODELS]
-    rows: dict[Path, list[str]] = {}
-    for preset in (*figures, *words.FURTHER):
-        for done in results.of(preset):
-            if len(done.runs) > 1:
-                rows.setdefault(done.run.path, [f"`{preset}`", *_seeds(done)])
-    if rows:
-        yield "## Seeds\n"
-        yield from table("preset | run | seed: accuracy | mean", "lllr", list(rows.values()))
-
-
-def _seeds(done: Done) -> list[str]:
-    each = ", ".join(f"{seed}: {score:.2f}" for seed, score in zip(done.seeds, done.accuracies, strict=True))
-    return [done.label, each, f"{done.accuracy:.2f}"]
-
-
 def repeatability(results: Results) -> Iterator[str]:
     """Yield what repeats, and the runs that show it."""
     yield words.REPEATABILITY
@@ -258,7 +248,10 @@ def _compared(one: Done, two: Done) -> str:
     name = f"{one.label} of {model}, seed {one.run.experiment.seed}, was run twice for {len(one.run.records)} rounds: "
     if not differing:
         return f"{name}all records are equal."
-    commits = {str(done.run.environment.get("commit")) for done in (one, two)}
-    why = ", with different versions of the code" if len(commits) > 1 else ""
+    where = [done.run.environment for done in (one, two)]
+    apart = [
+        name for name in ("fedcams", "commit", "device", "engine", "torch") if len({e.get(name) for e in where}) > 1
+    ]
+    why = f", with another {' and '.join(apart)}" if apart else ""
     scores = f"accuracies are {one.accuracy:.2f} and {two.accuracy:.2f}"
     return f"{name}records differ from round {differing[0]}{why}; {scores}."

@@ -45,6 +45,21 @@ NOTES = {
         for model in MODELS
     },
     **{
+        f"epochs-{model}": "Runs with 100 local epochs have fewer rounds, and their accuracy is the mean over the last "
+        "fifth of\nthese. The picture compares all runs round by round.\n"
+        for model in MODELS
+    },
+    **{
+        f"full-{model}": "Each client has ten times as many images as in the other sections, but takes as many local "
+        "steps per\nround: 60.\n"
+        for model in MODELS
+    },
+    **{
+        f"noniid-{model}": "Labels are sorted and cut into 200 shards, of which every client gets two at random, so "
+        "that some\nclients have a single label.\n"
+        for model in MODELS
+    },
+    **{
         f"option-2-{model}": "Option 2 adds ε to the root of v̂ = max(v̂, v), as FedAMSGrad does; we use "
         "FedAMSGrad's rates.\n"
         for model in MODELS
@@ -90,8 +105,8 @@ optimizers. The following choices apply where the paper and its published code d
 from them:
 
 - **Accuracy** is the mean over the last 100 rounds, or over the tested ones among them, since single rounds vary by a
-  point. The tables also give the last and the best round; the best is lower where fewer rounds were tested. The
-  paper gives final accuracies.
+  point; of runs with fewer than 500 rounds, over the last fifth. The tables also give the last and the best round; the
+  best is lower where fewer rounds were tested. The paper gives final accuracies.
 - **Bias correction** is on, as in the published code; the algorithms in the paper have none. FedAMS without it is a
   separate run.
 - **80% rule**: every client trains on the first 80% of its shard, 400 of 500 images, as in the published code. This
@@ -144,7 +159,8 @@ COMMUNICATION = """\
 The paper's table covers 500 rounds of ResNet-18 with compressed updates and dense models. It gives the bits on one
 client's link by a rule that counts 64 bits per top-k coordinate and ignores headers and buffers. On the wire, positions
 are entropy-coded and everything counts: the last column is what a client that takes part in every round would send and
-receive. `fedcams plan --paper` prints both of the paper's tables.
+receive. `fedcams plan --paper` prints both of the paper's tables without any run; `fedcams run communication` counts
+real messages, with a single local step per round.
 """
 TWO_WAY = """\
 ## Two-way compression

@@ -388,6 +388,10 @@ def test_a_sweep_of_one_label_keeps_the_others_and_extends_all_or_none(folder: P
     whole = board.read_bytes()
     assert "dense, seed 1: already" not in say("sweep", "grid.toml", "--only", "kept")
     assert board.read_bytes() == whole
+    shutil.rmtree(folder / "runs/grid/dense-s1")
+    again = say("sweep", "grid.toml").splitlines()
+    assert [line for line in again if ", seed 1:" in line][-1].startswith("dense"), "what is finished comes first"
+    assert board.read_bytes() == whole
     refused = fedcams("sweep", "grid.toml", "-s", "rounds=3")  # clients keep residuals, which are gone
     assert "its last checkpoint leaves out what more rounds need (rows)" in refused.stderr
     say("sweep", "grid.toml")

@@ -155,6 +155,29 @@ def test_the_best_setting_of_a_label_comes_first(tmp_path: Path) -> None:
     assert "| eps=1e-3, lr=10, uplink=sign | diverged (seeds: 1) |" in text
 
 
+def test_a_sweep_that_stops_keeps_what_is_finished_on_its_leaderboard(tmp_path: Path) -> None:
+    """Wherever in the file that is; and the leaderboard says that it is not complete."""
+    trials = load_sweep(written(tmp_path))
+    finished = {trial for trial in trials if trial.label == "ams"}
+    asked: list[str] = []
+
+    def runner(experiment: Experiment, folder: Path) -> list[RoundRecord]:
+        asked.append(experiment.label)
+        if len(asked) > 2 * len(finished) + 3:
+            raise KeyboardInterrupt
+        return rounds(0.5)
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(trials, tmp_path, runner, finished)
+    assert {label.partition(",")[0] for label in asked[: 2 * len(finished)]} == {"ams"}
+    with (tmp_path / "leaderboard.csv").open() as file:
+        assert [row["label"] for row in csv.DictReader(file)] == ["avg", *["ams"] * len(finished)]
+    text = (tmp_path / "leaderboard.md").read_text("utf-8")
+    assert f"Only {len(finished) + 1} of {len(trials)} settings are finished so far." in text
+    assert sweep(trials, tmp_path, lambda experiment, folder: rounds(0.5))
+    assert "Only" not in (tmp_path / "leaderboard.md").read_text("utf-8")
+
+
 def test_a_leaderboard_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FedcamsError, match=r"cannot write to .*/file: File exists; free space"):

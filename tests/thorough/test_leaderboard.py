@@ -103,8 +103,15 @@ def test_a_page_compares_with_dense_messages(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "short" / "1", [0.5, 0.6], rounds=3)
-    with pytest.raises(SpecError, match="run: not finished; run it to its end"):
+    with pytest.raises(SpecError, match="run: .*short/1 is not finished; run it to its end"):
         add([tmp_path / "short"], tmp_path / "entries")
+    (tmp_path / "short" / "1" / "stopped.json").write_text('{"round": 2}')
+    with pytest.raises(SpecError, match="is not finished"):
+        add([tmp_path / "short"], tmp_path / "entries")
+    for name in ("1", "2"):
+        write_run(tmp_path / "twice" / name, [0.5, 0.6])
+    with pytest.raises(SpecError, match="run: several runs have seed 1; name only one of them"):
+        add([tmp_path / "twice"], tmp_path / "entries")
     write_run(tmp_path / "blind" / "1", [None, None])
     with pytest.raises(SpecError, match="nothing was evaluated"):
         add([tmp_path / "blind"], tmp_path / "entries")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import stats
 
 from fedcams.experiment.preset import folder_name, load_preset
 from fedcams.optimizers import server
@@ -19,6 +20,7 @@ from fedcams.optimizers.base import Adaptive
 from fedcams.partition.dirichlet import Dirichlet
 from fedcams.report.profiles import PROFILES, time_to
 from fedcams.report.series import AVERAGED
+from fedcams.runs.folder import RunError
 from reproduction import guard, words
 from reproduction import page as make
 from reproduction.by_bytes import PLAYS, PRESETS, delivery
@@ -39,6 +41,8 @@ from reproduction.page import html, inflated
 from reproduction.pictures import is_current, smooth
 from reproduction.runs import Done, Results, ahead, collection, looks, spread
 from reproduction.scales import highest
+from reproduction.seeds import T, differences, interval
+from reproduction.strays import strays
 from test_report import rising, write_run
 
 STALE = "is stale: run `make reproduction`"
@@ -171,20 +175,36 @@ def test_a_single_run_is_shown_and_the_rest_is_missed(tmp_path: Path) -> None:
     assert "reproduction/fig1-convmixer.png" in text
 
 
-def test_minutes_scale_the_measured_round_with_clients_and_epochs(tmp_path: Path) -> None:
+def test_minutes_scale_the_measured_training_with_clients_and_steps(tmp_path: Path) -> None:
+    """A round takes 0.5 s of training, and 1 s besides."""
     assert "## Run it yourself" not in made(tmp_path)
     for model in ("resnet18", "convmixer"):
         add(tmp_path / "results", f"compression-{model}", "FedAMS")
     text = made(tmp_path)
-    minutes = {row[0]: row[-2:] for row in re.findall(r"^\| `([\w-]+)` \| .* \| (\d+) \| (\d+) \|$", text, re.M)}
-    run = 500 * 1.5 / 60  # minutes of a run of ten clients and three epochs
-    assert minutes["gamma-resnet18"] == ("2", f"{2 * run:.0f}")
-    assert minutes["cohort-resnet18"] == ("6", f"{2 * (0.5 + 1 + 2) * run:.0f}")
-    assert minutes["epochs-convmixer"] == ("8", f"{2 * (3 + 10 + 30 + 100) / 3 * run:.0f}")
-    assert minutes["two-way-full-resnet18"] == ("4", f"{4 * 10 * run:.0f}")
-    assert minutes["full-resnet18"] == ("7", f"{7 * 10 * run:.0f}"), "ten clients with ten times as many images"
+    minutes = {row[0]: row[1:] for row in re.findall(r"^\| `([\w-]+)` \| .*? \| (\d+) \| (.*) \| (.*) \|$", text, re.M)}
+
+    def shown(*works: float, rounds: int = 500) -> list[float]:
+        """The minutes of a run for each number of local steps of all clients, compared with the paper's."""
+        return [(0.5 * work + 1) * rounds / 60 for work in works]
+
+    def row(runs: list[float]) -> tuple[str, str, str]:
+        return str(len(runs)), f"{sum(runs):.0f}", f"{max(runs):.0f}"
+
+    assert minutes["gamma-resnet18"] == row(shown(1, 1))
+    assert minutes["cohort-resnet18"] == row(shown(0.5, 1, 2) * 2)
+    assert minutes["epochs-convmixer"] == row((shown(1, 10 / 3, 10) + shown(100 / 3, rounds=60)) * 2)
+    assert minutes["two-way-full-resnet18"] == row(shown(10) * 4)
+    assert minutes["full-resnet18"] == row(shown(1) * 7), "all ten clients, with as many steps as elsewhere"
+    assert minutes["communication"] == row(shown(1 / 60) * 5), "a single step"
     assert f"500 runs\nof 60 rounds, {500 * 60 * 1.5 / 60:.0f} minutes." in text
-    assert "communication" not in minutes, "its clients take a single step, so the server's part decides"
+
+
+def test_less_than_half_a_minute_is_not_shown_as_none(tmp_path: Path) -> None:
+    for model in ("resnet18", "convmixer"):
+        add(tmp_path / "results", f"compression-{model}", "FedAMS", seconds=-0.999)
+    assert "| `gamma-resnet18` | The dissimilarity γ in every round on CIFAR-10, ResNet-18 | 2 | <1 | <1 |" in made(
+        tmp_path
+    )
 
 
 def test_a_run_of_another_preset_serves_where_it_is_the_same(tmp_path: Path) -> None:
@@ -485,16 +505,81 @@ def test_runs_may_lack_times_and_environment(tmp_path: Path) -> None:
     run = add(tmp_path / "results", "fig1-resnet18", "FedAvg", seconds=None)
     (run / "environment.json").unlink()
     text = made(tmp_path)
-    assert "device not recorded. Seed 1" in text
+    assert "device not recorded. Seed 1, one run each.\n" in text
     (run / "environment.json").write_text(json.dumps({"device": "NVIDIA H200", "torch": "2.11", "engine": "graphs"}))
     assert "NVIDIA H200, torch 2.11, engine graphs. Seed 1" in made(tmp_path)
 
 
-def test_a_run_that_is_not_finished_is_not_shown(tmp_path: Path) -> None:
-    run = add(tmp_path / "results", "fig1-resnet18", "FedAvg")
-    lines = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
-    (run / "rounds.jsonl").write_text("".join(lines[:-1]))
-    assert "Not run yet: FedAvg; FedAdam;" in made(tmp_path)
+def test_what_cannot_be_compared_is_left_out_and_named(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    partly, stopped, untested, new = (
+        add(root, "fig1-resnet18", label) for label in ("FedAvg", "FedAdam", "FedYogi", "FedAMSGrad")
+    )
+    for run, rounds in ((partly, 499), (stopped, 300), (new, 0)):
+        lines = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
+        (run / "rounds.jsonl").write_text("".join(lines[:rounds]))
+    (new / "rounds.jsonl").unlink()
+    (stopped / "stopped.json").write_text(json.dumps({"round": 300, "reason": "long enough"}))
+    lines = [json.loads(line) for line in (untested / "rounds.jsonl").read_text().splitlines()]
+    rarely = [line | ({} if line["round"] <= 400 else {"test_accuracy": None}) for line in lines]
+    (untested / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in rarely))
+    (tmp_path / "results" / "empty" / "folder").mkdir(parents=True)
+    assert "Not run yet: FedAvg; FedAdam; FedYogi; FedAMSGrad; FedAMS;" in made(tmp_path)
+    assert list(strays(Results(root))) == [
+        f"{stopped} is left out: it was stopped early, with 300 of 500 rounds",
+        f"{new} is left out: it is not finished, with 0 of 500 rounds",
+        f"{partly} is left out: it is not finished, with 499 of 500 rounds",
+        f"{untested} is left out: it was not tested in its last rounds",
+    ]
+
+
+def test_a_run_of_no_preset_is_named_with_what_differs(tmp_path: Path) -> None:
+    add(tmp_path, "fig1-resnet18", "FedAvg", rounds=75)
+    changed = tmp_path / "fig1-resnet18" / "fedavg-s1" / "experiment.toml"
+    changed.write_text(changed.read_text().replace("rounds = 500", "rounds = 75"))
+    add(tmp_path, "bytes-resnet18", "FedCAMS lighter", seed=9)
+    add(tmp_path, "fig1-resnet18", "FedAdam", evaluate_every=7)
+    assert list(strays(Results(tmp_path))) == [
+        f"{changed.parent} is in no preset: in fig1-resnet18, rounds is 500, not 75"
+    ]
+
+
+def test_the_repository_has_no_run_that_is_not_shown(results: Results) -> None:
+    assert not list(strays(results))
+
+
+def test_damaged_runs_are_refused(tmp_path: Path) -> None:
+    run = add(tmp_path, "fig1-resnet18", "FedAvg")
+    whole = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
+    for lines, message in (
+        ([*whole[:9], whole[9][:20] + "\n", *whole[10:]], "rounds.jsonl: damaged"),
+        ([*whole[:9], *whole[10:], whole[-1]], "rounds are not in ascending order without gaps"),
+    ):
+        (run / "rounds.jsonl").write_text("".join(lines))
+        with pytest.raises(RunError, match=message):
+            Results(tmp_path)
+
+
+def test_a_shorter_run_counts_by_its_last_fifth(tmp_path: Path) -> None:
+    add(tmp_path / "results", "epochs-resnet18", "FedAMS E=100", top=0.75, rounds=75)
+    text = section(made(tmp_path), "Local epochs, ResNet-18")
+    assert "| FedAMS E=100 | 68.00 | 75.00 | 75.00 |" in text, "rounds 61 to 75, and the last"
+
+
+def test_differences_have_the_interval_of_student(tmp_path: Path) -> None:
+    points = [-0.4, -0.1, -0.7]
+    expected = stats.ttest_1samp(points, 0).confidence_interval(0.95)
+    assert interval(points) == ["-0.40", "0.30", f"{expected.low:+.2f} to {expected.high:+.2f}"]
+    assert pytest.approx({n: stats.t.ppf(0.975, n - 1) for n in T}, abs=5e-4) == T
+    for seed, (base, other) in enumerate([(1.0, 0.9), (0.9, 0.85), (0.8, 0.75)], 1):
+        add(tmp_path, "fig1-resnet18", "FedAMS", top=base, seed=seed)
+        add(tmp_path, "fig1-resnet18", "FedAvg", top=other, seed=seed)
+    add(tmp_path, "fig1-resnet18", "FedAMS", top=0.1, seed=4)
+    for seed in (1, 2):
+        add(tmp_path, "fig1-resnet18", "FedYogi", seed=seed)
+    (row,) = [line for line in differences(Results(tmp_path)) if line.startswith("| `")]
+    shown = interval([-9.01, -4.505, -4.505])
+    assert row == f"| `fig1-resnet18` | FedAvg | last 100 | 1, 2, 3 | {' | '.join(shown)} |"
 
 
 def test_seeds_are_a_mean_and_repeated_runs_are_told_apart(tmp_path: Path) -> None:

@@ -153,13 +153,16 @@ def sweep(
     Finished runs are skipped, so you can repeat the same command after a stop.
     """
     from fedcams.cli.jobs import Settings
+    from fedcams.cli.session import are_finished
     from fedcams.experiment import sweep as sweeps
     from fedcams.runs import read_run
 
     folder = Path("runs") / file.stem if out is None else out
     values = _settings(settings or [])
     trials = sweeps.load_sweep(file, values, only or [])
-    tasks = {path: experiment for trial in trials for path, experiment in trial.folders(folder).items()}
+    finished = {trial for trial in trials if are_finished(trial.folders(folder))}
+    ordered = sweeps.in_turn(trials, finished)
+    tasks = {path: experiment for trial in ordered for path, experiment in trial.folders(folder).items()}
     options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
     progress, outcomes = _begin(tasks, options, jobs, quiet)
 
@@ -167,7 +170,8 @@ def sweep(
         return (next(outcomes).finished() if path in tasks else read_run(path)).records  # both in the sweep's order
 
     ranked = _with_finished(trials, file, values, folder) if only else trials
-    for label, results in sweeps.ranking(sweeps.sweep(ranked, folder, runner)).items():
+    finished |= {trial for trial in ranked if trial not in trials}
+    for label, results in sweeps.ranking(sweeps.sweep(ranked, folder, runner, finished)).items():
         best = f"the best of {len(results)} is {results[0].setting}: " if results[0].setting else ""  # without a grid
         progress.say(f"{label}: {best}{results[0].verdict}")
     progress.say(f"leaderboard: {folder / 'leaderboard.md'}")

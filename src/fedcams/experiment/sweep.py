@@ -46,7 +46,7 @@ class Trial:
 
     label: str
     setting: str
-    experiments: list[Experiment]
+    experiments: tuple[Experiment, ...]
 
     def folders(self, below: Path) -> dict[Path, Experiment]:
         """Return its experiments by the folder of each one, below a common one."""
@@ -99,17 +99,23 @@ def load_sweep(path: Path, settings: Mapping[str, str] | None = None, only: Coll
     return trials
 
 
-def sweep(trials: Sequence[Trial], folder: Path, runner: Runner) -> list[Result]:
+def sweep(trials: Sequence[Trial], folder: Path, runner: Runner, finished: Collection[Trial] = ()) -> list[Result]:
     """Try every setting of `load_sweep`, keep the leaderboard in `folder` up to date, and return the results.
 
     `runner` runs each experiment in its own folder below `folder`. A runner that skips finished rounds makes the sweep
-    resumable.
+    resumable. It gets the `finished` trials first, so that the leaderboard has all of them whenever the sweep stops.
     """
-    results: list[Result] = []
-    for trial in trials:
-        results.append(_result(trial, folder, runner))
-        write_leaderboard(results, folder)
-    return results
+    results: dict[Trial, Result] = {}
+    for trial in in_turn(trials, finished):
+        results[trial] = _result(trial, folder, runner)
+        if len(results) >= len(finished):
+            write_leaderboard([results[each] for each in trials if each in results], folder, of=len(trials))
+    return [results[trial] for trial in trials]
+
+
+def in_turn(trials: Sequence[Trial], finished: Collection[Trial]) -> list[Trial]:
+    """Return trials in the order in which `sweep` asks for them."""
+    return sorted(trials, key=lambda trial: trial not in finished)
 
 
 def score(records: Sequence[RoundRecord]) -> float | None:
@@ -161,7 +167,7 @@ def _trials(run: Table, seeds: list[dict[str, Any]]) -> Iterator[Trial]:
         filled = {key: _fill(value, words) for key, value in fixed.items()}
         filled = merged(filled, {key: value for key, value in chosen.items() if key not in places})
         table = Table(run.where, filled | {"label": f"{label}, {setting}" if setting else label})
-        yield Trial(label, setting, [table.experiment(**seed) for seed in seeds])
+        yield Trial(label, setting, tuple(table.experiment(**seed) for seed in seeds))
 
 
 def _fill(value: Any, words: Mapping[str, str]) -> Any:
@@ -214,12 +220,12 @@ def ranking(results: Sequence[Result]) -> dict[str, list[Result]]:
     return ranked
 
 
-def write_leaderboard(results: Sequence[Result], folder: Path) -> None:
-    """Write `leaderboard.md` and `leaderboard.csv` of the results so far into `folder`."""
+def write_leaderboard(results: Sequence[Result], folder: Path, of: int = 0) -> None:
+    """Write `leaderboard.md` and `leaderboard.csv` of the results so far, `of` how many, into `folder`."""
     ranked = ranking(results)
     with os_errors(FedcamsError, "write to", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "leaderboard.md", _markdown(ranked))
+        write_text(folder / "leaderboard.md", _markdown(ranked, f"{len(results)} of {of}" if len(results) < of else ""))
         write_text(folder / "leaderboard.csv", _csv(ranked))
 
 
@@ -227,12 +233,12 @@ def _place(result: Result) -> float:
     return float("inf") if result.accuracy is None else -result.accuracy
 
 
-def _markdown(ranked: Mapping[str, Sequence[Result]]) -> str:
+def _markdown(ranked: Mapping[str, Sequence[Result]], partly: str) -> str:
     best = sorted((results[0] for results in ranked.values()), key=_place)
     about = (
         "Test accuracy, mean over the last fifth of the rounds and over seeds, of averaged models where there are any."
     )
-    lines = ["# Leaderboard", "", about]
+    lines = ["# Leaderboard", "", about, *([f"Only {partly} settings are finished so far."] if partly else [])]
     lines += ["", "## Best setting of each run", "", "| run | setting | accuracy |", "|---|---|---|"]
     lines += [f"| {plain(result.label)} | {plain(result.setting)} | {result.verdict} |" for result in best]
     for label, results in ranked.items():

@@ -167,7 +167,7 @@ def collect(paths: Sequence[Path]) -> Collection:
     if not paths:
         raise RunError("no path was given; name the folder of a run, or a folder that holds runs")
     folders = {folder.resolve(): folder for path in paths for folder in _folders(Path(path))}
-    runs = [_read(folder) for folder in folders.values()]
+    runs = [read_checked(folder) for folder in folders.values()]
     empty = [run.path for run in runs if not run.records]
     if (named := {Path(path) for path in paths} & set(empty)) or len(empty) == len(runs):
         raise RunError(
@@ -189,8 +189,8 @@ def _folders(path: Path) -> list[Path]:
     return found
 
 
-def _read(folder: Path) -> Run:
-    """Read a run; whatever is wrong, the error names its folder."""
+def read_checked(folder: Path) -> Run:
+    """Read a run, and refuse values that no run writes; whatever is wrong, the error names its folder."""
     try:
         run = read_run(folder)
         _check(run)
