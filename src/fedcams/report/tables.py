@@ -216,10 +216,7 @@ def markdown(collection: Collection, summary: Summary) -> str:
     lines = [heads, ["---" if head in WORDS else "---:" for head in heads]]
     lines += [[_markdown(cell) for cell in cells(row, summary)] for row in summary.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = [f"Private: {note}" for method in collection.methods if (note := method.private)]
-    notes += [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
-    notes += [f"Exploding: {note}" for method in collection.methods for note in method.exploded]
-    notes += [f"Refused: {note}" for method in collection.methods for note in method.refusals]
+    notes = [note for kind in collection.cautions for note in kind]
     notes += [note for method in collection.methods if (note := method.on_floor)]
     listed = "\n".join(f"- {plain(note)}" for note in notes)
     times = network_markdown(collection, summary)
