@@ -232,6 +232,12 @@ class ClientUpdate(NamedTuple):
     steps: int
     loss: float
 
+    def as_cohort(self, rate: float) -> CohortUpdate:
+        """Return the update as that of a cohort of one, trained with this local learning rate."""
+        buffers, loss = self.buffers, torch.tensor([self.loss], dtype=torch.float64)
+        rows = None if buffers is None else buffers[None]
+        return CohortUpdate(self.delta[None], rows, loss, [self.examples], [self.steps], rate)
+
 
 Train = Callable[[Received, Instruction, "Tensor | None", float], ClientUpdate]
 """(what was received, instruction, shift of the gradients `[d]` or None, local rate) -> ClientUpdate. Shuffles and
@@ -257,12 +263,8 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
     received = Received(vectors[MODEL], vectors.get(BUFFERS), vectors.get(CONTROL))
     shift = shift_of(client, [who], received.control)
     rate = float(client.method.in_round(round, client.rounds).local.lr)
-    update = train(received, instruction, None if shift is None else shift[0], rate)
-    cohort = CohortUpdate(
-        update.delta[None], None if update.buffers is None else update.buffers[None],
-        torch.tensor([update.loss], dtype=torch.float64), [update.examples], [update.steps], rate,
-    )  # fmt: skip
-    outgoing = respond_(client, [who], received, cohort, round, instruction.seed)
+    trained = train(received, instruction, None if shift is None else shift[0], rate).as_cohort(rate)
+    outgoing = respond_(client, [who], received, trained, round, instruction.seed)
     if outgoing.refused:
         return Refusal(round, who, held, outgoing.refused[who]), None
     return reply_of(outgoing, client.layout, client.buffer_layout, held), outgoing
