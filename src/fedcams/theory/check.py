@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -79,20 +79,8 @@ def check(
     sizes = problem.clients.sizes()
     known = constants_of(Instance(experiment, problem, loaded, built.state.x), measured)
     run = setting_of(experiment, sizes, problem.layout, seen.get("gamma", 0.0))
-    fails = failures(experiment, problem, sizes)
-    if run.q and (largest := seen.get("q_max", 0.0)):
-        fails.append(f"a proven q: the largest measured, {largest:.4g}, replaces the proven {run.q:.6g}")
-        run = dataclasses.replace(run, q=min(run.q, largest))
-    if run.q and run.full and "gamma" not in seen:
-        fails.append("a known γ: it was not measured, so the bound uses 0; the probe gamma records it")
-    if known.how["L"].startswith(LOWER):
-        count = len(measured) + (len(measured) > 0 and measured[0].round > 1)  # the start counts too
-        when = f"in {count} round{'s' * (count > 1)}" if measured else "at the start"
-        fails.append(f"known constants: those of {experiment.task} are measured {when}, so L and G may be larger")
-    if "no farther" in known.how.get("G", ""):
-        fails.append(
-            "bounded gradients: those of a quadratic are not; G holds while x stays as near the minimum as x_1"
-        )
+    fails = [*failures(experiment, problem, sizes), *_doubts(experiment, known, run, seen, measured)]
+    run = dataclasses.replace(run, q=min(run.q, seen.get("q_max") or run.q))
     twin = experiment.server.twin(digits=3)
     return Checked(
         label=experiment.label,
@@ -106,6 +94,22 @@ def check(
         seen=seen,
         may_leave=may_leave(records, _summing(run) if experiment.server.name == "fedadagrad" else run, known.d),
     )
+
+
+def _doubts(
+    experiment: Experiment, known: Constants, run: Setting, seen: Mapping[str, float], measured: Sequence[Measured]
+) -> Iterator[str]:
+    """Yield what is measured or left out, although the theorems assume that it is known."""
+    if run.q and (largest := seen.get("q_max", 0.0)):
+        yield f"a proven q: the largest measured, {largest:.4g}, replaces the proven {run.q:.6g}"
+    if run.q and run.full and "gamma" not in seen:
+        yield "a known γ: it was not measured, so the bound uses 0; the probe gamma records it"
+    if known.how["L"].startswith(LOWER):
+        count = len(measured) + (len(measured) > 0 and measured[0].round > 1)  # the start counts too
+        when = f"in {count} round{'s' * (count > 1)}" if measured else "at the start"
+        yield f"known constants: those of {experiment.task} are measured {when}, so L and G may be larger"
+    if "no farther" in known.how.get("G", ""):
+        yield "bounded gradients: those of a quadratic are not; G holds while x stays as near the minimum as x_1"
 
 
 def may_leave(records: Sequence[RoundRecord], run: Setting, d: int) -> float | None:
