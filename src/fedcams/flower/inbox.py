@@ -148,9 +148,10 @@ class Inbox:
             raise UpdateError(
                 f"control={method.control} needs what only clients with the fedcams mod keep; add the mod"
             )
-        change = names.change(only_arrays(content, self.arrays_key), state.x)
+        delta, buffers = names.change(only_arrays(content, self.arrays_key), state.x)
+        examples, steps, loss = told_by_metrics(content, method.weighting)
         rate = float(method.in_round(round, server.rounds).local.lr)
-        trained = ClientUpdate(*change, *told_by_metrics(content, method.weighting)).as_cohort(rate)
+        trained = ClientUpdate(delta, buffers, examples, steps, loss).as_cohort(rate)
         base = method.downlink.buffers_of(state.downlink, client)  # what the server adds the change to
         received = Received(state.x, state.buffers if base is None else base)
         outgoing = respond_(self._dense_client, [client], received, trained, round, server.seed)
