@@ -25,7 +25,7 @@ SMALL = {"clients": 12, "rounds": 3, "sampler": "uniform(n=4)", "local": "sgd(lr
 def test_a_file_says_everything_and_reads_back(tmp_path: Path) -> None:
     experiment = Experiment.from_dict(
         {
-            "label": 'FedCAMS "sign", α',
+            "label": 'FedCAMS "sign", α 🚀',
             "partition": "dirichlet(alpha=0.1)",
             "uplink": "sign",
             "server": "fedams(lr=0.03, eps=1e-6)",

@@ -208,6 +208,20 @@ def test_buffers_are_averaged_and_never_stepped() -> None:
     assert len(instructions[0].streams["buffers"]) > 16
 
 
+def test_a_robust_mean_combines_buffers_as_changes_of_those_that_were_sent() -> None:
+    """Clipping shortens the change of the client that is far off, not its buffers."""
+    buffers, old = Layout(("norm.mean",), ((4,),)), torch.full((4,), 100.0)
+    server = Server(Method(server="fedavg", aggregate="clipped_mean", guard="none"), LAYOUT, buffers)
+    state = server_side.start(server, torch.zeros(D), old.clone())
+    instructions, state = server_side.instruct(server, state, [0, 1, 2])
+    update, ones, far = encode("identity", torch.ones(D), LAYOUT), torch.ones(4), torch.tensor([10.0, 0, 0, 0])
+    sent = [{"update": update, "buffers": encode("identity", old + change, buffers)} for change in (ones, ones, far)]
+    replies = [answer(instructions[i], streams=streams) for i, streams in enumerate(sent)]
+    state, concluded = conclude(server, state, [0, 1, 2], replies)
+    assert concluded.accepted == [0, 1, 2]
+    torch.testing.assert_close(state.buffers, old + (2 * ones + far / 5) / 3, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("in_order", [False, True])
 def test_a_bound_on_the_norm(in_order: bool) -> None:
     server, state, instructions = opened(transforms="max_norm(20)")
