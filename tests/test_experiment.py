@@ -42,6 +42,11 @@ def test_a_file_says_everything_and_reads_back(tmp_path: Path) -> None:
     assert set(tomllib.loads(experiment.to_toml())) == set(experiment.to_dict()), "defaults are written too"
 
 
+@together(("measured", "probes"), [(True, ["q", "gamma"]), (False, ["q"])])
+def test_files_of_0_1_say_whether_gamma_is_measured(measured: bool, probes: list[str]) -> None:
+    assert [str(probe) for probe in Experiment.from_dict({"measure_gamma": measured}).probes] == probes
+
+
 @together(
     ("values", "message"),
     [
