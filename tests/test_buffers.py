@@ -27,6 +27,7 @@ from fedcams import (
 from fedcams.buffers import add_change, change_between
 from fedcams.downlink import ROWS, Broadcast, Held, Part, downlink
 from fedcams.downlink.message import ADD, DENSE, Message, digest_of
+from fedcams.engines import CohortUpdate
 from fedcams.rounds import Client, ClientUpdate, Instruction, Received, Refusal, Reply, Server, answer_from_bytes
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
@@ -263,6 +264,18 @@ def test_a_change_that_overflows_is_refused_and_the_other_clients_count() -> Non
     assert "not finite: 'norm.running_mean' has 2 of 2 values" in concluded.refused[0]
     assert state.buffers is not None
     assert torch.allclose(state.buffers, torch.tensor([2.0, 2.0, 8.0, 8.0]), rtol=1e-4)
+
+
+def test_buffers_whose_change_overflows_are_refused_by_their_client_and_the_others_are_sent() -> None:
+    """Both clients' buffers are finite, but not the change of a mean in units of a variance of zero."""
+    norm = Layout(("norm.running_mean", "norm.running_var"), ((2,), (2,)))
+    client = Client(Method(server="fedavg", buffers="blockq"), LAYOUT, norm)
+    before, after = torch.zeros(4), torch.tensor([[3e38, 0.0, 1.0, 1.0], [1.0, 2.0, 1.0, 1.0]])
+    trained = CohortUpdate(torch.ones(2, 6), after, torch.zeros(2, dtype=torch.float64), [1, 1], [1, 1], 0.1)
+    outgoing = client_side.respond_(client, [4, 7], Received(torch.zeros(6), before), trained, round=1, seed=0)
+    assert outgoing.arrival.facts.ids == (7,)
+    assert outgoing.refused.keys() == {4}
+    assert "not finite: 'norm.running_mean' has 1 of 2 values" in outgoing.refused[4]
 
 
 def test_messages_that_do_not_belong_together_are_refused() -> None:

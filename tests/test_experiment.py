@@ -25,7 +25,7 @@ SMALL = {"clients": 12, "rounds": 3, "sampler": "uniform(n=4)", "local": "sgd(lr
 def test_a_file_says_everything_and_reads_back(tmp_path: Path) -> None:
     experiment = Experiment.from_dict(
         {
-            "label": 'FedCAMS "sign", α',
+            "label": 'FedCAMS "sign", α 🚀',
             "partition": "dirichlet(alpha=0.1)",
             "uplink": "sign",
             "server": "fedams(lr=0.03, eps=1e-6)",
@@ -40,6 +40,11 @@ def test_a_file_says_everything_and_reads_back(tmp_path: Path) -> None:
     assert Experiment.from_dict(experiment.to_dict()) == experiment
     assert experiment.train_fraction == Fraction(4, 5)
     assert set(tomllib.loads(experiment.to_toml())) == set(experiment.to_dict()), "defaults are written too"
+
+
+@together(("measured", "probes"), [(True, ["q", "gamma"]), (False, ["q"])])
+def test_files_of_0_1_say_whether_gamma_is_measured(measured: bool, probes: list[str]) -> None:
+    assert [str(probe) for probe in Experiment.from_dict({"measure_gamma": measured}).probes] == probes
 
 
 @together(

@@ -133,9 +133,11 @@ def test_the_alarm_is_raised_once_and_not_by_ordinary_training() -> None:
     calm, alarm = Alarm(), Alarm()
     assert not any(calm.hear(t, 2.3 / t, 5.0 / t) for t in range(1, 50))
     assert not any(calm.hear(t, None, 0.0) for t in range(50, 52))
-    said = [alarm.hear(t, loss, 1.0) for t, loss in enumerate([2.3, 2.2, 4.7, 3341.0], 1)]
+    said = [alarm.hear(t, loss, 1.0) for t, loss in enumerate([2.3, 4.5, 4.7, 3341.0], 1)]
     assert [bool(line) for line in said] == [False, False, True, False]
     assert said[2].startswith("round 3: training loss 4.7, up from 2.3")
+    assert not Alarm(0.1, 1.0).hear(2, 0.19, 99.0), "twice the first loss, a hundred times the first norm"
+    assert Alarm(0.1, 1.0).hear(2, 0.21, 1.0)
     assert "mean update of norm 101" in [Alarm(1.0, 1.0).hear(2, 1.0, 101.0)][0]
     assert Alarm(1.0, 1.0).hear(2, float("inf"), 1.0)
 

@@ -109,6 +109,13 @@ def test_the_bound_follows_when_everybody_grows_and_remembers_the_largest() -> N
     assert ADAPTIVE.bounds(past, norms(1e-9, 1e-9, 1e-9, 1.0))["update"] > 1.0, "who still learns is no attacker"
 
 
+def test_norms_above_the_bound_count_as_the_bound() -> None:
+    """Two clients are too few to say what is usual, so the past does; otherwise they could raise it at will."""
+    past = {"update": {1: 1.0}}
+    assert ADAPTIVE.bounds(past, norms(100.0, 100.0)) == {"update": 5.0}
+    assert ADAPTIVE.observe(past, 2, norms(100.0, 100.0)) == {"update": {1: 1.0, 2: 5.0}}
+
+
 @pytest.mark.parametrize(
     ("name", "codec", "clients", "wider"),
     [("update", "sign", 3, 1), ("update", "sign", 2, 4), ("update", "randk(k=3)", 3, 4), ("control", "sign", 1, 16)],

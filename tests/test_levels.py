@@ -103,7 +103,7 @@ def test_noise_depends_on_the_key_and_on_the_place() -> None:
     codec, layout = compressor("blockq(bits=2, rounding=stochastic)"), Layout.flat(4096)
     x = torch.full((4096,), 0.25)
     x[::128] = 1.0
-    first, second, third = (codec.decode(codec.encode(x, layout, key), layout) for key in (1, 2, 1 << 40))
+    first, second, third = (codec.decode(codec.encode(x, layout, key), layout) for key in (1, 2, 1 + (1 << 40)))
     assert not torch.equal(first, second)
     assert not torch.equal(first, third)
     assert 0.3 < float((first == second).float().mean()) < 0.7

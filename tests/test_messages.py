@@ -361,6 +361,16 @@ def test_a_mark_for_an_accepted_update_is_zero_or_one() -> None:
         Instruction.from_bytes(resealed(data[:30] + b"\1" + data[31:]))
 
 
+def test_a_mark_for_a_held_model_is_zero_or_one() -> None:
+    data = Refusal(3, 5, None, "because").to_bytes()
+    assert Refusal.from_bytes(resealed(data)) == Refusal(3, 5, None, "because")
+    with pytest.raises(NonCanonical, match="the flag for a held model is 2 with version 0"):
+        Refusal.from_bytes(resealed(data[:21] + b"\2" + data[22:]))
+    for place, version in ((22, 1), (30, 0)):  # in the version and in the digest
+        with pytest.raises(NonCanonical, match=f"the flag for a held model is 0 with version {version}"):
+            Refusal.from_bytes(resealed(data[:place] + b"\1" + data[place + 1 :]))
+
+
 def test_an_old_frame_with_a_bad_loss_is_refused() -> None:
     with pytest.raises(NonFinite, match="client 5 reports the loss nan"):
         Reply.from_bytes(Reply(3, 5, {"update": b"x"}, 10, 2, float("nan")).to_bytes())

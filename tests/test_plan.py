@@ -208,6 +208,15 @@ def test_recipes_are_advised_by_memory_clients_and_networks(changes: dict[str, A
     assert (found, bool(re.search(why, reason))) == (name, True), reason
 
 
+def test_where_only_the_way_down_is_slow_one_way_is_passed_over_and_both_ways_are_advised() -> None:
+    contacts = expected_contacts(100, 10, 500)
+    options = plan_recipes(RESNET18, contacts)
+    network = Profile("slow down", down=1, up=1000, latency=10)
+    dense, one_way = (option.plan.seconds(network) for option in options[:2])
+    assert dense < 1.01 * one_way
+    assert advise(options, contacts, 64e9, network).option.name == "lighter"
+
+
 @pytest.mark.parametrize("ratio", [1 / 2, 1 / 13, 1 / 22])
 def test_what_arrives_of_gaussian_coordinates(ratio: float) -> None:
     x, layout = torch.randn(100_000, generator=torch.Generator().manual_seed(1)), Layout.flat(100_000)

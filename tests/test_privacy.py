@@ -22,6 +22,7 @@ from fedcams.experiment import Experiment
 from fedcams.privacy import Privacy
 from fedcams.privacy.accountant import epsilon, noise_for
 from fedcams.privacy.secret import chosen, gaussian, new_key
+from fedcams.privacy.sums import ClippedSum
 from fedcams.registry import registered
 from fedcams.report.collection import collect
 from fedcams.report.sections import notes
@@ -201,6 +202,21 @@ def test_feedback_loses_only_what_is_clipped() -> None:
         client_side.commit(client, outgoing, [2])
         e = outgoing.rows["residual"][0].clone()
         assert float(e.norm()) <= B
+
+
+def test_a_sum_has_the_same_bits_in_any_order_of_arrival() -> None:
+    layout, codec = Layout.flat(50), compressor("identity")
+    rows = torch.randn(9, 50, generator=torch.Generator().manual_seed(1)) * torch.logspace(-6, 6, 9)[:, None]
+    sums = []
+    for ids in (list(range(9)), [8, 3, 0, 5, 1, 7, 2, 6, 4]):
+        total = ClippedSum(layout, bound=1e6)
+        for client in ids:
+            total.add((client,), codec, codec.encode(rows[client : client + 1], layout))
+        sums.append(total.total())
+    assert np.array_equal(*sums)
+    at_once = ClippedSum(layout, bound=1e6, in_order=True)
+    at_once.add(tuple(range(9)), codec, codec.encode(rows, layout))
+    assert np.array_equal(at_once.total(), sums[0])
 
 
 # -- noise -------------------------------------------------------------------------------------------------------------

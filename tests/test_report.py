@@ -811,6 +811,12 @@ def test_a_target_above_one_is_a_percentage_of_an_accuracy(runs: Path) -> None:
     assert percentage.rows[0].rounds_to_target == 9
 
 
+def test_a_target_above_one_is_a_score_where_scores_are(tmp_path: Path) -> None:
+    summary = summarize(collect([write_run(tmp_path / "run", rising(10.0))]), 4.5)
+    assert summary.target == 4.5
+    assert summary.rows[0].rounds_to_target == 5
+
+
 def test_a_target_must_be_a_number(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="target=nan is not a finite number"):
         report([runs], tmp_path / "out", target=float("nan"))

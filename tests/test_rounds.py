@@ -167,6 +167,30 @@ def test_weighting_by_examples() -> None:
         Server(Method(), LAYOUT, seed=2**63)
 
 
+def test_control_variates_of_all_clients_count_equally_whatever_weights_their_updates() -> None:
+    """Otherwise the server's variate would not be the mean of all clients' variates."""
+    method = Method(server="fedavg", control="scaffold", weighting="examples", guard="none")
+    server = Server(method, LAYOUT, population=8)
+    instructions, state = server_side.instruct(server, server_side.start(server, torch.zeros(D)), [0, 1])
+    replies = []
+    for client, value, examples in ((0, 1.0, 30), (1, 5.0, 10)):
+        row = encode("identity", torch.full((D,), value), LAYOUT)
+        replies.append(answer(instructions[client], streams={"update": row, "control": row}, examples=examples))
+    state, _ = conclude(server, state, [0, 1], replies)
+    assert torch.equal(state.x, torch.full((D,), 2.0))
+    assert torch.equal(state.control, torch.full((D,), 2 / 8 * 3.0))
+
+
+def test_an_average_starts_with_the_first_step_even_if_rounds_were_skipped_before() -> None:
+    server, state, instructions = opened(average="ema(0.9)")
+    state, concluded = conclude(server, state, [0, 1], [])
+    assert concluded.accepted == []
+    instructions, state = server_side.instruct(server, state, [0])
+    state, _ = conclude(server, state, [0], [answer(instructions[0], 2.0)])
+    assert state.average is not None
+    assert torch.equal(state.average.x, torch.full((D,), 2.0))
+
+
 def test_buffers_are_averaged_and_never_stepped() -> None:
     buffers = Layout(("norm.mean",), ((4,),))
     server = Server(Method(server="fedams"), LAYOUT, buffers)
@@ -182,6 +206,20 @@ def test_buffers_are_averaged_and_never_stepped() -> None:
     assert torch.equal(state.buffers, torch.full((4,), 1.5))
     instructions, _ = server_side.instruct(server, state, [0])
     assert len(instructions[0].streams["buffers"]) > 16
+
+
+def test_a_robust_mean_combines_buffers_as_changes_of_those_that_were_sent() -> None:
+    """Clipping shortens the change of the client that is far off, not its buffers."""
+    buffers, old = Layout(("norm.mean",), ((4,),)), torch.full((4,), 100.0)
+    server = Server(Method(server="fedavg", aggregate="clipped_mean", guard="none"), LAYOUT, buffers)
+    state = server_side.start(server, torch.zeros(D), old.clone())
+    instructions, state = server_side.instruct(server, state, [0, 1, 2])
+    update, ones, far = encode("identity", torch.ones(D), LAYOUT), torch.ones(4), torch.tensor([10.0, 0, 0, 0])
+    sent = [{"update": update, "buffers": encode("identity", old + change, buffers)} for change in (ones, ones, far)]
+    replies = [answer(instructions[i], streams=streams) for i, streams in enumerate(sent)]
+    state, concluded = conclude(server, state, [0, 1, 2], replies)
+    assert concluded.accepted == [0, 1, 2]
+    torch.testing.assert_close(state.buffers, old + (2 * ones + far / 5) / 3, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("in_order", [False, True])
@@ -206,6 +244,7 @@ def test_updates_that_overflow_together_change_nothing(in_order: bool, value: fl
     assert all(reason in concluded.refused[i] for i in (0, 1))
     assert torch.equal(state.x, torch.zeros(D))
     assert state.accepted == {}
+    assert concluded.facts.ids == ()
     assert concluded.skipped == ""
 
 

@@ -125,6 +125,23 @@ def test_bad_populations_are_refused(
         method.sample(clients, 0, 0, weights)
 
 
+@everyone
+def test_the_largest_cohort_is_no_smaller_than_any(method: Sampler) -> None:
+    sizes = [len(method.sample(CLIENTS, t, seed=3, weights=WEIGHTS)) for t in range(200)]
+    assert max(sizes) <= method.largest(len(CLIENTS)) <= len(CLIENTS)
+    assert method.largest(len(CLIENTS)) == (len(CLIENTS) if method.size_varies else sizes[0])
+
+
+@together(("spec", "size"), [("fraction(part=0.25)", 2), ("fraction(part=0.29)", 2), ("fraction(part=0.05)", 1)])
+def test_a_fraction_of_ten_clients_is_rounded_down_but_not_to_none(spec: str, size: int) -> None:
+    assert len(sampler(spec).sample(range(10), 1, seed=1)) == size == sampler(spec).expected(10)
+
+
+def test_a_fraction_is_exact() -> None:
+    """As a float, 0.29 times 100 is just below 29."""
+    assert len(sampler("fraction(part=0.29)").sample(range(100), 1, seed=1)) == 29
+
+
 # --- uniform
 
 

@@ -170,6 +170,20 @@ def test_on_its_floor_an_adaptive_server_is_its_twin(spec: str) -> None:
     assert distance((x - start_x).numpy(), (y - start_x).numpy()) < 1e-6
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("spec", ["fedadagrad", "fedadam(bias_correction=true)", "fedamsgrad(bias_correction=true)"])
+def test_a_root_above_eps_is_off_the_floor(spec: str, steps: int) -> None:
+    """The root of v as step t uses it: of the mean of Δ² if it is corrected, of their sum with FedAdagrad."""
+    optimizer = server(spec)
+    root = 0.1 / math.sqrt(steps) if spec == "fedadagrad" else 0.1  # of updates that are all the same
+    x, state = start(optimizer, 4)
+    for _ in range(steps):
+        x, state = optimizer.step_(state, x, root * torch.tensor([0.99, 1.01, -0.99, -1.01]))
+    off = optimizer.off_floor(state)
+    assert off is not None
+    assert off.tolist() == [False, True, False, True]
+
+
 @together("spec", [spec for spec in OURS if server(spec).twin() is not None])
 def test_large_updates_leave_the_floor(spec: str) -> None:
     optimizer = server(spec)

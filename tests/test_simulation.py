@@ -165,6 +165,14 @@ def test_gamma_follows_the_weights_of_the_mean() -> None:
     assert max(record.probes["gamma"] for record in run(**options)) < 1e-5
 
 
+def test_probes_leave_out_the_clients_that_were_refused() -> None:
+    """A bound at the root mean square of the norms refuses those above it, so that of the others is below it."""
+    bound = run(probes="norms", guard="none", rounds=1).run().records[0].probes["update_norm"]
+    (record,) = run(probes="norms", guard="none", rounds=1, transforms=f"max_norm({bound:.9g})").run().records
+    assert 0 < len(record.refused) < len(record.cohort)
+    assert record.probes["update_norm"] < bound
+
+
 def test_weighting_by_examples_and_sampling_by_them() -> None:
     uniform, weighted = (run(weighting=weighting, cohort="full").run() for weighting in ("uniform", "examples"))
     assert not torch.equal(uniform.state.x, weighted.state.x)
@@ -185,6 +193,20 @@ def test_the_model_that_clients_hold_is_evaluated_where_all_hold_one(downlink: s
     common = history.simulation.server.method.downlink.common(history.state.downlink)
     for record in history.records:
         assert (record.held_accuracy is None) == (record.held_loss is None) == (not common)
+
+
+def test_the_held_model_is_evaluated_with_the_buffers_that_clients_hold() -> None:
+    ways = {"downlink": "shared(blockq(bits=2))", "buffers": "blockq(bits=2, block=8)"}
+    history = run(model=net(norm=True), rounds=3, **ways, **KEEP_PAIRS).run()
+    simulation, (x, y) = history.simulation, TEST
+    held = simulation.server.method.downlink.common(history.state.downlink)
+    with torch.no_grad():
+        losses = [
+            float(F.cross_entropy(simulation.problem.load(held["model"], buffers).eval()(x), y))
+            for buffers in (held["buffers"], history.state.buffers)
+        ]
+    assert history.records[-1].held_loss == pytest.approx(losses[0], rel=1e-5)
+    assert abs(losses[0] - losses[1]) > 1e-3 * losses[0], "the server's own buffers are others"
 
 
 # -- people's own data and models --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset
-from fedcams.experiment.sweep import load_sweep, score, sweep, write_leaderboard
+from fedcams.experiment.sweep import has_diverged, load_sweep, score, sweep, write_leaderboard
 from fedcams.simulation import RoundRecord
 from together import together
 
@@ -47,6 +47,15 @@ def rounds(*accuracies: float | None) -> list[RoundRecord]:
     rest: dict[str, Any] = dict.fromkeys(RoundRecord.__dataclass_fields__, 0)
     rest["averaged_accuracy"] = None
     return [RoundRecord(**rest | {"round": t, "test_accuracy": a}) for t, a in enumerate(accuracies, start=1)]
+
+
+def test_a_run_has_diverged_if_its_last_cohort_was_refused_as_a_whole() -> None:
+    record = RoundRecord(round=1, cohort=[3, 5], refused={3: "not finite"})
+    assert not has_diverged([record])
+    assert has_diverged([record, refused := dataclasses.replace(record, refused=dict.fromkeys((3, 5), "not finite"))])
+    assert has_diverged([refused, RoundRecord(round=2, cohort=[])]), "nobody was asked in the last round"
+    assert not has_diverged([refused, record])
+    assert not has_diverged([])
 
 
 def test_averaged_models_are_ranked_where_there_are_some() -> None:

@@ -17,6 +17,7 @@ from fedcams import Layout, compressor
 from fedcams.bits import kept
 from fedcams.bits.parallel import BLOCK
 from fedcams.compress import Compressor
+from fedcams.compress.budget import kept as kept_of
 from fedcams.wire.estimate import coordinates_changed, payload_bytes
 from inputs import DIMENSIONS, tensors_layout, vectors
 from together import together
@@ -62,6 +63,15 @@ def test_the_error_is_what_the_means_leave(data: st.DataObject) -> None:
         whole, sent, lost = (float(v.square().sum()) for v in (x.double(), out, x.double() - out))
         assert sent <= whole * (1 + 2.0**-22), mode
         assert lost == pytest.approx(whole - sent, rel=1e-6, abs=1e-6 * whole), mode
+
+
+@together(("ratio", "size", "number"), [("0.29", 100, 29), ("0.1", 5, 1), ("1/3", 9, 3), ("1", 7, 7)])
+def test_the_kept_fraction_is_exact(ratio: str, size: int, number: int) -> None:
+    """As a float, 0.29 times 100 is just below 29."""
+    assert kept_of(Fraction(ratio), None, size) == number
+    for name in ("topk", "ternary"):
+        fields = compressor(f"{name}(ratio={ratio})").fields(Layout.flat(size))
+        assert fields["position"].count == number
 
 
 @modes

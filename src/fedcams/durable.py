@@ -17,8 +17,6 @@ from typing import Any
 from fedcams.errors import FedcamsError
 
 REPAIR = "free space or make the folder writable; what was stored before is intact"
-
-
 OWNER_ONLY = 0o600
 """The permissions of clients' state and checkpoints, whatever the process's umask."""
 EVERYONE = 0o666

@@ -156,3 +156,20 @@ def first_line(error: Exception) -> str:
         'no such file'
     """
     return str(error).strip().partition("\n")[0].removesuffix(".") or type(error).__name__
+
+
+def first_sentence(error: Exception) -> str:
+    """Return the first sentence of another library's error, if what follows is only about that library.
+
+    Arguments:
+        error: the error, whose text may be empty or of many sentences.
+
+    Returns:
+        The sentence without its full stop, or the error's name if it has no text.
+
+    Examples:
+        >>> from fedcams.errors import first_sentence
+        >>> first_sentence(RuntimeError("no such device. Compile with another flag.\\nSee the manual."))
+        'no such device'
+    """
+    return first_line(error).partition(". ")[0]

@@ -41,9 +41,9 @@ def crc32(data: bytes | bytearray | memoryview, start: int = 0) -> int:
     return start
 
 
-def crc32_of(parts: Iterable[bytes | memoryview], start: int = 0) -> int:
+def crc32_of(parts: Iterable[bytes | memoryview]) -> int:
     """Return the CRC-32 of parts that follow each other."""
-    return functools.reduce(lambda checksum, part: crc32(part, checksum), parts, start)
+    return functools.reduce(lambda checksum, part: crc32(part, checksum), parts, 0)
 
 
 def joined(first: int, second: int, length: int) -> int:
@@ -80,10 +80,10 @@ Sums = tuple[int, int]
 MODULUS = 2**64
 
 
-def sums(values: NDArray[np.float32], at: int = 0) -> Sums:
-    """Return both sums of values `[n]` that start at position `at`."""
+def sums(values: NDArray[np.float32]) -> Sums:
+    """Return both sums of values `[n]`."""
     words = values.view(np.uint32)
-    return whole(map_ranges(words.size, lambda a, b: range_sums(words[a:b], at + a)))
+    return whole(map_ranges(words.size, lambda a, b: range_sums(words[a:b], a)))
 
 
 def range_sums(words: NDArray[np.uint32], at: int) -> Sums:

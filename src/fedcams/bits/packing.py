@@ -107,9 +107,8 @@ def _unpack_(data: Bytes, bits: int, values: Values) -> bool:
 def pack_small_(levels: Bytes, bits: int, out: Bytes) -> None:
     """Pack levels of 2, 3, 4 or 8 bits, eight into `bits` bytes; where none crosses a byte, loops vectorise."""
     if bits == 8:
-        for i in range(
-            out.size
-        ):  # not a slice, for which Numba would spend seconds compiling the error message for different sizes
+        # not a slice, for which Numba would spend seconds compiling the error message for different sizes
+        for i in range(out.size):
             out[i] = levels[i]
     elif bits == 4:
         for i in range(out.size):

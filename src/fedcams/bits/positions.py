@@ -116,9 +116,8 @@ def _add_(
     out: NDArray[np.float32], positions: NDArray[np.int64], values: NDArray[np.float32], weight: np.float32
 ) -> None:
     for i in range(positions.size):
-        out[np.uint64(positions[i])] += (
-            weight * values[i]
-        )  # unsigned, so that Numba does not check for negative indices
+        place = np.uint64(positions[i])  # unsigned, so that Numba does not check for negative indices
+        out[place] += weight * values[i]
 
 
 # -- changes -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 
 from fedcams import runs
 from fedcams.cli.progress import Progress, Screen
-from fedcams.errors import SpecError
+from fedcams.errors import SpecError, first_sentence
 from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, Watch, is_run, read_run
 from fedcams.runs.folder import ROUNDS, read_experiment
@@ -98,8 +98,7 @@ def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:  # a CPU-only torch asserts that there is CUDA
-        reason = str(error).partition("\n")[0].partition(". ")[0]  # the rest is about torch, not about this mistake
-        raise SpecError(f"--device {device}: {reason}; cpu always works") from None
+        raise SpecError(f"--device {device}: {first_sentence(error)}; cpu always works") from None
 
 
 def rounds_left(experiment: Experiment, folder: Path) -> int:

@@ -44,7 +44,8 @@ from fedcams.wire.estimate import coordinates_changed, payload_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-NOTHING = -1
+UNKNOWN = -1
+"""The version of a client whose model the server does not know, or that has none."""
 
 
 class Track(NamedTuple):
@@ -182,8 +183,8 @@ class Shared(Downlink):
         return state._replace(model=moved[MODEL], buffers=moved.get(BUFFERS), version=broadcast.round)
 
     def _held(self, state: SharedState, client: int) -> int | None:
-        version = state.known.get(client, 0 if self.warm else NOTHING)
-        return None if version == NOTHING else version
+        version = state.known.get(client, 0 if self.warm else UNKNOWN)
+        return None if version == UNKNOWN else version
 
     def _versions(self, state: SharedState, clients: Sequence[int]) -> set[int | None]:
         return {self._held(state, i) for i in clients}
@@ -249,8 +250,8 @@ def _moved(track: Track, part: Part, broadcast: Broadcast) -> Track:
 
 
 def _version(state: SharedState, held: Held | None) -> int:
-    """Return the version that has this name; NOTHING if there is none."""
-    return held.version if held is not None and state.digests.get(held.version) == held.digest.hex() else NOTHING
+    """Return the version that has this name; UNKNOWN if there is none."""
+    return held.version if held is not None and state.digests.get(held.version) == held.digest.hex() else UNKNOWN
 
 
 def _bounded(log: Mapping[int, Tensor], since: int, limit: int) -> tuple[dict[int, Tensor], int]:

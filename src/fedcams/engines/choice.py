@@ -121,9 +121,8 @@ def agrees(candidate: Engine, problem: Problem) -> bool:
     small = _small(problem)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "error", "There is a performance drop"
-            )  # operations that vmap cannot batch are no faster
+            # operations that vmap cannot batch are no faster
+            warnings.filterwarnings("error", "There is a performance drop")
             ours = _train(candidate.on_trial(), small, list(small.clients))
         return all(_alike(ours, row, _truth(candidate, small, client)) for row, client in enumerate(small.clients))
     except Exception:  # a model may raise anything; if `loop` raises it too, the run will show the error

@@ -17,13 +17,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Message, RecordDict
 
 from fedcams.compress.identity import IDENTITY
 from fedcams.control.base import NoControl
 from fedcams.durable import OWNER_ONLY, private_folder
-from fedcams.engines import CohortUpdate
 from fedcams.errors import UpdateError
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.records import (
@@ -39,7 +37,7 @@ from fedcams.flower.records import (
 )
 from fedcams.flower.roster import APP_RAISED
 from fedcams.layout import Layout
-from fedcams.rounds.client import Client, reply_of, respond_
+from fedcams.rounds.client import Client, ClientUpdate, reply_of, respond_
 from fedcams.rounds.cohort import Received, streams_up
 from fedcams.rounds.messages import Refusal, Reply, answer_from_parts, reply_size
 from fedcams.rounds.server import Server, ServerState
@@ -144,30 +142,23 @@ class Inbox:
 
     def _dense(self, client: int, content: RecordDict) -> list[bytes]:
         """Return the parts of a reply made from the model that an app without the mod returns; it has no feedback."""
-        if self.server.method.control.active:
+        state, server, names = self.state, self.server, self.names
+        method, round = server.method, state.round + 1
+        if method.control.active:
             raise UpdateError(
-                f"control={self.server.method.control} needs what only clients with the fedcams mod keep; add the mod"
+                f"control={method.control} needs what only clients with the fedcams mod keep; add the mod"
             )
-        state, layout, buffer_layout = self.state, self.names.layout, self.names.buffer_layout
-        delta, buffers = self.names.change(only_arrays(content, self.arrays_key), state.x)
-        examples, steps, loss = told_by_metrics(content, self.server.method.weighting)
-        rate = float(self._dense_client.method.in_round(state.round + 1, self.server.rounds).local.lr)
-        trained = CohortUpdate(
-            delta[None],
-            None if buffers is None else buffers[None],
-            torch.tensor([loss], dtype=torch.float64),
-            [examples],
-            [steps],
-            rate,
-        )
-        server, round = self.server, state.round + 1
-        base = server.method.downlink.buffers_of(state.downlink, client)  # what the server adds the change to
+        delta, buffers = names.change(only_arrays(content, self.arrays_key), state.x)
+        examples, steps, loss = told_by_metrics(content, method.weighting)
+        rate = float(method.in_round(round, server.rounds).local.lr)
+        trained = ClientUpdate(delta, buffers, examples, steps, loss).as_cohort(rate)
+        base = method.downlink.buffers_of(state.downlink, client)  # what the server adds the change to
         received = Received(state.x, state.buffers if base is None else base)
         outgoing = respond_(self._dense_client, [client], received, trained, round, server.seed)
         if outgoing.refused:
             raise UpdateError(outgoing.refused[client])
-        held = self.server.method.downlink.expected(state.downlink, client)
-        return reply_of(outgoing, layout, buffer_layout, held).to_parts()
+        held = method.downlink.expected(state.downlink, client)
+        return reply_of(outgoing, names.layout, names.buffer_layout, held).to_parts()
 
     @functools.cached_property
     def _dense_client(self) -> Client:

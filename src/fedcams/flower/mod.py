@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import re
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from fedcams.compress import Compressor, compressor
@@ -30,24 +29,16 @@ from fedcams.flower.records import (
     ABOUT,
     INSTRUCTION,
     REPLY,
-    REST,
-    SHIFT,
-    SHIFTED,
-    STEPS,
     about,
     about_of,
-    app_metrics,
     message_parts,
     message_record,
-    only_arrays,
-    told_by_metrics,
 )
+from fedcams.flower.training import AppFailed, Training, without_reasons
 from fedcams.method import Method
 from fedcams.privacy import Privacy
-from fedcams.rounds.client import ClientUpdate, Train
-from fedcams.rounds.cohort import Received
 from fedcams.rounds.durable import Answer, DurableClient
-from fedcams.rounds.messages import PROTOCOL, Instruction, Refusal, check_protocol
+from fedcams.rounds.messages import PROTOCOL, Refusal, check_protocol
 from fedcams.runs.files import disk_errors, locked
 
 if TYPE_CHECKING:
@@ -56,18 +47,9 @@ if TYPE_CHECKING:
 SITE = ("site-id", "partition-id")
 """The keys in a node's configuration that say which site it is; the first one present counts."""
 UNLIMITED = 2**63
-logger = logging.getLogger("flwr.fedcams")
 NO_INITIAL = "warm=true, but this site cannot make the initial model; give uplink(initial=...) to receive only changes"
 Initial = Callable[[Context], ArrayRecord]
 """Returns the arrays that the server's `start` was given, made at the site: from the same seed, or from a file."""
-
-
-class AppFailed(Exception):
-    """The app answered with an error, which goes to the server unchanged."""
-
-    def __init__(self, reply: Message) -> None:
-        super().__init__(reply.error.reason)
-        self.reply = reply
 
 
 @dataclass(frozen=True)
@@ -112,7 +94,7 @@ class Uplink:
             method = client.client.method
             run = Training(message, context, app, names, self, method.weighting)
             hides = method.privacy.at_client
-            answer = client.answer(parts, _without_reasons(run) if hides else run)
+            answer = client.answer(parts, without_reasons(run) if hides else run)
         # in one part: each additional one adds more than a kilobyte of Flower's own traffic
         records = RecordDict({REPLY: message_record([answer.reply.to_bytes()]), ABOUT: _note(answer, lacking)})
         records.update({} if hides else run.others)
@@ -195,66 +177,6 @@ def uplink(
     """
     codec, noise = None if spec is None else compressor(spec), None if privacy is None else Privacy.parse(privacy)
     return Uplink(codec, Path(state_dir), arrays_key, config_key, initial, noise)
-
-
-class Training:
-    """Local training as the core calls it: runs the app, and converts between its arrays and the core's vectors."""
-
-    def __init__(
-        self, message: Message, context: Context, app: ClientAppCallable, names: ArrayNames, mod: Uplink, weighting: str
-    ) -> None:
-        self.message, self.context, self.app, self.names, self.weighting = message, context, app, names, weighting
-        told = message.content.config_records[ABOUT]
-        self.server_config_key = str(told.get("config_key", "config"))
-        self.arrays_key = mod.arrays_key or str(told.get("arrays_key", "arrays"))
-        self.config_key = mod.config_key or self.server_config_key
-        self.others: dict[str, MetricRecord | ConfigRecord] = {}
-        """The app's other records, besides the arrays; empty if a reply is only repeated."""
-
-    def __call__(self, received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
-        """Have the app train, and return its update, which overwrites the received model."""
-        x = received.start
-        self.message.content = self._content(received, instruction, shift, rate)
-        reply = self.app(self.message, self.context)
-        if reply.has_error():
-            raise AppFailed(reply)
-        delta, after = self.names.change(only_arrays(reply.content, self.arrays_key), x, out=x)
-        self.others = {**reply.content.metric_records, **reply.content.config_records}
-        examples, steps, loss = told_by_metrics(reply.content, self.weighting)
-        if shift is not None and (not steps or app_metrics(reply.content).get(SHIFTED) != 1):
-            raise UpdateError(
-                f"this method corrects gradients: the app must add the array record {SHIFT!r} to each of them and "
-                f"report the metrics {SHIFTED}=1 and {STEPS}"
-            )
-        return ClientUpdate(delta, after, examples, steps, loss)
-
-    def _content(self, received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> RecordDict:
-        content = self.message.content
-        rest = content.array_records.get(REST, ArrayRecord())
-        config = ConfigRecord(dict(content.config_records.get(self.server_config_key, {})))
-        config["server-round"], config["client"], config["seed"] = (
-            instruction.round,
-            instruction.client,
-            instruction.seed,
-        )
-        config["local-rate"] = rate
-        arrays = {self.arrays_key: self.names.join(received.start, received.buffers, rest)}
-        if shift is not None:
-            arrays[SHIFT] = self.names.trained(shift)
-        return RecordDict({**arrays, self.config_key: config})
-
-
-def _without_reasons(train: Training) -> Train:
-    """Return training for a site that adds noise: why an app failed stays in its own log, since texts have no noise."""
-
-    def trained(received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
-        try:
-            return train(received, instruction, shift, rate)
-        except Exception:
-            logger.exception("the app failed; the server does not learn why")
-            raise UpdateError("the app failed; the log of its node says why") from None
-
-    return trained
 
 
 def site_of(context: Context) -> int:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedcams.errors import UnknownVersion
@@ -149,24 +150,28 @@ class Roster:
         del self.greeted[node]
         unheard = self.unheard.pop(node, 0)
         if message.has_error():
-            if message.error.code in APP_RAISED:
-                self._take_plain(node)
-            elif message.error.code == MOD_REFUSED:
-                self._break(node, f"list uplink as the first mod: {readable(message.error.reason)}")
-            else:  # the node is gone, or was too slow; it is greeted again when it is there
-                self.unheard[node] = unheard + 1
-            return
-        told = about_of(message.content)
-        if told is None:
+            self._hear_error(node, message.error, unheard)
+        elif (told := about_of(message.content)) is None:
             self._take_plain(node)
         elif "refused" in told:
             self._break(node, readable(told["refused"]))
         else:
-            try:
-                check_protocol(told.get("protocol"), f"node {node}")
-            except UnknownVersion as error:
-                self._break(node, readable(error))
-                return
+            self._hear_mod(node, told)
+
+    def _hear_error(self, node: int, error: Error, unheard: int) -> None:
+        if error.code in APP_RAISED:
+            self._take_plain(node)
+        elif error.code == MOD_REFUSED:
+            self._break(node, f"list uplink as the first mod: {readable(error.reason)}")
+        else:  # the node is gone, or was too slow; it is greeted again when it is there
+            self.unheard[node] = unheard + 1
+
+    def _hear_mod(self, node: int, told: Mapping[str, Any]) -> None:
+        try:
+            check_protocol(told.get("protocol"), f"node {node}")
+        except UnknownVersion as error:
+            self._break(node, readable(error))
+        else:
             self._bind(node, told.get("site"))
 
     def _bind(self, node: int, site: object) -> None:

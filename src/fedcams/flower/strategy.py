@@ -7,11 +7,11 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
@@ -32,6 +32,7 @@ from fedcams.flower.hooks import (
     weighting_of,
 )
 from fedcams.flower.mod import safe_name
+from fedcams.flower.roster import Roster
 from fedcams.flower.tracking import Log, tracking
 from fedcams.method import Method, method_of
 from fedcams.recipes import KEY as RECIPE
@@ -122,29 +123,33 @@ class FedCAMS(FedAvg):
         self.method = method_of(method, fields)
         self.checkpoint, self.run_name = Path(checkpoint), safe_name(run)
         self.sampler, self.clients, self.seed = Sampler.parse(sampler), clients, seed
-        if self.sampler.needs_weights:
-            raise SpecError(
-                f"sampler={self.sampler}: the server does not know how many examples clients have; use uniform"
-            )
-        if self.method.control.active and clients is None:
-            raise SpecError(
-                f"control={self.method.control}: the server must know how many clients there are; give clients="
-            )
-        if clients is not None:
-            self.sampler.expected(clients)  # refuses a cohort larger than the population
-        if self.method.privacy.active:
-            self.method.privacy.participation(self.sampler, clients or 0, None)
-        if self.method.privacy.at_client and self.evaluates_on_clients:
-            raise SpecError(
-                f"privacy={self.method.privacy} and evaluation on clients: metrics would travel without noise; leave "
-                "fraction_evaluate out, and evaluate on the server"
-            )
+        self._check_parts()
         check_trackers(trackers, self.method.privacy)
         self.trackers = [tracker(each) for each in trackers]
         self.min_available = min_available
         self.model, self.averaged = model, averaged
         self.averaged_arrays: ArrayRecord | None = None
         """The averaged model after `start`, if the method has one."""
+
+    def _check_parts(self) -> None:
+        """Refuse a sampler, a number of clients and an evaluation that do not fit each other and the method."""
+        if self.sampler.needs_weights:
+            raise SpecError(
+                f"sampler={self.sampler}: the server does not know how many examples clients have; use uniform"
+            )
+        if self.method.control.active and self.clients is None:
+            raise SpecError(
+                f"control={self.method.control}: the server must know how many clients there are; give clients="
+            )
+        if self.clients is not None:
+            self.sampler.expected(self.clients)  # refuses a cohort larger than the population
+        if self.method.privacy.active:
+            self.method.privacy.participation(self.sampler, self.clients or 0, None)
+        if self.method.privacy.at_client and self.evaluates_on_clients:
+            raise SpecError(
+                f"privacy={self.method.privacy} and evaluation on clients: metrics would travel without noise; leave "
+                "fraction_evaluate out, and evaluate on the server"
+            )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -230,21 +235,22 @@ class FedCAMS(FedAvg):
             logger.log(level, "[ROUND %s/%s] %s", state.round, num_rounds, _told(line))
             if said := alarm.hear(state.round, line["train_loss"], line["delta_norm"]):
                 logger.warning("%s (now %s)", said, self.method.server)
-            with tolerant("training", state.round):
-                accepted = {
-                    client: metrics[client] for client in sorted(map(int, line["accepted"])) if client in metrics
-                }
-                nodes = {client: f"client {client}, node {rounds.roster.node_of(client)}," for client in accepted}
-                if usable := to_average("training", state.round, accepted, nodes, self.weighted_by_key):
-                    chosen = [accepted[client] for client in usable]
-                    found = self.train_metrics_aggr_fn(chosen, self.weighted_by_key)
-                    result.train_metrics_clientapp[state.round] = found
+            accepted = {client: metrics[client] for client in sorted(map(int, line["accepted"])) if client in metrics}
+            self._average_metrics(state.round, accepted, rounds.roster, result)
             evaluate.on_clients(state, result)
             evaluate.on_server(state, result)
             log(line, result, time.monotonic() - started)
         result.arrays = evaluate.arrays(state)
         self.averaged_arrays = evaluate.averaged_arrays(state)
         return result
+
+    def _average_metrics(self, round: int, metrics: Mapping[int, RecordDict], roster: Roster, result: Result) -> None:
+        """Add the mean of what clients measured in training to the result, by the app's own function for it."""
+        with tolerant("training", round):
+            nodes = {client: f"client {client}, node {roster.node_of(client)}," for client in metrics}
+            if usable := to_average("training", round, metrics, nodes, self.weighted_by_key):
+                chosen = [metrics[client] for client in usable]
+                result.train_metrics_clientapp[round] = self.train_metrics_aggr_fn(chosen, self.weighted_by_key)
 
     def _server(self, names: ArrayNames, rounds: int) -> Server:
         held = replica_layouts(self.method, names.layout, names.buffer_layout)

@@ -44,7 +44,7 @@ from fedcams.tasks import Task
 from fedcams.trackers import Tracker, end
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class RunFolder:
             "seed": simulation.server.seed,
             "model": layouts,
             "frozen parameters": _digest({n: p for n, p in parameters.items() if not p.requires_grad}),
-            "buffers that do not travel": _digest(_buffers_at_home(problem.model, problem.buffer_layout)),
+            "buffers that do not travel": _digest(problem.at_home),
             "clients": _digest_of_clients(problem.clients),
             "test set": None if simulation.test is None else _digest(_named(simulation.test)),
         }
@@ -249,11 +249,6 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 def _named(examples: Examples) -> dict[str, Tensor]:
     x, y = examples
     return dict([*named_tensors(x, "x"), *named_tensors(y, "y")])
-
-
-def _buffers_at_home(model: nn.Module, travelling: Any) -> dict[str, Tensor]:
-    names = travelling.names if travelling is not None else ()
-    return {name: buffer for name, buffer in model.named_buffers() if name not in names}
 
 
 def _digest_of_clients(clients: Mapping[int, Examples]) -> str:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedcams.engines import Examples, Loss, Problem
 from fedcams.engines.trees import Tree, call, described, dtype_name, map_tensors, size, take
-from fedcams.errors import SpecError, first_line
+from fedcams.errors import SpecError, first_line, first_sentence
 from fedcams.keys import torch_generator
 from fedcams.layout import Layout
 from fedcams.local import Local
@@ -70,8 +70,7 @@ def _placed(model: Any, device: str | torch.device | None) -> nn.Module:
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:  # a CPU-only torch asserts that there is CUDA
-        reason = str(error).partition("\n")[0].partition(". ")[0].removesuffix(".")
-        raise SpecError(f"device={str(device)!r}: {reason}; cpu always works") from None
+        raise SpecError(f"device={str(device)!r}: {first_sentence(error)}; cpu always works") from None
 
 
 def _device(model: nn.Module) -> torch.device:

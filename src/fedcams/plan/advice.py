@@ -112,10 +112,8 @@ def advise(options: Sequence[Option], contacts: Contacts, memory: float, profile
     for option in possible[1:]:
         if option.plan.seconds(profile) * WORTH <= chosen.plan.seconds(profile):
             chosen = option
-        elif (
-            option.recipe is not None and option.recipe.two_way
-        ):  # compressing one way may gain too little where both ways gain enough
-            break
+        elif option.recipe is not None and option.recipe.two_way:
+            break  # after one way the search goes on: it may gain too little where both ways gain enough
     lighter = options[options.index(chosen) + 1 :]
     return Advice(chosen, f"{_gain(chosen, options[0], profile)}; {_stop(chosen, lighter, each, memory, profile)}.")
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby, pairwise
-from operator import attrgetter
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ import numpy as np
 
 from fedcams.errors import FedcamsError, UnknownName
 from fedcams.experiment import Experiment
-from fedcams.experiment.preset import preset_files, read_file, slug
 from fedcams.recipes import RECIPES
+from fedcams.report.order import in_order
 from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
 from fedcams.runs.folder import EXPERIMENT, ROUNDS, THEORY
@@ -141,6 +139,16 @@ class Collection:
         """All runs, method by method."""
         return [run for method in self.methods for run in method.runs]
 
+    @property
+    def cautions(self) -> tuple[list[str], ...]:
+        """Notes on private, unfinished and exploding runs, and on refused updates: one list for each of these."""
+        return (
+            [f"Private: {note}" for method in self.methods if (note := method.private)],
+            [f"Unfinished: {note}" for method in self.methods for note in method.unfinished],
+            [f"Exploding: {note}" for method in self.methods for note in method.exploded],
+            [f"Refused: {note}" for method in self.methods for note in method.refusals],
+        )
+
 
 def collect(paths: Sequence[Path]) -> Collection:
     """Read runs and group those that differ only in the seed.
@@ -262,39 +270,3 @@ def _recipe_fields() -> dict[str, dict[str, Any]]:
     whole = {name: {"downlink": "none", **recipe.fields} for name, recipe in RECIPES.items()}
     spelled = {name: Experiment.from_dict(fields).to_dict() for name, fields in whole.items()}
     return {name: {key: spelled[name][key] for key in whole[name] if key != "average"} for name in whole}
-
-
-# -- the order of runs -------------------------------------------------------------------------------------------
-
-
-def in_order(runs: Iterable[Path]) -> list[Path]:
-    """Sort folders of runs by the folder they are in, then by their place in the preset; unknown ones last, by name."""
-    found = []
-    for parent, group in groupby(sorted(runs), key=attrgetter("parent")):
-        members = list(group)
-        places = _places(parent.name, {_method(run.name) for run in members})
-        found += sorted(members, key=lambda run: places.get(_method(run.name), len(places)))
-    return found
-
-
-def _places(folder: str, methods: set[str]) -> dict[str, int]:
-    """Return method -> its place in the preset named like the folder, or in the first preset that has all methods."""
-    names = preset_files()
-    for name in names if folder not in names else [folder]:
-        places = _preset_places(name)
-        if name == folder or methods <= places.keys():
-            return places
-    return {}
-
-
-@functools.cache  # reading all presets takes longer than reading a few runs
-def _preset_places(name: str) -> dict[str, int]:
-    places: dict[str, int] = {}
-    for run in read_file(preset_files()[name]).runs:
-        places.setdefault(slug(run.values["label"]), len(places))
-    return places
-
-
-def _method(folder: str) -> str:
-    """Return the folder's name without the seed: `fedcams-sign-s2` -> `fedcams-sign`."""
-    return re.sub(r"-s\d+$", "", folder)

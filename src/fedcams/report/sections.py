@@ -59,10 +59,7 @@ def notes(collection: Collection) -> str:
     tasks = sorted({str(run.experiment.task) for run in collection.runs})
     kinds = (
         [f"Different tasks: {', '.join(tasks)}; compare accuracies only within one task"] if len(tasks) > 1 else [],
-        [f"Private: {note}" for method in methods if (note := method.private)],
-        [f"Unfinished: {note}" for method in methods for note in method.unfinished],
-        [f"Exploding: {note}" for method in methods for note in method.exploded],
-        [f"Refused: {note}" for method in methods for note in method.refusals],
+        *collection.cautions,
         [f"Left out, no round recorded yet: {path}" for path in collection.empty],
         [
             f"No timings: {method.label}; its times on networks count transfers only"

@@ -186,28 +186,22 @@ def _shares(row: Row) -> str:
 
 
 def _to_target(row: Row, summary: Summary) -> Cell:
-    if row.bytes_to_target is None or row.rounds_to_target is None:
-        return _not_reached(row.reached, len(row.seeds), summary)
-    return Cell(human_bytes(row.bytes_to_target), row.bytes_to_target, _round(row.rounds_to_target, row))
+    return _spent(row.bytes_to_target, row.rounds_to_target, row.reached, len(row.seeds), summary)
 
 
 def _averaged_to_target(row: Row, summary: Summary) -> Cell:
     if row.averaged is None:
         return Cell(NONE)
     found, rounds = row.averaged_bytes_to_target, row.averaged_rounds_to_target
+    return _spent(found, rounds, row.averaged_reached, len(row.seeds), summary)
+
+
+def _spent(found: float | None, rounds: float | None, reached: int, seeds: int, summary: Summary) -> Cell:
+    """Return the bytes and rounds until the target, which are means over seeds, or how many seeds reached it."""
     if found is None or rounds is None:
-        return _not_reached(row.averaged_reached, len(row.seeds), summary)
-    return Cell(human_bytes(found), found, _round(rounds, row))
-
-
-def _round(mean: float, row: Row) -> str:
-    """Return a round as a whole number, and say if it is a mean."""
-    return f"{'mean ' if len(row.seeds) > 1 else ''}round {mean:.0f}"
-
-
-def _not_reached(reached: int, seeds: int, summary: Summary) -> Cell:
-    shown = "not reached" if summary.target is not None else NONE
-    return Cell(shown, None, f"only by {reached} of {seeds} seeds" if reached else "")
+        shown = "not reached" if summary.target is not None else NONE
+        return Cell(shown, None, f"only by {reached} of {seeds} seeds" if reached else "")
+    return Cell(human_bytes(found), found, f"{'mean ' if seeds > 1 else ''}round {rounds:.0f}")
 
 
 def markdown(collection: Collection, summary: Summary) -> str:
@@ -216,10 +210,7 @@ def markdown(collection: Collection, summary: Summary) -> str:
     lines = [heads, ["---" if head in WORDS else "---:" for head in heads]]
     lines += [[_markdown(cell) for cell in cells(row, summary)] for row in summary.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = [f"Private: {note}" for method in collection.methods if (note := method.private)]
-    notes += [f"Unfinished: {note}" for method in collection.methods for note in method.unfinished]
-    notes += [f"Exploding: {note}" for method in collection.methods for note in method.exploded]
-    notes += [f"Refused: {note}" for method in collection.methods for note in method.refusals]
+    notes = [note for kind in collection.cautions for note in kind]
     notes += [note for method in collection.methods if (note := method.on_floor)]
     listed = "\n".join(f"- {plain(note)}" for note in notes)
     times = network_markdown(collection, summary)

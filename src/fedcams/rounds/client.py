@@ -67,15 +67,23 @@ class Client:
         """Return whether clients keep a row of this name."""
         return self.rows is not None and name in self.rows.layouts
 
+    def add_kept_(self, name: str, ids: Sequence[int], rows: Tensor) -> None:
+        """Add what these clients keep under this name to `rows [C, d]`, in place; nothing if they keep no such row."""
+        if self.rows is not None and self.keeps(name):
+            self.rows.add_to_(name, ids, rows)
+
+    def controls(self, ids: Sequence[int], device: torch.device) -> Tensor:
+        """Return the control variates of these clients `[C, d]` on a device; only for a method that has them."""
+        assert self.rows is not None, "a method with control variates has a store"
+        return self.rows.gather(CONTROL, ids).to(device)
+
 
 # -- on rows -----------------------------------------------------------------------------------------------------------
 
 
 def shift_of(client: Client, ids: Sequence[int], control: Tensor | None) -> Tensor | None:
     """Return what the method's control variates add to every gradient of these clients `[C, d]`; None without them."""
-    if control is None or client.rows is None:
-        return None
-    return client.method.control.shift(control, client.rows.gather(CONTROL, ids).to(control.device))
+    return None if control is None else client.method.control.shift(control, client.controls(ids, control.device))
 
 
 def respond_(
@@ -108,8 +116,7 @@ def respond_(
     if method.privacy.at_client:
         sending = _hidden_(client, method, sending, failed)
     sending = replace(sending, change=change, updates=sending.h.clone() if "mean_h" in needs else None)
-    if client.rows is not None and client.keeps(RESIDUAL):
-        client.rows.add_to_(RESIDUAL, sending.facts.ids, sending.h)
+    client.add_kept_(RESIDUAL, sending.facts.ids, sending.h)
     for transform in method.transforms:
         transform.message_(sending.h, sending.facts, client.layout)
     method.privacy.clip_(sending.h)
@@ -155,9 +162,9 @@ def _overflows(client: Client, method: Method, sending: Sending) -> dict[int, st
 def _control_change(client: Client, method: Method, sending: Sending) -> Tensor | None:
     """Return the change of the clients' control variates `[C, d]`; None without them."""
     control = sending.received.control
-    if control is None or client.rows is None:
+    if control is None:
         return None
-    old = client.rows.gather(CONTROL, sending.facts.ids).to(control.device)
+    old = client.controls(sending.facts.ids, control.device)
     sums = torch.tensor([steps * sending.facts.rate for steps in sending.facts.steps], dtype=torch.float64)
     return method.control.change(control, old, sending.h, sums.to(control.device))
 
@@ -172,11 +179,11 @@ def _encode_(client: Client, method: Method, sending: Sending, needs: Collection
         buffers, rest = _encode_buffers(client, method, sending)
         codes[BUFFERS] = (method.buffers, buffers)
         rows |= {} if rest is None else {BUFFERS: rest}
-    if sending.change is not None and client.rows is not None:
+    if sending.change is not None:
         codec = method.control.codec
         change = codec.encode(sending.change, client.layout, keys)
         codes[CONTROL] = (codec, change)
-        old = client.rows.gather(CONTROL, facts.ids).to(sending.change.device)
+        old = client.controls(facts.ids, sending.change.device)
         rows[CONTROL] = codec.add_to_(old, change, client.layout)  # adds exactly what the server decodes
     changed = bool(method.transforms) or method.privacy.active
     messages = sending.h.clone() if sending.updates is not None and changed else None
@@ -209,8 +216,7 @@ def _buffer_message(client: Client, method: Method, sending: Sending) -> Tensor:
         return sending.buffers
     assert client.buffer_layout is not None
     h = change_between(sending.received.buffers, sending.buffers, client.buffer_layout)
-    if client.rows is not None and client.keeps(BUFFERS):
-        client.rows.add_to_(BUFFERS, sending.facts.ids, h)
+    client.add_kept_(BUFFERS, sending.facts.ids, h)
     return h
 
 
@@ -225,6 +231,12 @@ class ClientUpdate(NamedTuple):
     examples: int
     steps: int
     loss: float
+
+    def as_cohort(self, rate: float) -> CohortUpdate:
+        """Return the update as that of a cohort of one, trained with this local learning rate."""
+        buffers, loss = self.buffers, torch.tensor([self.loss], dtype=torch.float64)
+        rows = None if buffers is None else buffers[None]
+        return CohortUpdate(self.delta[None], rows, loss, [self.examples], [self.steps], rate)
 
 
 Train = Callable[[Received, Instruction, "Tensor | None", float], ClientUpdate]
@@ -251,12 +263,8 @@ def answer(client: Client, instruction: Instruction, train: Train) -> tuple[Repl
     received = Received(vectors[MODEL], vectors.get(BUFFERS), vectors.get(CONTROL))
     shift = shift_of(client, [who], received.control)
     rate = float(client.method.in_round(round, client.rounds).local.lr)
-    update = train(received, instruction, None if shift is None else shift[0], rate)
-    cohort = CohortUpdate(
-        update.delta[None], None if update.buffers is None else update.buffers[None],
-        torch.tensor([update.loss], dtype=torch.float64), [update.examples], [update.steps], rate,
-    )  # fmt: skip
-    outgoing = respond_(client, [who], received, cohort, round, instruction.seed)
+    trained = train(received, instruction, None if shift is None else shift[0], rate).as_cohort(rate)
+    outgoing = respond_(client, [who], received, trained, round, instruction.seed)
     if outgoing.refused:
         return Refusal(round, who, held, outgoing.refused[who]), None
     return reply_of(outgoing, client.layout, client.buffer_layout, held), outgoing

@@ -95,9 +95,7 @@ class DurableClient:
             self.secret.spend(self.client.rounds)
         sent = None if waiting is None else waiting[1]
         note = self._compare(sent, asked)
-        settled = in_background(
-            lambda: self._settle(sent, asked)
-        )  # the disk is slow, and the app can train in the meantime
+        settled = in_background(lambda: self._settle(sent, asked))  # the disk is slow; the app trains in the meantime
         try:
             reply, outgoing = answer(self._settled_first(settled), asked, _after(settled, train))
         finally:

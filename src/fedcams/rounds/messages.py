@@ -27,13 +27,11 @@ RELEASES = {1: "fedcams 0.1", 2: "fedcams 0.2"}
 
 UPDATE = "update"
 _REPLY = "QQQQd"  # round, client, examples, steps, loss
-INSTRUCTION = StreamFrame(
-    b"FCMI", b"FCNI", f"QQqBQ{DIGEST}s", MODEL, BUFFERS
-)  # round, client, seed, accepted? round, digest
+_HOLDING = f"{_REPLY}Q{DIGEST}s"  # and version and digest of what is held
+_INSTRUCTION = f"QQqBQ{DIGEST}s"  # round, client, seed, accepted? round, digest
+INSTRUCTION = StreamFrame(b"FCMI", b"FCNI", _INSTRUCTION, MODEL, BUFFERS)
 REPLY = StreamFrame(b"FCMR", b"FCNR", _REPLY, UPDATE, BUFFERS)
-REPLY_HOLDING = StreamFrame(
-    b"FCMH", b"FCNH", f"{_REPLY}Q{DIGEST}s", UPDATE, BUFFERS
-)  # and version and digest of what is held
+REPLY_HOLDING = StreamFrame(b"FCMH", b"FCNH", _HOLDING, UPDATE, BUFFERS)
 REFUSAL = Frame(b"FCMX", f"QQBQ{DIGEST}s", blobs=1)  # round, client, held? version, digest; why
 
 

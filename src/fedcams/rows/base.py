@@ -89,7 +89,7 @@ class RowStore(ABC):
 
     def round_of(self, client: SupportsIndex) -> int | None:
         """Return the round of the client's rows; None for an unseen client."""
-        return self._rounds.get(_count("client", client))
+        return self._rounds.get(_uint64("client", client))
 
     def digest_of(self, client: SupportsIndex) -> str | None:
         """Return the digest (32 hex digits) of the client's rows on disk; None in memory or for an unseen client.
@@ -97,7 +97,7 @@ class RowStore(ABC):
         It covers client, round, names, layouts and values. It comes from writing the rows or from the header of their
         file, so the values are not read again.
         """
-        client = _count("client", client)
+        client = _uint64("client", client)
         return self._digest(client, self._rounds[client]) if client in self._rounds else None
 
     def versions(self) -> Versions:
@@ -149,7 +149,7 @@ class RowStore(ABC):
         anything is stored. Clients are stored one by one in ascending id; if the disk fails, those before the failure
         are new and the others unchanged.
         """
-        clients, round = _clients(ids), _count("round", round)
+        clients, round = _clients(ids), _uint64("round", round)
         if rows.keys() != self.layouts.keys():
             raise ResidualError(f"rows: got the names {sorted(rows)}; give all of {list(self.layouts)} and no other")
         for name, layout in self.layouts.items():
@@ -194,7 +194,7 @@ class RowStore(ABC):
 
         Refuses a t below the round of any row or below the previous snapshot.
         """
-        t = _count("t", t)
+        t = _uint64("t", t)
         late = max(self._rounds, key=self._rounds.__getitem__, default=None)
         if late is not None and self._rounds[late] > t:
             raise ResidualError(f"t={t}: client {late} has rows of round {self._rounds[late]}; give that or a later t")
@@ -209,7 +209,7 @@ class RowStore(ABC):
 
         Refuses any t other than the snapshot's.
         """
-        t = _count("t", t)
+        t = _uint64("t", t)
         if t != max(self._snapshot, 0):
             held = "no snapshot was taken" if self._snapshot < 0 else f"the snapshot is of round {self._snapshot}"
             raise ResidualError(f"t={t}: {held}; roll back to round {max(self._snapshot, 0)}, or use an empty store")
@@ -265,10 +265,10 @@ def _check_rows(name: str, layout: Layout, clients: list[int], rows: Tensor) -> 
 
 
 def _clients(ids: Iterable[SupportsIndex]) -> list[int]:
-    return [_count("client", client) for client in ids]
+    return [_uint64("client", client) for client in ids]
 
 
-def _count(name: str, value: SupportsIndex) -> int:
+def _uint64(name: str, value: SupportsIndex) -> int:
     """Return a client id or round as an int; refuses what does not fit into 64 bits. Flower's node ids use all 64."""
     try:
         number = operator.index(value)

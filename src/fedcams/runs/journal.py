@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +34,27 @@ class Step(NamedTuple):
     timing: dict[str, Any]
     measured: Measured | None
     """The constants of the theorems at the model that the round started from, if they were measured."""
+
+
+class Files(NamedTuple):
+    """The files of a run that grow with its rounds, open for writing."""
+
+    lines: Lines
+    timings: Lines
+    theory: Lines | None
+    """Measured constants; None if the run measures none."""
+
+    def append(self, step: Step) -> None:
+        """Add a round; refuses a record with values that are not finite."""
+        self.lines.append(step.record.check().to_json())
+        self.timings.append(json.dumps(step.timing))
+        if self.theory is not None and step.measured is not None:
+            self.theory.append(step.measured.to_json())
+
+    def sync(self) -> None:
+        """Make all lines durable."""
+        for file in filter(None, self):
+            file.sync()
 
 
 @dataclass(frozen=True)
@@ -75,41 +96,39 @@ class Journal:
 
         If the caller stops early, a checkpoint of its last round is written.
         """
-        saved = state.round
-        _note_environment(
-            self.folder / ENVIRONMENT,
-            saved,
-            environment(self.device, self.simulation.engine, self.simulation.why_engine),
-        )
+        saved, simulation = state.round, self.simulation
+        now = environment(self.device, simulation.engine, simulation.why_engine)
+        _note_environment(self.folder / ENVIRONMENT, saved, now)
+        with self._open(saved) as files:
+            while state.round < self.last:
+                step = self._round(state)
+                state = step.state
+                files.append(step)
+                if state.round % self._every == 0 or state.round == self.last:
+                    saved = self._save(state, files)
+                try:
+                    yield step
+                except GeneratorExit:
+                    if saved != state.round:
+                        self._save(state, files)
+                    raise
+
+    @contextlib.contextmanager
+    def _open(self, saved: int) -> Iterator[Files]:
+        """Open the files that grow, cut back to the saved rounds."""
         with (
             contextlib.closing(Lines(self.folder / ROUNDS, saved, self.checkpoint.lines, self._mode)) as lines,
             contextlib.closing(Lines(self.folder / TIMINGS, saved, mode=self._mode)) as timings,
             self._theory_lines(saved) as theory,
         ):
+            yield Files(lines, timings, theory)
 
-            def save() -> int:
-                for file in (lines, timings, theory):
-                    if file is not None:
-                        file.sync()  # first: a checkpoint on disk must never be without its lines
-                last, measured = state.round == self.last and not self.may_grow, theory.digest if theory else ""
-                self.checkpoint.save(state, lines.digest, last, measured)
-                return state.round
-
-            while state.round < self.last:
-                step = self._round(state)
-                state = step.state
-                lines.append(step.record.check().to_json())
-                timings.append(json.dumps(step.timing))
-                if theory is not None and step.measured is not None:
-                    theory.append(step.measured.to_json())
-                if state.round % self._every == 0 or state.round == self.last:
-                    saved = save()
-                try:
-                    yield step
-                except GeneratorExit:
-                    if saved != state.round:
-                        save()
-                    raise
+    def _save(self, state: ServerState, files: Files) -> int:
+        """Make this state the checkpoint, and return its round."""
+        files.sync()  # first: a checkpoint on disk must never be without its lines
+        last, measured = state.round == self.last and not self.may_grow, files.theory.digest if files.theory else ""
+        self.checkpoint.save(state, files.lines.digest, last, measured)
+        return state.round
 
     @property
     def _every(self) -> int:

@@ -80,22 +80,15 @@ class Sampler(Spec, ABC):
         expected = self.expected(population)
         return population if self.size_varies else expected
 
-    def weight(self, client: int, round: int) -> float:
-        """Return the weight of a client of the round's cohort in the mean, for methods with `weighting=sampler`.
-
-        It is 1 unless a sampler overrides it, for example with the inverse of the probability of being drawn.
-        """
-        return 1.0
-
     def mean_weights(
         self, cohort: Sequence[int], round: int, weights: Mapping[int, float] | None = None
     ) -> list[float]:
         """Return the weights of clients of the round's cohort in the mean, for methods with `weighting=sampler`.
 
-        They are those of `weight` unless a sampler overrides this; `weights`, by client and for the whole population,
-        are those that it draws by, given only if it needs them.
+        They are 1 unless a sampler overrides this, for example with the inverse of the probability of being drawn.
+        `weights`, by client and for the whole population, are those that it draws by, given only if it needs them.
         """
-        return [self.weight(client, round) for client in cohort]
+        return [1.0] * len(cohort)
 
     def _check(self, clients: Sequence[int], weights: Sequence[float] | None) -> None:
         if len(clients) == 0:

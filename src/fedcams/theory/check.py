@@ -83,8 +83,7 @@ def check(
     run = setting_of(experiment, sizes, problem.layout, seen.get("gamma", 0.0))
     fails = [*failures(experiment, problem, sizes), *_of_the_run(records, run, seen)]
     fails += _of_constants(experiment, known, measured)
-    if run.q:
-        run = dataclasses.replace(run, q=min(run.q, seen.get("q_max") or run.q))
+    run = dataclasses.replace(run, q=min(run.q, seen.get("q_max") or run.q))
     twin = experiment.server.twin(digits=3)
     return Checked(
         label=experiment.label,

@@ -15,13 +15,12 @@ CROSS = 2.0
 """A safe factor for the product of noise and later gradients, which the paper sets to zero; 1 ignores it."""
 
 
-def sound(known: Constants, run: Setting, cross: float = CROSS) -> Bound:
+def sound(known: Constants, run: Setting) -> Bound:
     """Return a proved bound on the average of E‖∇f(x_t)‖² over all rounds, with its conditions.
 
     Arguments:
         known: what the theorems assume of the problem.
         run: the setting.
-        cross: bounds the product of noise and later gradients; 1 ignores it, as the paper does.
 
     Returns:
         The bound, term by term, and its conditions.
@@ -35,7 +34,7 @@ def sound(known: Constants, run: Setting, cross: float = CROSS) -> Bound:
     root, peak = math.sqrt(run.eps), largest_root(known, run)
     scale = (4 if run.full else 8) * peak
     boost, feedback = _higher_order(known, run)
-    noise = cross * boost * run.eta * run.eta_l * known.L / run.eps
+    noise = CROSS * boost * run.eta * run.eta_l * known.L / run.eps
     drift = 5 * run.K * known.L**2 * run.eta_l**2 / (2 * root) * (known.s_l**2 + 6 * run.K * known.s_g**2)
     terms = {
         "optimisation": known.F / (run.eta * run.eta_l * run.K * run.T),
@@ -45,14 +44,14 @@ def sound(known: Constants, run: Setting, cross: float = CROSS) -> Bound:
         "sampling": noise * run.sampling(known),
         "error feedback": feedback,
     }
-    return Bound("sound", {name: scale * term for name, term in terms.items()}, conditions(known, run, cross))
+    return Bound("sound", {name: scale * term for name, term in terms.items()}, conditions(known, run))
 
 
-def conditions(known: Constants, run: Setting, cross: float = CROSS) -> tuple[Condition, ...]:
+def conditions(known: Constants, run: Setting) -> tuple[Condition, ...]:
     """Return what the proof needs of the two rates."""
     room = math.sqrt(run.eps) / largest_root(known, run)
     boost, _ = _higher_order(known, run)
-    step, m, n = cross * boost * run.alpha * known.L, run.m, run.n
+    step, m, n = CROSS * boost * run.alpha * known.L, run.m, run.n
     found = [
         Condition("local rate ≤ 1/(8KL)", 1 / (8 * run.K * known.L), run.eta_l),
         Condition("(η_l K L)²", room / 60, (run.eta_l * run.K * known.L) ** 2),

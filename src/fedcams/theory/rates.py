@@ -83,9 +83,9 @@ def measure(trial: Trial) -> Measured:
     return Measured(trial, float(np.mean(norms)), float(np.mean(norms[len(norms) // 2 :])), share)
 
 
-def gradient_norms(experiment: Experiment, built: Built | None = None) -> tuple[list[float], Built]:
+def gradient_norms(experiment: Experiment) -> tuple[list[float], Built]:
     """Return ‖∇f(x_t)‖² before every round of an experiment on a quadratic, and its state after the last."""
-    built = built or build(experiment)
+    built = build(experiment)
     task, state, norms = experiment.task, built.state, []
     assert isinstance(task, Quadratic)
     curvature = task.curvature().double()

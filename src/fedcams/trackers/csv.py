@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcams.durable import write_whole
+from fedcams.durable import EVERYONE, write_whole
 from fedcams.registry import register
 from fedcams.trackers.base import Tracker, TrackerSpec
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from fedcams.simulation import RoundRecord
 
 FILE = "rounds.csv"
-EVERYONE = 0o666
-"""The mode of the file, as far as the umask allows."""
 OTHERS = ("cohort", "refused")
 """What a record holds besides numbers."""
 

@@ -66,9 +66,8 @@ class Recipe:
             try:
                 frozen = frozen_parameters(problem)
                 self.compiled[shape] = compile_step(problem, self.how, memory, frozen, batch)
-            except (
-                Exception
-            ) as error:  # a compiler may raise anything; if the model itself fails, it fails again in a plain step
+            # a compiler may raise anything; if the model itself fails, it fails again in a plain step
+            except Exception as error:
                 first = str(error).strip().partition("\n")[0]
                 why = f"{type(error).__name__}: {first}"
                 warnings.warn(f"engine=captured: steps are captured without compiling them ({why})", stacklevel=2)

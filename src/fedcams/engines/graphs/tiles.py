@@ -35,9 +35,8 @@ def product(rows: int, columns: int, channels: int, taps: int, precision: str) -
     wide = power(columns, 16, 128)
     if rows <= 512:  # few pixels: smaller tiles, so that there are enough of them
         return Tiles(power(rows, 16, 64), wide, depth(channels, 64), 4, 4)
-    high = (
-        64 if taps * channels <= 512 else 128
-    )  # short sums: what follows them costs most, and fills small tiles better
+    # short sums: what follows them costs most, and fills small tiles better
+    high = 64 if taps * channels <= 512 else 128
     return Tiles(high, wide, depth(channels, 64), 4, 3)
 
 
@@ -72,9 +71,13 @@ def rolling(width: int, channels: int) -> tuple[int, int]:
     return across, power(channels, 8, 512 // across)
 
 
-def together(images: int, others: int, fit: int = 396) -> int:
-    """Return how many images a program of `rolling.backward_weight` takes, if `fit` programs run at a time.
+AT_A_TIME = 396
+"""How many programs of `rolling.backward_weight` an H200 runs at a time."""
+
+
+def together(images: int, others: int) -> int:
+    """Return how many images a program of `rolling.backward_weight` takes, given the number of programs per image.
 
     Chosen so that the last programs do not start late: 800 programs of two images take as long as three rounds of them.
     """
-    return min(range(images, 0, -1), key=lambda group: -(-(-(-images // group) * others) // fit) * group)
+    return min(range(images, 0, -1), key=lambda group: -(-(-(-images // group) * others) // AT_A_TIME) * group)

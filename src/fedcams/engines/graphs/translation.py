@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from fedcams.engines.graphs.program import Conv, ConvNorm, Norm, Parameterless, Program, Unfused
-from fedcams.errors import SpecError
+from fedcams.errors import SpecError, first_sentence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ def translate(model: nn.Module) -> Program:
     try:
         traced = fx.symbolic_trace(model)
     except Exception as error:
-        why = str(error).partition("\n")[0].partition(". ")[0].removesuffix(".")  # advice on tracing follows
+        why = first_sentence(error)  # advice on tracing follows
         raise SpecError(f"engine=graphs cannot follow {type(model).__name__} ({why}); use engine=stacked") from None
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
