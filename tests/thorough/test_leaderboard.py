@@ -103,7 +103,7 @@ def test_a_page_compares_with_dense_messages(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "short" / "1", [0.5, 0.6], rounds=3)
-    with pytest.raises(SpecError, match="run: .*short/1 is not finished; run it to its end"):
+    with pytest.raises(SpecError, match=r"run: .*short/1 is not finished; run it to its end"):
         add([tmp_path / "short"], tmp_path / "entries")
     (tmp_path / "short" / "1" / "stopped.json").write_text('{"round": 2}')
     with pytest.raises(SpecError, match="is not finished"):
