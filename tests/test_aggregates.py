@@ -104,14 +104,16 @@ def test_the_median_is_numpys(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 10])
-def test_the_geometric_median_has_the_smallest_sum_of_distances(count: int) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_geometric_median_has_the_smallest_sum_of_distances(count: int, weighted: bool) -> None:
     """No step in any direction tried makes the sum smaller by more than the steps taken leave."""
     rows = draw(count, 20, seed=count).double()
     rows[0] *= 50
-    z = Aggregate.parse("geometric_median(steps=100)").combine(rows.float(), [1.0] * count).double()
+    weights = torch.arange(1.0, count + 1).double() if weighted else torch.ones(count).double()
+    z = Aggregate.parse("geometric_median(steps=100)").combine(rows.float(), weights.tolist()).double()
 
     def total(x: torch.Tensor) -> float:
-        return float((rows - x).norm(dim=1).sum())
+        return float((rows - x).norm(dim=1) @ weights)
 
     for other in (*rows, rows.mean(0), *(z + 0.05 * draw(20, seed=seed).double() for seed in range(20))):
         assert total(z) <= total(other) * (1 + 1e-6)
@@ -120,11 +122,19 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances(count: int) -> N
 @together("count", [1, 2, 3, 10, 20])
 @together("fraction", ["0", "0.2", "0.49"])
 def test_krum_is_the_oracles(count: int, fraction: str) -> None:
-    rows = draw(count, 50, seed=count) * (1 + torch.arange(count)[:, None])
+    """With one row farther away than the other, and with rows among which only the neighbours that count decide."""
     weights = [1.0 + place for place in range(count)]
-    out = Aggregate.parse(f"krum({fraction})").combine(rows, weights)
-    expected = oracle.krum(rows.double().numpy(), weights, fraction)
-    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
+    for scale, seed in [(1 + torch.arange(count)[:, None], count), *((1, seed) for seed in range(5))]:
+        rows = draw(count, 50, seed=seed) * scale
+        out = Aggregate.parse(f"krum({fraction})").combine(rows, weights)
+        expected = oracle.krum(rows.double().numpy(), weights, fraction)
+        np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_of_an_even_number_the_lower_median_is_the_bound_of_a_clipped_mean() -> None:
+    rows = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    out = Aggregate.parse("clipped_mean").combine(rows, [1.0] * 4)
+    torch.testing.assert_close(out, torch.tensor([1.0, 2.0, 2.0, 2.0]) / 4)
 
 
 def test_krum_finds_a_direction_that_noise_hides_in_every_coordinate() -> None:

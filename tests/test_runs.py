@@ -462,6 +462,24 @@ def test_a_finished_run_that_lost_records_is_not_taken_for_whole(folder: Path, l
         resume(folder)
 
 
+def test_a_run_past_the_end_of_its_experiment_is_refused(folder: Path) -> None:
+    """As when its file was changed to fewer rounds after the run."""
+    run(small(rounds=3), folder)
+    (folder / "experiment.toml").write_text(small(rounds=2).to_toml())
+    with pytest.raises(RunError, match="its checkpoint is of round 3, after rounds=2; restore it, or delete"):
+        resume(folder)
+
+
+def test_a_length_that_a_schedule_follows_cannot_change(folder: Path) -> None:
+    experiment = small(rounds=4, server="fedavg(lr=linear(1, 0.5))")
+    with pytest.raises(Stop):
+        run(experiment, folder, watch=stop_at(2), checkpoint_every=1)
+    longer = Experiment.from_dict({**experiment.to_dict(), "rounds": 6})
+    (folder / "experiment.toml").write_text(longer.to_toml())
+    with pytest.raises(RunError, match="a checkpoint of another run: rounds is 4 there and 6 here"):
+        resume(folder)
+
+
 @pytest.mark.parametrize("name", ["rounds.jsonl", "environment.json"])
 def test_what_cannot_be_read_is_named(folder: Path, name: str) -> None:
     run(small(), folder)

@@ -65,6 +65,17 @@ def test_the_correction_is_adams() -> None:
         assert value == pytest.approx(0.5 * math.sqrt(1 - 0.95**t) / (1 - 0.8**t), rel=1e-14)
 
 
+def test_a_correction_that_never_exceeds_its_limit_has_it_as_a_bound() -> None:
+    """Exactly, so that a field whose range ends there takes it."""
+    assert Schedule.parse("bias_correction(1)").bounds()[1] == 1
+    assert Schedule.parse("bias_correction(1, beta1=0, beta2=0.99)").bounds()[1] == 1
+    assert Schedule.parse("bias_correction(1, beta1=0.99, beta2=0.9)").bounds()[1] > 30
+
+
+def test_a_round_has_a_number_of_six_digits() -> None:
+    assert server("fedavg(lr=linear(1, 0))").at(2, 7).lr == Fraction("0.857143")
+
+
 @everyone
 @together("rounds", [1, 7, 8000])
 def test_bounds_hold_and_are_close(schedule: Schedule, rounds: int) -> None:
