@@ -133,8 +133,8 @@ class DurableClient:
         ours = sent.round if sent is not None and accepted else self.rows.snapshot_round or 0
         if ours > last:
             raise ResidualError(
-                f"{self.folder}: the server last accepted round {last}, but this residual is of round {ours}; the "
-                "server went back to an older checkpoint; continue under another run name, where residuals are zero"
+                f"{self.folder / ROWS}: the server last accepted round {last}, but this residual is of round {ours}: "
+                "the server went back to an older checkpoint; delete this folder, and residuals start at zero"
             )
         if ours < last:
             return f"the residual of round {last} is lost, continuing from that of round {ours}"
