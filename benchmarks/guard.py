@@ -4,13 +4,15 @@ The first table says how long rows of honest clients are, as a multiple of what 
 updates above its factor, and buffers and control variates above 4 times that. The second compares runs with one hostile
 client of 20 to the run without it, and the third runs with 4 of 20 that send flipped updates of honest length. The
 fourth repeats the worst of both with eight seeds, and says what it costs if the four send nothing at all, which is the
-best that any aggregate can do. Nothing here depends on time, so any machine will do.
+best that any aggregate can do. In the fifth, one of 10 knows the guard and the others' updates, and opposes them.
+Nothing here depends on time, so any machine will do.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from recording import environment, save
 from rich.console import Console
 from rich.table import Table
 
-from fedcams.bench.hostile import ATTACKS, Attack, attacked, turned_
+from fedcams.bench.hostile import ATTACKS, Attack, attacked, opposed_, turned_
 from fedcams.experiment import Experiment, build
 from fedcams.guards import Adaptive, Norms, Past
 from fedcams.simulation import RoundRecord, Simulation
@@ -47,6 +49,8 @@ SEEDS = (1, 2, 3, 4)
 MORE_SEEDS = (*SEEDS, 5, 6, 7, 8)
 """Of the runs that count points by seed."""
 FOUR = [0, 5, 10, 15]
+TEN = {**FEW, "clients": 10}
+AGAINST = ("mean", "clipped_mean(factor=2)", "trimmed(fraction=0.2)", "krum")
 FLIPPED = "flipped times 10"
 SERVERS = {"FedAMS": "fedams(lr=0.1, eps=1e-3)", "FedAdam": "fedadam(lr=0.03, eps=1e-3)", "FedAvg": "fedavg"}
 
@@ -70,18 +74,21 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=100)
     options.add_argument("--save", action="store_true", help=f"write {RECORD.name}")
+    options.add_argument("--only", choices=PARTS, help="run one table, and keep the others of the record")
     chosen = options.parse_args()
     console = Console()
-    found = {
-        "honest": {what: honest(keys, chosen.rounds) for what, keys in HONEST.items()},
-        "one of 20": dict(one_hostile(chosen.rounds)),
-        "4 of 20": dict(four_flipped(chosen.rounds)),
-        "points lost, by seed": dict(lost_by_seed(chosen.rounds)),
-    }
+    names = [chosen.only] if chosen.only else [*PARTS]
+    found = {name: dict(PARTS[name](chosen.rounds)) for name in names}
     for title, rows in found.items():
         console.print(table(title, rows))
     if chosen.save:
-        save(RECORD, {"rounds": chosen.rounds, "environment": environment(), **found})
+        known = json.loads(RECORD.read_text("utf-8")) if chosen.only else {}
+        save(RECORD, {**known, "rounds": chosen.rounds, "environment": environment(), **found})
+
+
+def all_honest(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a case -> what `honest` returns for it."""
+    yield from ((what, honest(keys, rounds)) for what, keys in HONEST.items())
 
 
 def honest(keys: dict[str, Any], rounds: int) -> dict[str, Any]:
@@ -135,6 +142,23 @@ def lost_by_seed(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield what, lost
 
 
+def opposed_by_seed(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a case with one client of 10 that opposes the others -> seed -> the accuracy, without and with it."""
+    for server, aggregates in {"FedAMS": AGAINST, "FedAvg": AGAINST[:1]}.items():
+        for partition in ("iid", "dirichlet(alpha=0.3)", "dirichlet(alpha=0.1)"):
+            for aggregate in aggregates:
+                keys = {**TEN, "server": SERVERS[server], "partition": partition, "aggregate": aggregate}
+                pairs = {
+                    seed: [score for _, score in scores({**keys, "seed": seed}, rounds, [0], OPPOSED, ["adaptive"])]
+                    for seed in SEEDS
+                }
+                named = {"clean": 0, "attacked": 1}
+                yield (
+                    f"{server}, {partition}, {aggregate}",
+                    {f"{what}, {seed}": pair[at] for what, at in named.items() for seed, pair in pairs.items()},
+                )
+
+
 def scores(
     keys: dict[str, Any], rounds: int, clients: Sequence[int], attacks: dict[str, Attack], guards: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
@@ -174,6 +198,16 @@ def table(title: str, rows: dict[str, dict[str, Any]]) -> Table:
     for what, row in rows.items():
         shown.add_row(what, *(f"{row[key]:.4g}" if key in row else "" for key in columns))
     return shown
+
+
+OPPOSED: dict[str, Attack] = {"opposed": opposed_}
+PARTS = {
+    "honest": all_honest,
+    "one of 20": one_hostile,
+    "4 of 20": four_flipped,
+    "points lost, by seed": lost_by_seed,
+    "one of 10, opposed": opposed_by_seed,
+}
 
 
 if __name__ == "__main__":

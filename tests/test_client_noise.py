@@ -20,7 +20,7 @@ from torch import Tensor
 import oracle
 from fedcams import Layout, Method, SpecError, encode
 from fedcams.engines import CohortUpdate
-from fedcams.errors import ResidualError
+from fedcams.errors import ResidualError, UpdateError
 from fedcams.flower import FedCAMS, uplink
 from fedcams.flower.checkpoint import read_ledger
 from fedcams.flower.records import ABOUT, REPLY, message_parts
@@ -33,6 +33,7 @@ from fedcams.report.sections import notes
 from fedcams.rounds import Client, Outgoing, Received, Reply, answer_from_parts
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
+from fedcams.rounds.durable import DurableClient
 from fedcams.rounds.private import simulated_keys
 from fedcams.rounds.site_secret import FILE, SiteSecret
 from fedcams.runs import resume, run
@@ -393,6 +394,35 @@ def test_a_site_that_insists_on_noise_gets_it_or_stays_out(tmp_path: Path) -> No
             told.content.config_records[ABOUT]["refused"]
         )
         assert not told.content.array_records
+
+
+def test_a_server_cannot_make_a_site_send_weights_as_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers travel without noise, and the server says which arrays are buffers."""
+    monkeypatch.setattr("fedcams.rounds.server.check_privacy", lambda server: None)
+    mods = [uplink(state_dir=tmp_path / "sites", privacy=PINNED["privacy"])]
+    heard, (line,) = replies(tmp_path, mods, averaged=("w",))
+    assert "does not cover buffers, which travel without noise, but this model has w" in line["refused"]["0"]
+    assert not any(REPLY in reply.array_records for reply in heard)
+
+
+def test_a_server_cannot_lengthen_the_run_for_which_a_site_chose_its_noise(tmp_path: Path) -> None:
+    """Told that the run has 1, 2, 3, … rounds, a site would give its first answers with hardly any noise."""
+    delta = 1e-3
+    growing = sum(1 / (2 * noise_for(50, 1.0, rounds, delta) ** 2) for rounds in range(1, 101))
+    assert epsilon(1.0, math.sqrt(1 / (2 * growing)), 1, delta) > 150, "what 100 answers would spend, instead of 50"
+
+    def site(folder: str, rounds: int, **amount: Any) -> DurableClient:
+        privacy = ", ".join(f"{key}={value}" for key, value in {"clip": 1, **amount, "delta": delta}.items())
+        method = Method(privacy=f"client({privacy})", guard="none")
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return DurableClient(tmp_path / folder, method, Layout.flat(D), None, rounds, 9)
+
+    site("total", 1, epsilon=50)
+    site("total", 1, epsilon=50)
+    with pytest.raises(UpdateError, match="was for a run of 1 rounds, but the server now says 2; continue as before"):
+        site("total", 2, epsilon=50)
+    site("each", 1, noise=2)
+    site("each", 2, noise=2)  # each answer has its own noise, and a run may get more rounds later
 
 
 def test_a_mod_with_another_compressor_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fedcams.runs import RunError
 from fedcams.runs.files import write_file
 from fedcams.simulation import RoundRecord
 from flower_apps import (
+    CLIENTS,
     Federated,
     Stopped,
     experiment,
@@ -105,14 +106,29 @@ def test_a_private_method_is_the_simulators_with_the_same_key(tmp_path: Path, mo
     assert state.secret.encode() not in files[1].read_bytes()
 
 
-def test_a_private_round_with_too_few_nodes_is_a_step_of_noise(tmp_path: Path) -> None:
-    """Whether there was a step would tell whether a client is connected."""
+def test_one_client_more_or_less_connected_moves_a_private_mean_by_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the round wanted as many as are there with it: a skipped round would lose all others' updates too."""
+    monkeypatch.setattr("fedcams.privacy.server_noise.gaussian", lambda *used: np.zeros(used[-1]))
+    what = experiment(privacy="server(clip=1, noise=1)", guard="none", sampler="full", server="fedavg")
+    models = []
+    for connected in (CLIENTS, CLIENTS - 1):
+        grid, strategy, arrays = federation(tmp_path / str(connected), what, min_available=CLIENTS)
+        grid.nodes = grid.nodes[:connected]
+        models.append(vector(run(grid, strategy, arrays, 1, timeout=0.2).arrays, what))
+        (line,) = read_ledger(tmp_path / str(connected) / "checkpoint")
+        assert (line["skipped"], len(line["accepted"])) == ("", connected)
+    assert 0 < CLIENTS * float((models[0] - models[1]).norm()) <= 1 + 1e-5
+
+
+def test_a_private_round_without_nodes_is_a_step_of_noise(tmp_path: Path) -> None:
     what = experiment(privacy="server(clip=1, noise=1)", guard="none", sampler="full")
     grid, strategy, arrays = federation(tmp_path, what)
-    strategy.min_available = 9
+    grid.nodes = []
     run(grid, strategy, arrays, 2, timeout=0.05)
     for line in read_ledger(tmp_path / "checkpoint"):
-        assert (line["skipped"], line["accepted"]) == ("4 clients connected, min_available=9", {})
+        assert (line["skipped"], line["accepted"]) == ("", {})
         assert line["delta_norm"] > 0
         assert line["epsilon"] > 0
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+
+import numpy as np
+import pytest
+import torch
 
 from fedcams import decode
 from fedcams.wire import unpack
@@ -27,3 +32,49 @@ def test_golden_payloads_are_read_and_written_alike(spec: str) -> None:
 
 def test_every_example_has_a_golden_payload() -> None:
     assert set(golden_payloads()) == set(MANIFEST), "run `make golden` after adding a compressor"
+
+
+# -- decoded as docs/wire-format.md says, by other code ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [spec for spec in MANIFEST if spec.startswith(("blockq", "randk"))])
+def test_what_the_page_says_is_enough_to_read_a_payload(spec: str) -> None:
+    data = (FOLDER / MANIFEST[spec]["file"]).read_bytes()
+    given, body = dict(re.findall(r"(\w+)=([\w./]+)", spec)), data[22 + len(spec) : -4]
+    found = np.array(levels(body, given) if spec.startswith("blockq") else drawn(body), np.float32)
+    assert torch.equal(torch.from_numpy(found), decode(data, LAYOUT))
+
+
+def levels(body: bytes, given: dict[str, str]) -> list[float]:
+    """The coordinates of a `blockq` payload."""
+    bits, block, d = int(given.get("bits", 4)), int(given.get("block", 128)), LAYOUT.d
+    blocks = -(-d // block)
+    steps = (np.frombuffer(body, "<u2", blocks).astype("<u4") << 16).view("<f4").tolist()
+    number = int.from_bytes(body[2 * blocks :], "little")
+    level = [number >> i * bits & 2**bits - 1 for i in range(d)]
+    return [(level[i] - 2 ** (bits - 1) + 1) * steps[i // block] for i in range(d)]
+
+
+def drawn(body: bytes) -> list[float]:
+    """The coordinates of a `randk` payload."""
+    found, seed, bits = [0.0] * LAYOUT.d, int.from_bytes(body[:4], "little"), (LAYOUT.d - 1).bit_length()
+    for i, value in enumerate(np.frombuffer(body, "<f4", offset=4).tolist()):
+        place = image(i, seed, bits)
+        while place >= LAYOUT.d:
+            place = image(place, seed, bits)
+        found[place] = value
+    return found
+
+
+def image(i: int, seed: int, bits: int) -> int:
+    for j in range(4):
+        i = (i * (mixed(8 * seed + 2 * j + 1) | 1) + mixed(8 * seed + 2 * j + 2)) % 2**bits
+        i ^= i >> (bits + 1) // 2
+    return i
+
+
+def mixed(v: int) -> int:
+    v = ((v >> 32) * 0x9E3779B9 ^ v) % 2**32
+    v = ((v ^ v >> 16) * 0x7FEB352D) % 2**32
+    v = ((v ^ v >> 15) * 0x846CA68B) % 2**32
+    return v ^ v >> 16

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedcams.bench.hostile import ATTACKS, attacked, turned_
+from fedcams.bench.hostile import ATTACKS, attacked, opposed_, turned_
 from fedcams.buffers import below_zero
 from fedcams.compress import compressor
 from fedcams.experiment import Experiment, build
@@ -305,6 +305,17 @@ def test_krum_hardly_notices_them() -> None:
     _, clean = finished(simulation)
     _, records = finished(attacked(simulation, turned_, [0, 5, 10, 15]))
     assert accuracy(records) >= accuracy(clean) - 1
+
+
+def test_one_client_of_ten_within_the_bound_destroys_a_mean_and_krum_stands_it() -> None:
+    """What docs/threat-model.md says that the guard does not stop."""
+    keys = {"server": SERVERS[0], "clients": 10, "partition": "dirichlet(alpha=0.3)"}
+    found = {}
+    for aggregate in ("mean", "krum"):
+        _, records = finished(attacked(simulation_of(**keys, aggregate=aggregate), opposed_, [3]))
+        assert not any(record.refused for record in records)
+        found[aggregate] = accuracy(records)
+    assert found["mean"] < 30 < 80 < found["krum"]
 
 
 @pytest.mark.parametrize("buffers", ["identity", "blockq"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedcams.engines import CohortUpdate, Engine, Problem
+from fedcams.guards import Adaptive, upper
 from fedcams.simulation import Simulation
 
 if TYPE_CHECKING:
@@ -43,6 +44,15 @@ def huge_buffers_(trained: CohortUpdate, place: int) -> None:
     """Send buffers of 1e37, whose sum over a cohort is close to the largest float."""
     if trained.buffers is not None:
         trained.buffers[place] = 1e37
+
+
+def opposed_(trained: CohortUpdate, place: int) -> None:
+    """Send the opposite of what the others learn together, almost as long as the default guard accepts."""
+    norms = trained.delta.norm(dim=1).tolist()
+    others = [at for at in range(len(norms)) if at != place]
+    ahead = trained.delta[others].sum(0)
+    bound = 0.98 * float(Adaptive().factor) * upper([norms[at] for at in others])
+    trained.delta[place] = ahead * (-bound / float(ahead.norm()))
 
 
 ATTACKS: dict[str, Attack] = {

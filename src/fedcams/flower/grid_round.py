@@ -55,7 +55,7 @@ class GridRound:
         Overwrites the tensors of the old state.
         """
         self.roster.wait(grid, max(self._needed().values()), self.deadline)
-        skipped = self._too_few("clients connected", len(self.roster.clients), self._needed())
+        skipped = self._too_few()
         cohort = self._cohort(state)
         asked = {client: node for client in cohort if (node := self.roster.node_of(client)) is not None}
         keeping = [client for client in asked if client not in self.roster.plain] if not skipped else []
@@ -80,10 +80,24 @@ class GridRound:
         population = {"sampler": strategy.sampler.min_population} if strategy.clients is None else {}
         return {"min_available": strategy.min_available, **population}
 
-    def _too_few(self, what: str, found: int, needed: Mapping[str, int]) -> str:
-        """Return in words the first option that needs more than were found; an empty string if none does."""
-        short = (f"{found} {what}, {name}={getattr(self.strategy, name)}" for name, n in needed.items() if found < n)
-        return next(short, "")
+    def _too_few(self) -> str:
+        """Return in words the first option that needs more clients than are connected; an empty string if none does.
+
+        With noise at the server, rounds go on with those that are there: if one client could decide whether the updates
+        of all others count, no noise would hide it.
+        """
+        privacy = self.server.method.privacy
+        if privacy.active and not privacy.at_client:
+            return ""
+        found, needed = len(self.roster.clients), self._needed()
+        return next(
+            (
+                f"{found} clients connected, {name}={getattr(self.strategy, name)}"
+                for name, least in needed.items()
+                if found < least
+            ),
+            "",
+        )
 
     def _cohort(self, state: ServerState) -> set[int]:
         strategy, known = self.strategy, set(self.roster.clients)

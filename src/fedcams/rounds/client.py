@@ -23,7 +23,7 @@ from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, RESIDUAL, Method
 from fedcams.rounds.cohort import Arrival, Outgoing, Received, beside_the_model, some_rows
 from fedcams.rounds.messages import UPDATE, Instruction, Refusal, Reply, expect_streams
-from fedcams.rounds.private import NoiseKeys, add_noise_, without_facts_
+from fedcams.rounds.private import NoiseKeys, add_noise_, check_buffers, without_facts_
 from fedcams.rounds.sending import Sending, not_finite, unsound
 from fedcams.rows import RowStore
 from fedcams.transforms import Facts
@@ -53,6 +53,7 @@ class Client:
 
     def __post_init__(self) -> None:
         self.method.check_rounds(self.rounds)
+        check_buffers(self.method, self.buffer_layout)
         needed = self.method.memory(self.layout, self.buffer_layout)
         if self.rows is None and needed:
             object.__setattr__(self, "rows", RowStore.in_memory(needed))

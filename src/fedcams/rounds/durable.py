@@ -75,7 +75,8 @@ class DurableClient:
         kept = method.delivered(layout, buffer_layout) if method.downlink.client_keeps_model else {}
         held = HeldStore.on_disk(layout, folder / MODELS, kept.get(BUFFERS)) if kept else None
         self.folder, self.rows = folder, rows
-        self.secret = SiteSecret(folder) if method.privacy.at_client else None
+        fixed = rounds if method.privacy.depends_on_rounds else None
+        self.secret = SiteSecret(folder, fixed) if method.privacy.at_client else None
         keys = None if self.secret is None else (lambda client, key=self.secret.key: key)
         self.client = Client(method, layout, buffer_layout, rows, held, rounds, population, keys)
 
@@ -130,8 +131,8 @@ class DurableClient:
         ours = sent.round if sent is not None and accepted else self.rows.snapshot_round or 0
         if ours > last:
             raise ResidualError(
-                f"{self.folder}: the server last accepted round {last}, but this residual is of round {ours}; the "
-                "server went back to an older checkpoint; continue under another run name, where residuals are zero"
+                f"{self.folder / ROWS}: the server last accepted round {last}, but this residual is of round {ours}: "
+                "the server went back to an older checkpoint; delete this folder, and residuals start at zero"
             )
         if ours < last:
             return f"the residual of round {last} is lost, continuing from that of round {ours}"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedcams.errors import SpecError
+from fedcams.layout import Layout
 from fedcams.method import Method
 from fedcams.privacy import Participation
 from fedcams.privacy.secret import chosen, client_key
@@ -26,13 +27,18 @@ NoiseKeys = Callable[[int], str]
 
 def check_privacy(server: Server) -> None:
     """Refuse a server whose model, sampler or number of rounds makes the claim of its method's privacy wrong."""
-    if server.method.privacy.active and server.buffer_layout is not None:
-        raise SpecError(
-            f"privacy={server.method.privacy} does not cover buffers, which travel without noise, but this model has "
-            f"{server.buffer_layout.names[0]}; use a model without batch-norm statistics, such as one with GroupNorm"
-        )
+    check_buffers(server.method, server.buffer_layout)
     if server.method.privacy.active:  # refuses samplers, unknown populations, and targets that no noise meets
         server.method.privacy.multiplier(server.participation)
+
+
+def check_buffers(method: Method, buffer_layout: Layout | None) -> None:
+    """Refuse buffers next to privacy; a site checks this too, because its server says which arrays are buffers."""
+    if method.privacy.active and buffer_layout is not None:
+        raise SpecError(
+            f"privacy={method.privacy} does not cover buffers, which travel without noise, but this model has "
+            f"{buffer_layout.names[0]}; use a model without batch-norm statistics, such as one with GroupNorm"
+        )
 
 
 def draw_cohort(

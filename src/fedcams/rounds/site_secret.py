@@ -1,9 +1,11 @@
 """The key of one site's noise, and how often the site has answered with it.
 
-<folder>/noise.json   the key, the number of answers, and a digest of both; readable by its owner alone
+<folder>/noise.json   the key, the number of answers, the length of the run if the noise depends on it, and a digest of
+                      all this; readable by its owner alone
 
 The key comes from the operating system when the site first takes part in a run, and never leaves the site. Every answer
-is counted on disk before it is trained, so that a kill counts it too often rather than not at all.
+is counted on disk before it is trained, so that a kill counts it too often rather than not at all. Noise that spreads
+an epsilon over the run is less the shorter the run is, so a server must not lengthen the run as it goes on.
 """
 
 from __future__ import annotations
@@ -20,12 +22,20 @@ FILE = "noise.json"
 class SiteSecret:
     """The file with a site's key; only one process may use it at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open the file in this folder, or make it; refuses a damaged one."""
+    def __init__(self, folder: Path, fixed: int | None = None) -> None:
+        """Open the file in this folder, or make it; refuses a damaged one.
+
+        `fixed` is the length of the run if the noise depends on it; refuses another one than before.
+        """
         self.path = folder / FILE
         if not self.path.exists():
-            self._write(new_key(), 0)
-        self.key, self.answers = self._read()
+            self._write(new_key(), 0, fixed)
+        self.key, self.answers, self.fixed = self._read()
+        if fixed != self.fixed:
+            raise UpdateError(
+                f"{self.path}: the noise of this site was for a run of {self.fixed or 'any number of'} rounds, but the "
+                f"server now says {fixed or 'any number'}; continue as before, or under another run name"
+            )
 
     def spend(self, rounds: int | None) -> None:
         """Count one more answer; refuses more of them than the run has rounds, for which its ε was stated."""
@@ -34,18 +44,19 @@ class SiteSecret:
                 f"this site has answered {self.answers} times in a run of {rounds} rounds; another answer would spend "
                 "more privacy than the run states"
             )
-        self._write(self.key, self.answers + 1)
+        self._write(self.key, self.answers + 1, self.fixed)
         self.answers += 1
 
-    def _write(self, key: str, answers: int) -> None:
+    def _write(self, key: str, answers: int, fixed: int | None) -> None:
         with os_errors(ResidualError, "write", self.path):
-            write_whole(self.path, sealed({"key": key, "answers": answers}))
+            write_whole(self.path, sealed({"key": key, "answers": answers, "rounds": fixed}))
 
-    def _read(self) -> tuple[str, int]:
+    def _read(self) -> tuple[str, int, int | None]:
         with os_errors(ResidualError, "read", self.path):
             values = unsealed(self.path.read_bytes())
-        if values is None or values.keys() != {"key", "answers"}:
+        if values is None or values.keys() != {"key", "answers", "rounds"}:
             raise ResidualError(
                 f"{self.path}: damaged, so it is unknown what this site has spent; take part under another run name"
             )
-        return str(values["key"]), int(values["answers"])
+        fixed = values["rounds"]
+        return str(values["key"]), int(values["answers"]), None if fixed is None else int(fixed)
