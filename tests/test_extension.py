@@ -15,6 +15,7 @@ import fedcams
 from fedcams.compress import Code, Field
 from fedcams.compress.topk import TopK
 from fedcams.errors import SpecError
+from fedcams.local.sgd import SGD
 from fedcams.own import History
 from fedcams.registry import registered
 from fedcams.simulation import RoundRecord
@@ -105,6 +106,28 @@ def test_bytes_are_halved() -> None:
     assert dense.records[0].wire_up - up.records[0].wire_up == pytest.approx(values, abs=3 * 8)
     assert dense.records[0].wire_down - both.records[0].wire_down == pytest.approx(values, abs=3 * 16)
     assert up.records[0].wire_down == dense.records[0].wire_down
+
+
+class Forgetful(SGD):
+    """Steps whether a client is active or not."""
+
+    def step_(self, x: Tensor, gradient: Tensor, slots: Any, rate: Any, active: Tensor | None = None) -> None:
+        super().step_(x, gradient, slots, rate)
+
+
+class Mixing(SGD):
+    """Scales gradients by the norm of those of all clients."""
+
+    def step_(self, x: Tensor, gradient: Tensor, slots: Any, rate: Any, active: Tensor | None = None) -> None:
+        super().step_(x, gradient / gradient.norm(), slots, rate, active)
+
+
+@pytest.mark.parametrize("rule", [Forgetful(momentum=0.9), Mixing()], ids=["forgetful", "mixing"])
+def test_a_rule_that_would_be_wrong_for_several_clients_trains_in_a_loop(rule: SGD) -> None:
+    assert simulated("own_probe", local=rule, rounds=1).simulation.engine.name == "loop"
+    assert simulated("own_probe", local=SGD(momentum=0.9), rounds=1).simulation.engine.name == "stacked"
+    with pytest.raises(SpecError, match="mixes clients, or changes one that is not active; use engine=loop"):
+        simulated("own_probe", local=rule, engine="stacked")
 
 
 def first(code: Code, name: str, change: Any) -> Code:
