@@ -12,10 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import fedcams
+from fedcams.compress import Code, Field
+from fedcams.compress.topk import TopK
+from fedcams.errors import SpecError
+from fedcams.local.sgd import SGD
 from fedcams.own import History
 from fedcams.registry import registered
 from fedcams.simulation import RoundRecord
 from own_pieces import FILES, METHODS, PROBES, loaded
+from together import together
 
 LABELS = {name: name.removeprefix("own_") for name in FILES}
 
@@ -101,3 +106,69 @@ def test_bytes_are_halved() -> None:
     assert dense.records[0].wire_up - up.records[0].wire_up == pytest.approx(values, abs=3 * 8)
     assert dense.records[0].wire_down - both.records[0].wire_down == pytest.approx(values, abs=3 * 16)
     assert up.records[0].wire_down == dense.records[0].wire_down
+
+
+class Forgetful(SGD):
+    """Steps whether a client is active or not."""
+
+    def step_(self, x: Tensor, gradient: Tensor, slots: Any, rate: Any, active: Tensor | None = None) -> None:
+        super().step_(x, gradient, slots, rate)
+
+
+class Mixing(SGD):
+    """Scales gradients by the norm of those of all clients."""
+
+    def step_(self, x: Tensor, gradient: Tensor, slots: Any, rate: Any, active: Tensor | None = None) -> None:
+        super().step_(x, gradient / gradient.norm(), slots, rate, active)
+
+
+@pytest.mark.parametrize("rule", [Forgetful(momentum=0.9), Mixing()], ids=["forgetful", "mixing"])
+def test_a_rule_that_would_be_wrong_for_several_clients_trains_in_a_loop(rule: SGD) -> None:
+    assert simulated("own_probe", local=rule, rounds=1).simulation.engine.name == "loop"
+    assert simulated("own_probe", local=SGD(momentum=0.9), rounds=1).simulation.engine.name == "stacked"
+    with pytest.raises(SpecError, match="mixes clients, or changes one that is not active; use engine=loop"):
+        simulated("own_probe", local=rule, engine="stacked")
+
+
+def first(code: Code, name: str, change: Any) -> Code:
+    return {**code, name: change(code[name])}
+
+
+WRONG: dict[str, tuple[str, Any]] = {
+    "unsorted": (
+        "a position that does not ascend; sort it",
+        lambda code: first(code, "position", lambda p: p.flip(-1)),
+    ),
+    "twice": ("a position that does not ascend", lambda code: first(code, "position", lambda p: p // 100)),
+    "too precise": ("float64 .*fields declares .*float32", lambda code: first(code, "value", Tensor.double)),
+    "one more": ("rest.*, but fields declares .*; make them agree", lambda code: {**code, "rest": code["value"]}),
+    "too short": (r"float32 \[2, 2\].*float32 \[2, 3\]", lambda code: first(code, "value", lambda v: v[:, 1:])),
+    "missing": ("compress returns {'value': .*fields declares {'position'", lambda code: {"value": code["value"]}),
+}
+
+
+@together("what", list(WRONG))
+def test_a_compressor_that_returns_something_else_than_it_declares_is_refused(what: str) -> None:
+    """Its bytes would be counted for what it declares, while the simulation uses what it returns."""
+    message, change = WRONG[what]
+
+    class Wrong(TopK):
+        def compress(self, *args: Any) -> Code:
+            return dict(change(super().compress(*args)))
+
+    with pytest.raises(SpecError, match=message):
+        Wrong(k=3).encode(torch.randn(2, 50), fedcams.Layout.flat(50))
+
+
+def test_integers_that_need_more_bits_than_declared_are_refused() -> None:
+    class Wrong(TopK):
+        def fields(self, layout: fedcams.Layout) -> dict[str, Field]:
+            return {"level": Field("uint", layout.d, bits=4)}
+
+        def compress(self, x: Tensor, *args: Any) -> Code:
+            return {"level": x.to(torch.uint8)}
+
+    codec, layout = Wrong(k=3), fedcams.Layout.flat(2)
+    codec.encode(torch.tensor([0.0, 15.0]), layout)
+    with pytest.raises(SpecError, match=r"a level outside of \[0, 16\); give it more bits"):
+        codec.encode(torch.tensor([0.0, 16.0]), layout)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import oracle
-from fedcams.local import Local, batches, local, step_count
+from fedcams.local import Local, batches, local, mixes_rows, step_count
 from fedcams.registry import registered, resolve
 from together import together
 
@@ -179,6 +179,7 @@ def test_a_rate_for_each_row_may_be_a_tensor(rule: Local) -> None:
 @every_rule
 def test_rows_that_are_not_active_keep_everything(rule: Local) -> None:
     """Whatever their gradient is; the others move as ever."""
+    assert not mixes_rows(rule)
     x, (first, second, *_) = rows(3, 20), gradients(4)
     slots, free = rule.init(x), rule.init(x)
     masked, moved = x.clone(), x.clone()

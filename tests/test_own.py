@@ -394,6 +394,10 @@ def test_only_true_stops_a_run(answer: Any) -> None:
     ("method", "message"),
     [
         ({"local": "sgd(lr=1e30, epochs=3)"}, "round 1: every client was refused; client [0-9]+: .*"),
+        (
+            {"guard": "adaptive(factor=1)", "uplink": "identity", "cohort": 5},
+            "round 1: 2 of 5 clients refused; client 0: .* accepts at most .* in this round; records name later ones",
+        ),
         ({"server": "fedavg(lr=1000)", "uplink": "identity"}, "round 5: training loss 8.*; the steps are too long"),
     ],
 )
@@ -401,6 +405,32 @@ def test_training_that_fails_is_told_once(method: Any, message: str, caplog: pyt
     with caplog.at_level(logging.WARNING, "fedcams"):
         start(None, net()[0], **method).run()
     assert [bool(re.match(message, record.message)) for record in caplog.records] == [True]
+
+
+class Attentive(nn.Module):
+    """A model that keeps what it has computed, directly and through a hook that computes its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            self.layer = nn.utils.weight_norm(nn.Linear(3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.map = self.layer(x)
+        return self.map
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_model_that_keeps_its_activations_can_be_copied(engine: str) -> None:
+    model = Attentive()
+    model(torch.ones(1, 3))
+    history = start(None, model, engine=engine, test=None, rounds=2).run()
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(history.model(x), history.model(x))
+    assert not torch.equal(history.model(x), model(x))
+    assert history.model.layer.weight_g.requires_grad
 
 
 def test_callbacks_without_a_folder(out: Path) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -439,6 +440,22 @@ def test_a_round_in_which_all_are_refused_makes_no_step() -> None:
     assert torch.equal(history.state.x, before)
 
 
+class Locked(nn.Linear):
+    """A model that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 2)
+        self.lock = threading.Lock()
+
+
+class Complex(nn.Module):
+    """A model with a complex parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(8, 2, dtype=torch.complex64))
+
+
 REGRESSION = [(x, x[:, 0]) for x, _ in CLIENTS]
 THREE = (torch.ones(3, 8), torch.tensor([0, 1, 2]))
 BAD: list[tuple[str, dict[str, Any]]] = [
@@ -554,6 +571,13 @@ BAD: list[tuple[str, dict[str, Any]]] = [
         {"model": nn.Linear(8, 1), "clients": REGRESSION, "loss": nn.MSELoss()},
     ),
     ("loss returns the sum over 2 examples, .*; return one number per", {"loss": nn.CrossEntropyLoss(reduction="sum")}),
+    (
+        "loss returns the sum over 2 examples",
+        {"loss": nn.CrossEntropyLoss(reduction="sum"), "clients": [(x[:1], y[:1]) for x, y in CLIENTS[:1]] + CLIENTS},
+    ),
+    ("model: cannot pickle .*; give one that copy.deepcopy can copy", {"model": Locked()}),
+    ("the parameter 'w' is torch.complex64; give its real and imaginary parts", {"model": Complex()}),
+    (r"out=3; give a folder such as out='runs/mine'", {"out": 3}),
     (
         r"metric mine returns the shape \[2\] for 3 examples; return one number, or one per example",
         {"metric": {"mine": lambda out, y: [0.5, 1.0]}, "test": THREE},

@@ -74,6 +74,9 @@ class Layout:
         parameters = _trainable(model)
         if not any(parameter.numel() for parameter in parameters.values()):
             raise LayoutError(f"{type(model).__name__} has no trainable parameter; set requires_grad on some")
+        for name, parameter in parameters.items():
+            if parameter.is_complex():
+                raise LayoutError(f"the parameter {name!r} is {parameter.dtype}; give its real and imaginary parts")
         return cls._of_tensors(parameters)
 
     @classmethod

@@ -120,6 +120,7 @@ class Compressor(Spec, ABC):
         if not self.reveals_nonfinite:
             layout.check_finite(rows)
         code = self.compress(rows, layout, keys)
+        _check_declared(self, code, layout, len(rows))
         if self.reveals_nonfinite and not _all_finite(code):
             layout.check_finite(rows)
         return {name: tensor.reshape(*x.shape[:-1], tensor.shape[-1]) for name, tensor in code.items()}
@@ -250,6 +251,23 @@ class Compressor(Spec, ABC):
 def _all_finite(code: Code) -> bool:
     reals = (tensor for tensor in code.values() if tensor.is_floating_point())
     return all(math.isfinite(abs_sum(tensor.float().flatten())) for tensor in reals)
+
+
+def _check_declared(codec: Compressor, code: Code, layout: Layout, rows: int) -> None:
+    """Refuse what `compress` returned unless `fields` declares it: bytes would be counted for something else."""
+    fields = codec.fields(layout)
+    declared = {name: f"{field.dtype} {[rows, field.columns]}" for name, field in fields.items()}
+    returned = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in code.items()}
+    if returned != declared:
+        raise SpecError(f"{codec}: compress returns {returned}, but fields declares {declared}; make them agree")
+    for name, field in fields.items():
+        values = code[name]
+        if not values.numel() or values.device.type != "cpu":  # checking them would stall a GPU
+            continue
+        if field.kind == "index" and not bool((values.diff() > 0).all()):
+            raise SpecError(f"{codec}: compress returns a {name} that does not ascend; sort it, without duplicates")
+        if field.kind == "uint" and not 0 <= int(values.min()) <= int(values.max()) < 2**field.bits:
+            raise SpecError(f"{codec}: compress returns a {name} outside of [0, {2**field.bits}); give it more bits")
 
 
 def _check_positions(name: str, positions: Tensor, d: int) -> None:

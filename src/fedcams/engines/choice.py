@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import warnings
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fedcams.engines.base import CohortUpdate, Engine, engine
-from fedcams.engines.problem import Problem
+from fedcams.engines.problem import Problem, copied
 from fedcams.engines.trees import size, take
 from fedcams.errors import SpecError
 from fedcams.local import local
@@ -154,8 +153,8 @@ def _truth(candidate: Engine, problem: Problem, client: int) -> CohortUpdate:
 
 
 def _train(by: Engine, problem: Problem, cohort: list[int]) -> CohortUpdate:
-    frozen = {id(p): p for p in problem.model.parameters() if not p.requires_grad}  # may be large, and are not copied
-    own = dataclasses.replace(problem, model=copy.deepcopy(problem.model, frozen))
+    frozen = (p for p in problem.model.parameters() if not p.requires_grad)  # may be large, and are not copied
+    own = dataclasses.replace(problem, model=copied(problem.model, frozen))
     return by.train(own, *own.read(), cohort, *TURN)
 
 

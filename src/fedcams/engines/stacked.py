@@ -15,7 +15,7 @@ from fedcams.engines.compiled import Rows, compiled_step, compiling_pays, has_co
 from fedcams.engines.problem import Pool, Problem
 from fedcams.engines.trees import Tree, arguments, map_tensors, numbers_per_example, take
 from fedcams.errors import SpecError
-from fedcams.local import BatchOrder, Slots, batch_order
+from fedcams.local import BatchOrder, Slots, batch_order, mixes_rows
 from fedcams.registry import flag, register
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ class Stacked(Engine):
             if isinstance(module, torch.nn.RNNBase):
                 kind = type(module).__name__
                 return f"engine=stacked: layer {name!r} is an {kind}, which torch.func cannot batch; use engine=loop"
+        if mixes_rows(problem.local):
+            why = f"local={problem.local.name} mixes clients, or changes one that is not active"
+            return f"engine=stacked: {why}; use engine=loop, or see fedcams.local.base.only_active"
         if self.compile and not can_compile(problem):
             needs = "a model without buffers and per-example losses of pairs of tensors"
             return f"engine={self}: compiling needs {needs}; use engine=stacked"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
@@ -146,6 +147,23 @@ def only_active(active: Tensor | None, *rows: Tensor) -> Iterator[None]:
     yield
     for tensor, old in zip(rows, before, strict=True):
         torch.where(active.view(-1, *[1] * (tensor.dim() - 1)), tensor, old, out=tensor)
+
+
+@functools.cache
+def mixes_rows(rule: Local) -> bool:
+    """Return whether a step of one row depends on another row, or changes one that is not active.
+
+    Tries a step with two rows; an engine that trains several clients at once would give such a rule a wrong result.
+    """
+    rule = rule.in_sections((2, 1))
+    x, gradient = torch.tensor([[1.0, -2.0, 3.0], [-0.5, 4.0, 1.0]]), torch.tensor([[0.5, 1.0, -2.0], [3.0, -1.0, 0.2]])
+    both, slots, alone, own = x.clone(), rule.init(x.clone()), x[:1].clone(), rule.init(x[:1].clone())
+    before = [tensor[1].clone() for tensor in slots.values()]
+    rule.step_(both, gradient.clone(), slots, 0.1, torch.tensor([True, False]))
+    rule.step_(alone, gradient[:1].clone(), own, 0.1)
+    after = [tensor[1] for tensor in slots.values()]
+    kept = torch.equal(both[1], x[1]) and all(map(torch.equal, after, before))
+    return not (kept and torch.allclose(both[:1], alone))
 
 
 # -- fields that every rule has, besides `lr` --------------------------------------------------------------------------

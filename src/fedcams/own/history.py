@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
 import weakref
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedcams.engines import copied
 from fedcams.errors import SpecError
 from fedcams.extras import load
 from fedcams.own.display import html_table, plot_records
@@ -83,7 +83,7 @@ class History:
             self.state, self.records, self.stopped = folder.open(self.state)
         self._steps: Generator[tuple[ServerState, RoundRecord]] | None = None
         self._failed = False
-        self._alarm, self._all_refused = Alarm(), False
+        self._alarm, self._refused, self._all_refused = Alarm(), False, False
         for record in self.records:
             self._trouble(record)
 
@@ -151,13 +151,19 @@ class History:
         return True
 
     def _trouble(self, record: RoundRecord) -> str:
-        """Return a sentence, once, when training explodes or every client of a round was refused; mostly nothing."""
+        """Return a sentence when training explodes, or a client or all of them are refused, each once; or nothing."""
         said = self._alarm.hear(record.round, record.train_loss, record.delta_norm)
-        if record.cohort and len(record.refused) == len(record.cohort) and not self._all_refused:
-            self._all_refused = True
-            client, why = next(iter(record.refused.items()))
-            said = f"round {record.round}: every client was refused; client {client}: {why}"
-        return said
+        if not record.refused:
+            return said
+        every = len(record.refused) == len(record.cohort)
+        if self._all_refused or (self._refused and not every):
+            return said
+        self._refused, self._all_refused = True, every
+        client, why = next(iter(record.refused.items()))
+        if every:
+            return f"round {record.round}: every client was refused; client {client}: {why}"
+        some = f"{len(record.refused)} of {len(record.cohort)} clients refused"
+        return f"round {record.round}: {some}; client {client}: {why}; records name later ones under refused"
 
     def _ask_callbacks(self, record: RoundRecord) -> bool:
         """Call all callbacks and return whether one stops the run; if one fails, the round is still saved."""
@@ -214,7 +220,7 @@ class History:
         return found
 
     def _model(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
-        return copy.deepcopy(self.simulation.problem.load(x, buffers)).eval()
+        return copied(self.simulation.problem.load(x, buffers)).eval()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a table with one row per round so far, and `round` as its index; needs pandas."""

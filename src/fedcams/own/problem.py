@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcams.engines import Examples, Loss, Problem
+from fedcams.engines import Examples, Loss, Problem, copied
 from fedcams.engines.trees import Tree, call, described, dtype_name, map_tensors, size, take
 from fedcams.errors import SpecError, first_line, first_sentence
 from fedcams.keys import torch_generator
@@ -22,6 +23,9 @@ from fedcams.simulation.clients import Clients
 from fedcams.simulation.evaluate import SCORE, Metrics, is_paired, naming_failure
 from fedcams.simulation.examples import Collate, Reader, check_targets, shapes
 from fedcams.tasks import Augmentation, accuracy, class_axis, cross_entropy
+
+SEARCHED = 10
+"""How many clients may be loaded to find one with two examples."""
 
 
 def make_problem(
@@ -34,15 +38,15 @@ def make_problem(
     collate: Collate | None,
     device: str | torch.device | None,
 ) -> Problem:
-    """Return the problem of these parts, with the model on `device`, and try it with two examples of a client.
+    """Return the problem of these parts, with a copy of the model on `device`, and try it with two examples.
 
     Without a `loss`, it is the cross entropy, or for examples that are dicts the loss that the model returns.
     """
     model = _placed(model, device).eval()
     dtype = torch.promote_types(next(p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
     known = Clients(clients, Reader(None, collate, _keywords(model), dtype))
-    first = next(iter(known))
-    name, examples = f"client {known.given[first]}", known[first]
+    first, examples = _with_two_examples(known)
+    name = f"client {known.given[first]}"
     known.reader = replace(known.reader, like=(name, shapes(*examples)))
     some: Examples = map_tensors(lambda part: part.to(_device(model)), take(examples, slice(2)))
     loss = loss or (model_loss if isinstance(some[1], Mapping) else cross_entropy)
@@ -57,6 +61,16 @@ def make_problem(
     return Problem(model, loss, known, local, prepare, augment)
 
 
+def _with_two_examples(clients: Clients) -> tuple[int, Examples]:
+    """Return a client with its examples: the first of ten with two examples, which show a sum or a mean over pairs."""
+    for client in itertools.islice(clients, SEARCHED):
+        examples = clients[client]
+        if size(examples[1]) > 1:
+            return client, examples
+    first = next(iter(clients))
+    return first, clients[first]
+
+
 def _placed(model: Any, device: str | torch.device | None) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={model!r}; give a torch.nn.Module")
@@ -65,6 +79,10 @@ def _placed(model: Any, device: str | torch.device | None) -> nn.Module:
     Layout.of(model)  # refuses a model that cannot be trained, before anything else
     if "meta" in (str(device), _device(model).type):
         raise SpecError("model: parameters on the device meta have no values; give a model on cpu, or model.to_empty()")
+    try:
+        model = copied(model)
+    except Exception as error:
+        raise SpecError(f"model: {first_line(error)}; give one that copy.deepcopy can copy") from error
     if device is None:
         return model
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -134,7 +133,7 @@ def simulate(
     _check_objects(augment, rows, callbacks)
     _check_folder(out, trackers, label, rows, theory_every)
     check_trackers(trackers, chosen.privacy)
-    problem = make_problem(copy.deepcopy(model), clients, loss, chosen.local, prepare, augment, collate, device)
+    problem = make_problem(model, clients, loss, chosen.local, prepare, augment, collate, device)
     sampler = _sampler(cohort, len(problem.clients))
     chosen.check_cohort(sampler.largest(len(problem.clients)))
     if engine == "auto" and collate is not None:
@@ -190,6 +189,8 @@ def _check_folder(out: Any, trackers: Sequence[Any], label: str, rows: RowStore 
     """Refuse what needs a folder without one, and what a folder keeps itself."""
     if out == "":  # as a path, this is the current folder
         raise SpecError("out='' names no folder; give one such as out='runs/mine', or leave it out")
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise SpecError(f"out={out!r}; give a folder such as out='runs/mine'")
     if (trackers or label != "run") and out is None:
         raise SpecError("trackers and label need the run's folder; give out=...")
     if theory_every and out is None:

@@ -12,7 +12,7 @@ import torch
 from fedcams.engines.base import CohortUpdate, Engine
 from fedcams.engines.problem import Problem
 from fedcams.errors import SpecError
-from fedcams.local import Local
+from fedcams.local import Local, mixes_rows
 from fedcams.registry import integer, register, text
 
 if TYPE_CHECKING:
@@ -107,7 +107,10 @@ def lacks_triton() -> str:
 
 
 def check_rule(local: Local) -> None:
-    """Refuse a rule that depends on the order of coordinates, because they are stored in another order here."""
+    """Refuse a rule that mixes clients, or depends on the order of coordinates, which are stored in another one here."""
+    if mixes_rows(local):
+        why = f"local={local.name} mixes clients, or changes one that is not active"
+        raise SpecError(f"engine=graphs: {why}; use engine=loop, or see fedcams.local.base.only_active")
     if not local.elementwise:
         raise SpecError(f"engine=graphs: local={local} needs the layout's own order; use engine=stacked")
 
