@@ -163,6 +163,26 @@ def test_settings_labels_and_folder_can_be_chosen(folder: Path) -> None:
     assert len(read_run(found[0]).records) == 2
 
 
+def test_several_presets_run_as_one_queue_each_in_its_own_folder(folder: Path) -> None:
+    (folder / "other.toml").write_text(FILE.replace("rounds = 12", "rounds = 10").replace("FedCAMS sign", "light"))
+    output = say(
+        "run", "mini.toml", "other.toml", "-s", "seeds=[1, 2]", "--only", "FedAvg", "--only", "light", "-j", "2"
+    )
+    for name, labels, rounds in (("mini", ["fedavg"], 12), ("other", ["fedavg", "light"], 10)):
+        found = folder / "runs" / name
+        expected = [f"{label}-s{seed}" for label in labels for seed in (1, 2)]
+        assert sorted(path.name for path in found.iterdir()) == [*expected, "report"]
+        assert {len(read_run(found / each).records) for each in expected} == {rounds}
+        assert re.search(rf"^\s*{name}\s+seeds", output, re.MULTILINE), "a table of its own"
+        assert f"{name}, FedAvg, seed 2: round 10/{rounds}" in output
+        assert f"report: {Path('runs', name, 'report', 'index.html')}" in output
+    again = say("run", "mini.toml", "other.toml", "--only", "FedAvg", "--no-report")
+    assert again.count("FedAvg, seed 1: already finished") == 2
+    assert "\n  run  " not in again
+    say("run", "mini.toml", "other.toml", "--only", "light", "--out", "x", "--no-report")
+    assert [path.name for path in (folder / "x").iterdir()] == ["other"], "no run of mini has this label"
+
+
 def test_quiet_says_nothing(folder: Path) -> None:
     assert say("run", "mini.toml", "--quiet", "--no-report") == ""
 
@@ -208,6 +228,11 @@ def test_a_report_follows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (
             ["run", "mini.toml", "--only", "FedAgv"],
             "no run has this label (did you mean 'FedAvg'?); known: 'FedAvg', 'F",
+        ),
+        (["run", "mini.toml", "./mini.toml"], "two presets are named 'mini', and would share a folder"),
+        (
+            ["run", "mini.toml", "demo", "--only", "FedAgv"],
+            "(did you mean 'FedAvg'?); known: 'FedAvg', 'FedCAMS sign', ",
         ),
         (["run", "mini.toml", "--track", "board"], "no tracker is named 'board'"),
         (["run", "mini.toml", "--device", "abacus"], "--device abacus: "),

@@ -38,6 +38,7 @@ def test_labels_are_those_of_the_preset_or_file(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "mine.toml").write_text("rounds = 3\n[[run]]\n[[run]]\nlabel = 'fast'\ngrid = { rounds = [1] }")
     assert offered("sweep", "mine.toml", "--only", "") == ["run", "fast"]
     (tmp_path / "garbled.toml").write_text("= =")
+    assert offered("run", "mine.toml", "garbled.toml", "demo", "--only", "")[:3] == ["run", "fast", "FedAvg"]
     assert offered("run", "garbled.toml", "--only", "") == []
 
 

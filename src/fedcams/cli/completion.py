@@ -21,16 +21,19 @@ def preset_names(incomplete: str) -> list[str]:
 
 
 def labels(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the labels of the preset or file that is already typed; none if it cannot be read."""
-    given = (context.params.get("preset"), context.params.get("file"), *context.args)  # click leaves it in one of them
-    source = next((str(each) for each in given if each), "")
+    """Return the labels of the presets or the file that are already typed; none of those that cannot be read."""
+    given = (*(context.params.get("presets") or ()), context.params.get("file"), *context.args)  # click chooses where
+    found = dict.fromkeys(label for source in given if source for label in _labels(str(source)))
+    return [label for label in found if _fits(label, incomplete)]
+
+
+def _labels(source: str) -> list[str]:
     shipped = SHIPPED / f"{source}.toml"
     try:
         values: dict[str, Any] = tomllib.loads((shipped if shipped.is_file() else Path(source)).read_text("utf-8-sig"))
-        found = dict.fromkeys(str({**values, **run}.get("label", "run")) for run in values.get("run", [{}]))
+        return [str({**values, **run}.get("label", "run")) for run in values.get("run", [{}])]
     except (OSError, ValueError, TypeError):
         return []
-    return [label for label in found if _fits(label, incomplete)]
 
 
 def kind_names(incomplete: str) -> list[str]:

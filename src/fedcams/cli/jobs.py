@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Self
 
-from fedcams.cli.progress import Screen, title
+from fedcams.cli.progress import Screen
 from fedcams.cli.session import AGAIN, Session, known
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.experiment import Experiment
@@ -42,8 +42,9 @@ class Settings:
 
 
 class Outcome(NamedTuple):
-    """The outcome of an experiment: the finished run, or the error that ended it."""
+    """The outcome of an experiment in its folder: the finished run, or the error that ended it."""
 
+    path: Path
     experiment: Experiment
     run: Run | None
     error: FedcamsError | None = None
@@ -147,7 +148,7 @@ class Workers:
             return worker.carry_out(experiment, folder, self.screen)
         except FedcamsError as error:
             if not self._stopped:
-                self.screen.say(f"{title(experiment)}: {failure(error)}")
+                self.screen.say(f"{self.screen.title(folder, experiment)}: {failure(error)}")
             raise
         finally:
             with self._lock:  # `_take` replaces the list
@@ -191,8 +192,8 @@ def carry_out_at_once(
     with Workers(settings, jobs, screen) as workers, ThreadPoolExecutor(jobs) as threads:
         futures = [threads.submit(workers.carry_out, experiment, path) for path, experiment in tasks.items()]
         try:
-            for experiment, future in zip(tasks.values(), futures, strict=True):
-                yield _outcome(experiment, future)
+            for (path, experiment), future in zip(tasks.items(), futures, strict=True):
+                yield _outcome(path, experiment, future)
         except BaseException:
             workers.stop()
             try:
@@ -202,11 +203,11 @@ def carry_out_at_once(
             raise
 
 
-def _outcome(experiment: Experiment, future: Future[Run]) -> Outcome:
+def _outcome(path: Path, experiment: Experiment, future: Future[Run]) -> Outcome:
     try:
-        return Outcome(experiment, future.result())
+        return Outcome(path, experiment, future.result())
     except FedcamsError as error:
-        return Outcome(experiment, None, error)
+        return Outcome(path, experiment, None, error)
 
 
 def carry_out_in_turn(tasks: Mapping[Path, Experiment], settings: Settings, screen: Screen) -> Iterator[Outcome]:
@@ -220,7 +221,7 @@ def carry_out_in_turn(tasks: Mapping[Path, Experiment], settings: Settings, scre
     )
     for path, experiment in tasks.items():
         try:
-            yield Outcome(experiment, session.carry_out(experiment, path))
+            yield Outcome(path, experiment, session.carry_out(experiment, path))
         except UpdateError as error:
-            screen.say(f"{title(experiment)}: {failure(error)}")
-            yield Outcome(experiment, None, error)
+            screen.say(f"{screen.title(path, experiment)}: {failure(error)}")
+            yield Outcome(path, experiment, None, error)

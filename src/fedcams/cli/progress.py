@@ -42,6 +42,9 @@ class Screen(Protocol):
     def say(self, text: str) -> None:
         """Print one line."""
 
+    def title(self, path: Path, experiment: Experiment) -> str:
+        """Return what to call the run in a folder."""
+
     def follow(self, run: Run) -> contextlib.AbstractContextManager[Watch]:
         """Return a context whose value is called after every round of the run."""
 
@@ -57,6 +60,7 @@ class Progress:
     ) -> None:
         self.console, self.quiet = console or Console(), quiet
         self._forecast = Forecast(left or {}, jobs)
+        self._groups = {path.parent for path in left or {}}
         self._rows: dict[Path, Row] = {}
         self._live: Live | None = None
         self._lock = RLock()
@@ -65,6 +69,10 @@ class Progress:
         """Print one line, unless quiet."""
         if not self.quiet:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def title(self, path: Path, experiment: Experiment) -> str:
+        """Return the label and seed of the run in a folder; with several presets, after the name of its own."""
+        return f"{path.parent.name}, {title(experiment)}" if len(self._groups) > 1 else title(experiment)
 
     @contextlib.contextmanager
     def follow(self, run: Run) -> Iterator[Watch]:
@@ -85,7 +93,8 @@ class Progress:
     @contextlib.contextmanager
     def _in_row(self, run: Run) -> Iterator[Watch]:
         place = self._forecast.place(run.path)
-        row = Row(f"{place} {title(run.experiment)}" if place else title(run.experiment), run.experiment.rounds)
+        name = self.title(run.path, run.experiment)
+        row = Row(f"{place} {name}" if place else name, run.experiment.rounds)
 
         def watch(record: RoundRecord, timing: dict[str, Any]) -> None:
             row.record, row.left = record, f"{duration(self._forecast.in_all())} left{' in all' if place else ''}"
@@ -120,7 +129,7 @@ class Progress:
         def watch(record: RoundRecord, timing: dict[str, Any]) -> None:
             if record.round % EVERY == 0 or record.round == last:
                 pace, left = self._forecast.pace(run.path), timedelta(seconds=round(self._forecast.of(run.path)))
-                where = f"{title(run.experiment)}: round {record.round}/{last}"
+                where = f"{self.title(run.path, run.experiment)}: round {record.round}/{last}"
                 self.say(", ".join([where, *losses(record), *sizes(record), f"{pace:.2f} s per round, {left} left"]))
 
         yield watch
@@ -235,9 +244,17 @@ class Forecast:
         return max(sum(each) / self._jobs, max(each, default=0.0))
 
 
-def results(done: Sequence[Run]) -> Table:
-    """Return a table with a row per label, averaged over seeds: accuracies of last and averaged models, and bytes."""
-    table = Table("run", *(Column(name, justify="right") for name in NUMBERS), box=SIMPLE_HEAD)
+def results(done: Sequence[Run]) -> list[Table]:
+    """Return a table per folder with a row per label, averaged over seeds: accuracies of both models, and bytes."""
+    groups = dict.fromkeys(run.path.parent for run in done)
+    return [
+        _table([run for run in done if run.path.parent == group], group.name if len(groups) > 1 else "run")
+        for group in groups
+    ]
+
+
+def _table(done: Sequence[Run], name: str) -> Table:
+    table = Table(name, *(Column(name, justify="right") for name in NUMBERS), box=SIMPLE_HEAD)
     for label in dict.fromkeys(run.experiment.label for run in done):
         same = [run for run in done if run.experiment.label == label]
         sent = (sum(getattr(record, key) for run in same for record in run.records) for key in ("wire_up", "wire_down"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from fedcams.cli.jobs import Outcome, Settings
     from fedcams.cli.progress import Progress
     from fedcams.experiment import Experiment
-    from fedcams.experiment.preset import Preset
     from fedcams.experiment.sweep import Trial
     from fedcams.runs import Run
     from fedcams.simulation import RoundRecord
@@ -67,15 +65,16 @@ Target = Annotated[
 
 def run(
     context: typer.Context,
-    preset: Annotated[
-        str,
+    presets: Annotated[
+        list[str],
         typer.Argument(
-            metavar="PRESET", autocompletion=preset_names, help="A preset (`fedcams list presets`) or a TOML file."
+            metavar="PRESETS...", autocompletion=preset_names, help="Presets (`fedcams list presets`) or TOML files."
         ),
     ],
     settings: Set = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; default: runs/PRESET.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder for the runs, or for a folder per preset; default: runs/PRESET.", show_default=False),
     ] = None,
     only: Only = None,
     data: Data = None,
@@ -87,23 +86,24 @@ def run(
     jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
-    """Run all experiments of a preset, each in its own folder.
+    """Run all experiments of one or more presets, each in its own folder.
 
     Finished runs are skipped and interrupted ones continue, so you can repeat the same command after a stop.
 
     More rounds than before (-s rounds=600) extend the runs, unless a schedule depends on their length.
     """
     from fedcams.cli.jobs import Settings
-    from fedcams.experiment.preset import load_preset, overridden
+    from fedcams.experiment.preset import choose
 
-    chosen = overridden(_only(load_preset(preset), only or []), _settings(settings or []))
-    folder = Path("runs") / chosen.name if out is None else out
-    tasks = {folder / name: experiment for name, experiment in chosen.folders.items()}
+    chosen = choose(presets, only or [], _settings(settings or []))
+    folders = {name: _folder(out, name, alone=len(presets) == 1) for name in chosen}
+    tasks = {folders[name] / each: run for name in chosen for each, run in chosen[name].folders.items()}
     options = Settings(data, device, track or [], checkpoint_every, context.obj, keep_rows)
     progress, outcomes = _begin(tasks, options, jobs, quiet)
     done = _summarize(progress, outcomes)
-    if report:
-        progress.say(f"report: {write_report([run.path for run in done], folder / 'report')}")
+    for folder in folders.values() if report else ():
+        own = [run.path for run in done if run.path.parent == folder]
+        progress.say(f"report: {write_report(own, folder / 'report')}")
 
 
 def resume(
@@ -210,12 +210,10 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def _only(preset: Preset, labels: Sequence[str]) -> Preset:
-    from fedcams.experiment.preset import check_labels
-
-    check_labels(labels, [experiment.label for experiment in preset.experiments])
-    chosen = [experiment for experiment in preset.experiments if not labels or experiment.label in labels]
-    return dataclasses.replace(preset, experiments=chosen)
+def _folder(out: Path | None, preset: str, alone: bool) -> Path:
+    if out is None:
+        return Path("runs") / preset
+    return out if alone else out / preset
 
 
 def _with_finished(trials: Sequence[Trial], file: Path, values: Mapping[str, str], folder: Path) -> list[Trial]:
@@ -257,19 +255,20 @@ def _begin(
 
 def _summarize(progress: Progress, outcomes: Iterable[Outcome]) -> list[Run]:
     """Print the results and return the runs; raises an error that names those that failed."""
-    from fedcams.cli.progress import results, title
+    from fedcams.cli.progress import results
     from fedcams.runs import RunError
 
     outcomes = list(outcomes)
     done = [outcome.run for outcome in outcomes if outcome.run is not None]
     if done and not progress.quiet:
-        progress.console.print(results(done))
+        for table in results(done):
+            progress.console.print(table)
         for run in done:
             for note in filter(None, (run.on_floor, run.refusals)):
-                progress.say(f"{title(run.experiment)}: {note}")
+                progress.say(f"{progress.title(run.path, run.experiment)}: {note}")
         models = "last and averaged models over the last fifth of the rounds"
         progress.say(f"means over seeds; accuracy, averaged: {models}; up, down: bytes of all clients in all rounds")
     if failed := [outcome for outcome in outcomes if outcome.error is not None]:
-        names = "; ".join(f"{title(outcome.experiment)} ({outcome.error})" for outcome in failed)
+        names = "; ".join(f"{progress.title(each.path, each.experiment)} ({each.error})" for each in failed)
         raise RunError(f"{len(failed)} of {len(outcomes)} runs failed: {names}")
     return done

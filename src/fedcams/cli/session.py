@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedcams import runs
-from fedcams.cli.progress import Progress, Screen, title
+from fedcams.cli.progress import Progress, Screen
 from fedcams.errors import SpecError
 from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, Watch, is_run, read_run
@@ -49,9 +49,9 @@ class Session:
         """Run the remaining rounds of the run in a folder; return the finished run."""
         found = known(read_experiment(folder), folder)
         if found.finished:
-            self.screen.say(f"{title(found.experiment)}: already finished, in {found.path}")
+            self.screen.say(f"{self.screen.title(found.path, found.experiment)}: already finished, in {found.path}")
             return runs.resume(found.path, **self._options)  # a kill may have come before the last checkpoint
-        self.screen.say(f"{title(found.experiment)}: continuing in {found.path}")
+        self.screen.say(f"{self.screen.title(found.path, found.experiment)}: continuing in {found.path}")
         with self.watching(found) as watch:
             return runs.resume(found.path, **self._options, watch=watch)
 

@@ -69,8 +69,7 @@ def check(
 
 
 def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, list[RoundRecord], list[Measured]]]:
-    from fedcams.cli.runs import _only
-    from fedcams.experiment.preset import check_labels, load_preset
+    from fedcams.experiment.preset import check_labels, choose
     from fedcams.runs import is_run, read_run
 
     if is_run(Path(source)):
@@ -78,9 +77,9 @@ def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, l
         check_labels(labels, [run.experiment.label])
         yield run.experiment, run.records, run.measured
         return
-    experiments = _only(load_preset(source), labels).experiments
     first: dict[str, Experiment] = {}  # one seed of each
-    for each in experiments:
+    (preset,) = choose([source], labels).values()
+    for each in preset.experiments:
         first.setdefault(each.label, each)
     yield from ((each, [], []) for each in first.values())
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fedcams.cli.main import load
+from fedcams.cli.progress import title
 from fedcams.cli.session import Session
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.experiment import Experiment
@@ -40,6 +41,10 @@ class Reporter:
     def say(self, text: str) -> None:
         """Pass on one line of text."""
         self.send(say=text)
+
+    def title(self, path: Path, experiment: Experiment) -> str:
+        """Return the label and seed of a run; what is said names its folder too."""
+        return title(experiment)
 
     @contextlib.contextmanager
     def follow(self, run: Run) -> Iterator[Watch]:

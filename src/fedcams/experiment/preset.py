@@ -22,6 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedcams.errors import SpecError
@@ -51,6 +52,10 @@ class Preset:
     def folders(self) -> dict[str, Experiment]:
         """The experiments by folder name."""
         return folders(self.experiments, self.name)
+
+    def only(self, labels: Collection[str]) -> Preset:
+        """Return the preset with only the runs that have one of these labels."""
+        return dataclasses.replace(self, experiments=[each for each in self.experiments if each.label in labels])
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,24 @@ def load_preset(source: str | Path) -> Preset:
     """Return the preset with this name, or in this TOML file; refuses unknown names, keys and values."""
     file = read_file(_find(source))
     return Preset(file.name, file.description, [run.experiment(**seed) for run in file.runs for seed in file.seeds])
+
+
+def choose(
+    sources: Sequence[str], labels: Sequence[str] = (), settings: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Preset]:
+    """Return name -> preset with only the runs that have one of the labels, if any are given, and with keys changed.
+
+    Presets in which no run has such a label are left out. Refuses two presets of one name and unknown labels.
+    """
+    found: dict[str, Preset] = {}
+    for preset in map(load_preset, sources):
+        if found.setdefault(preset.name, preset) is not preset:
+            raise SpecError(
+                f"two presets are named {preset.name!r}, and would share a folder; run them one after the other"
+            )
+    check_labels(labels, [experiment.label for preset in found.values() for experiment in preset.experiments])
+    kept = {name: preset.only(labels) if labels else preset for name, preset in found.items()}
+    return {name: overridden(preset, settings) for name, preset in kept.items() if preset.experiments}
 
 
 def overridden(preset: Preset, settings: Mapping[str, str]) -> Preset:

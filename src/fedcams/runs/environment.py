@@ -55,13 +55,16 @@ def _device(device: torch.device) -> str:
 
 
 def _cpu() -> str:
-    """Return the name of the processor."""
+    """Return the name of the processor, with its family and model, since virtual machines call many of them the same."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    first = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    if "model name" not in first:
+        return platform.processor() or platform.machine()
+    numbers = [f"{key} {first[name]}" for key, name in (("family", "cpu family"), ("model", "model")) if name in first]
+    return ", ".join([first["model name"], *numbers])
 
 
 @functools.cache
