@@ -73,7 +73,7 @@ def follow(page: str, folder: Path, more: tuple[str, ...] = ()) -> None:
 
 
 def check_output(shown: str, printed: str) -> None:
-    """Compare an `output` block with what the Python above it printed: numbers roughly, as other machines add otherwise."""
+    """Compare an `output` block with what the Python above it printed; numbers roughly, because machines differ."""
     assert NUMBER.sub("0", shown).split() == NUMBER.sub("0", printed).split(), printed
     found = [float(number) for number in NUMBER.findall(printed)]
     assert [float(number) for number in NUMBER.findall(shown)] == pytest.approx(found, rel=0.05), printed
@@ -116,7 +116,7 @@ def test_the_first_pages_work_one_after_the_other(folder: Path) -> None:
 
 
 def check_first_table(runs: Path) -> None:
-    """The first comparison shows the table that its command printed, here with numbers as near as other machines come."""
+    """The first comparison shows the table that its command printed; numbers roughly, because machines differ."""
     page = (ROOT / "docs" / "tutorials" / "first-comparison.md").read_text("utf-8")
     for row in summarize(collect([runs])).rows:
         shown = re.search(rf"^  {row.label} +2 +30 +(\S+) +(\S+) (.)B +5.8 MB$", page, re.MULTILINE)

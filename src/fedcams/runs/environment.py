@@ -55,7 +55,7 @@ def _device(device: torch.device) -> str:
 
 
 def _cpu() -> str:
-    """Return the name of the processor, with its family and model, since virtual machines call many of them the same."""
+    """Return the processor's name with its family and model, since virtual machines call many of them the same."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
