@@ -84,7 +84,7 @@ def test_what_would_not_be_the_longer_run_is_refused_and_left_alone(tmp_path: Pa
         (
             "follows",
             5,
-            r"server.lr=cosine\(start=1, end=0\) depends on the length of the run, so 3 rounds are not the first",
+            r"cosine\(start=1, end=0\) depends on the length of the run, so in a run of . rounds, the first 3 would",
         ),
         ("secret", 5, r"its last checkpoint leaves out what more rounds need \(secret\)"),
         ("nowhere", 5, "holds no run"),

@@ -188,7 +188,7 @@ def test_every_recipe_is_planned_with_fewer_bytes_than_the_one_before() -> None:
             "one-way",
             "light needs clients that take part about 4 times",
         ),
-        ({"clients": 1000, "cohort": 10}, "light", r"lighter needs .* about 8 times, .* and these take part 5 times"),
+        ({"clients": 1000, "cohort": 10}, "light", r"lighter needs .* about 8 times, .* and yours take part 5 times"),
         (
             {"setting": Setting(5000, 0, compressor("sign"), 500)},
             "none",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class FedcamsError(Exception):
-    """The base class of all errors in fedcams: `except FedcamsError` catches everything that it refuses.
+    """The base class of all errors in fedcams: `except FedcamsError` catches everything that fedcams refuses.
 
     Examples:
         >>> import fedcams

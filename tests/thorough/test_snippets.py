@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
 import subprocess
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 import command_line
 from fedcams import trackers  # noqa: F401  (registered before a page does it, since what a page registers is forgotten)
 from fedcams.registry import table
+from fedcams.report import collect, summarize
 from test_presets import write_cifar
 from test_runs import _quick_sync  # noqa: F401  (a fixture)
 
@@ -60,14 +63,25 @@ def follow(page: str, folder: Path, more: tuple[str, ...] = ()) -> None:
                 if words not in LONG:
                     fedcams([*words, *(more if words[1] == "run" else ())])
         elif language == "python":
-            with torch.random.fork_rng():
+            printed = io.StringIO()
+            with torch.random.fork_rng(), redirect_stdout(printed):
                 exec(compile(text, page, "exec"), {})
+        elif language == "output":
+            check_output(text, printed.getvalue())
         else:
             assert language in SHOWN, f"{page}: a block in {language}"
 
 
+def check_output(shown: str, printed: str) -> None:
+    """Compare an `output` block with what the Python above it printed; numbers roughly, because machines differ."""
+    assert NUMBER.sub("0", shown).split() == NUMBER.sub("0", printed).split(), printed
+    found = [float(number) for number in NUMBER.findall(printed)]
+    assert [float(number) for number in NUMBER.findall(shown)] == pytest.approx(found, rel=0.05), printed
+
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 SHOWN = ("text", "ini")
-"""Blocks that are not run: output, formulas, and commands of other programs."""
+"""Blocks that are not run: formulas, output of commands, and commands of other programs."""
 LONG = [["fedcams", "theory", "rates", "--quick"]]
 """Commands that `make test-slow` runs."""
 FIRST = [
@@ -98,6 +112,18 @@ def test_the_first_pages_work_one_after_the_other(folder: Path) -> None:
     made = {path.name for path in (folder / "runs" / "mine").iterdir()}
     assert made == {"dense-s1", "dense-s2", "top-k-1-64-s1", "top-k-1-64-s2", "report"}
     assert (folder / "runs" / "grid" / "leaderboard.md").exists()
+    check_first_table(folder / "runs" / "mine")
+
+
+def check_first_table(runs: Path) -> None:
+    """The first comparison shows the table that its command printed; numbers roughly, because machines differ."""
+    page = (ROOT / "docs" / "tutorials" / "first-comparison.md").read_text("utf-8")
+    for row in summarize(collect([runs])).rows:
+        shown = re.search(rf"^  {row.label} +2 +30 +(\S+) +(\S+) (.)B +5.8 MB$", page, re.MULTILINE)
+        assert shown
+        assert row.final
+        assert float(shown[1]) == pytest.approx(row.final.mean, abs=0.02)
+        assert float(shown[2]) * {"k": 1e3, "M": 1e6}[shown[3]] == pytest.approx(row.bytes_up, rel=0.01)
 
 
 @pytest.mark.parametrize("page", OTHERS)

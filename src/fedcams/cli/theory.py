@@ -157,13 +157,13 @@ def steps(
         str, typer.Option(autocompletion=piece_names("task"), help="The task that determines the constants.")
     ] = "logistic",
     partition: Annotated[str, typer.Option(help="How the data is split over clients.")] = "iid",
-    rounds: Annotated[int, typer.Option("--rounds", "-T", min=1, help="Rounds T.")] = 1000,
-    local_steps: Annotated[int, typer.Option("--steps", "-K", min=1, help="Local steps K.")] = 5,
+    rounds: Annotated[int, typer.Option("--rounds", "-T", min=1, help="Number of rounds T.")] = 1000,
+    local_steps: Annotated[int, typer.Option("--steps", "-K", min=1, help="Local steps per round K.")] = 5,
     cohort: Annotated[int, typer.Option("--cohort", "-n", min=1, help="Clients per round n.")] = 10,
-    clients: Annotated[int, typer.Option("--clients", "-m", min=1, help="All clients m.")] = 100,
+    clients: Annotated[int, typer.Option("--clients", "-m", min=1, help="Number of clients m.")] = 100,
     batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Examples per local step.")] = 20,
     server: Annotated[str, typer.Option(help="The server; its lr is ignored.")] = "fedams",
-    uplink: Annotated[str, typer.Option(help="Compressor of the updates.")] = "identity",
+    uplink: Annotated[str, typer.Option(help="Compressor for the updates.")] = "identity",
     data: Data = None,
 ) -> None:
     """Recommend both learning rates from the proved bound, next to the corollaries' choice."""

@@ -82,7 +82,7 @@ def identify(folder: Path, name: str, identity: Mapping[str, Any]) -> str:
     _refuse_old(path)
     known = read_sealed(path, RESTORE) or {}
     if found := differences(identity, {key: value for key, value in known.items() if key != "run"}):
-        raise RunError(f"{path}: another run: {found}; give its settings, or another checkpoint folder")
+        raise RunError(f"{path} belongs to another run: {found}; give its settings, or another checkpoint folder")
     return str(known["run"])
 
 

@@ -162,7 +162,7 @@ def uplink(
         initial: takes the context and returns the arrays that the server starts from. With `warm=true` in the downlink,
             the first message then carries only what has changed since. If its bits differ, the dense model follows.
         privacy: the privacy that this site requires, such as `client(clip=1, noise=2)`. It then refuses methods with
-            another privacy and all messages that are not ours, so that no server can turn its noise off.
+            another privacy and all messages that are not from `FedCAMS`, so that no server can turn its noise off.
 
     Returns:
         A mod for `ClientApp(mods=[...])`.

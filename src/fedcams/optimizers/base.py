@@ -118,7 +118,7 @@ class ServerOptimizer(Spec, ABC):
     def twin(self, digits: int = 9) -> ServerOptimizer | None:
         """Return the `fedavgm` that takes the same steps while all second moments are at their floor.
 
-        Its rate is rounded to some digits. None for optimizers without a floor, and for those with a schedule.
+        Its rate is rounded to this many `digits`. None for optimizers without a floor, and for those with a schedule.
         """
         return None
 

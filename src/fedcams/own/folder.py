@@ -165,7 +165,7 @@ class RunFolder:
         if not {"identity", "names"} <= known.keys():
             raise RunError(f"{self.path / PYTHON}: missing or damaged; restore it, or give another folder")
         if found := differences(self._identity, known["identity"]):
-            raise RunError(f"{self.path}: another run: {found}; call it as before, or give another folder")
+            raise RunError(f"{self.path} holds another run: {found}; call it as before, or give another folder")
         if changed := differences(self._names(), known["names"]):
             warnings.warn(f"{self.path}: continuing with different functions from before: {changed}", stacklevel=6)
         if known.get("examples", self._examples) != self._examples:

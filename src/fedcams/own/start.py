@@ -65,10 +65,11 @@ def simulate(
 
     Arguments:
         model: a torch module; it is copied, and trained on the device of its parameters.
-        clients: a list of clients, or a mapping from ids, integers or strings; a client is loaded when it takes part.
-            It is a pair `(x, y)` of tensors, arrays, lists or Series, a tuple `(a, b, y)` for a model with several
-            inputs, a dict of them for a model with keyword inputs, or a map-style dataset of such examples.
-        test: a dataset like those of the clients, to evaluate on; None evaluates nothing.
+        clients: the data of each client, in a list, or in a mapping whose keys are integers or strings; it is loaded
+            when the client takes part. One client's data is a pair `(x, y)` of tensors, arrays, lists or Series, a
+            tuple `(a, b, y)` for a model with several inputs, a dict of them for a model with keyword inputs, or a
+            map-style dataset of such examples.
+        test: data in the same form, to evaluate on; None evaluates nothing.
         method: what to run, a `fedcams.Method`. Its fields may also be given by name, and take precedence:
             `server="fedams(lr=0.1)"`, `uplink="topk(ratio=1/64)"`, `downlink=`, `local=`, `average="ema(0.97)"`, ….
             `recipe="light"` sets several of them; those that you give yourself take precedence.
@@ -76,12 +77,12 @@ def simulate(
         cohort: a number of clients per round, or a sampler such as `bernoulli(p=0.1)`; 10 by default, or all if there
             are fewer.
         seed: the source of all randomness.
-        loss: a function `(outputs, targets)`, or `(outputs, batch)` for dicts, that returns the loss of each example,
-            or their mean, which is slower for clients of different sizes. By default the cross entropy, or for dicts
-            the model's own `outputs.loss`.
-        metric: a function of the same arguments that returns a score for each example, or a dict of several by name,
-            the first of which is recorded as `test_accuracy`, and each as `test_NAME`. By default the accuracy for a
-            cross entropy, otherwise none. For metrics that are not means, see `fedcams.over_test_set`.
+        loss: a function `(outputs, targets)`, or `(outputs, batch)` for data in dicts. It returns the loss of each
+            example, or their mean, which is slower for clients of different sizes. The default is cross entropy, or
+            for data in dicts the model's own `outputs.loss`.
+        metric: a function of the same arguments that returns a score for each example, or a dict of such functions by
+            name. The first one is recorded as `test_accuracy`, and each as `test_NAME`. The default is accuracy for a
+            cross entropy, and none for other losses. For metrics that are not means, see `fedcams.over_test_set`.
         collate: a function that turns a list of examples into a batch, for example by padding; it is called with all
             examples of a client, so examples of different clients may differ in shape.
         device: where to train; by default where the model is.
@@ -90,8 +91,8 @@ def simulate(
         augment: random changes of the training inputs.
         evaluate_every: the number of rounds between evaluations; the last round is always evaluated.
         probes: what to measure in every round; add to the default as in `q + floor + norms + guard + gamma`.
-        theory_every: the number of rounds between measurements of the constants that convergence theorems assume, with
-            `out`, which gets `theory.jsonl`; 0 measures none.
+        theory_every: the number of rounds between measurements of the constants that convergence theorems assume; 0
+            measures none. They are written to `theory.jsonl` in `out`.
         rows: where clients keep their residuals; in memory unless given.
         out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues an
             unfinished run, and returns a finished one. A run with another method, model, data or seed is refused.

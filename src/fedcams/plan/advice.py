@@ -139,7 +139,7 @@ def _stop(chosen: Option, lighter: Sequence[Option], each: float, memory: float,
     if each < following.contacts_needed:
         return (
             f"{following.name} needs clients that take part about {following.contacts_needed:.0f} times, to hold a "
-            f"recent model, and these take part {each:.2g} times"
+            f"recent model, and yours take part {each:.2g} times"
         )
     share = profile.latency / 1e3 / chosen.plan.seconds(profile)
     if share > 1 / WORTH:

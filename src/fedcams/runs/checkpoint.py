@@ -214,7 +214,7 @@ def read_state(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | No
     theirs = {key: value for key, value in values["identity"].items() if key != "rounds" or key in identity}
     changed = differences(identity, theirs)  # the number of rounds counts only where a schedule follows it
     if changed:
-        raise RunError(f"{path}: a checkpoint of another run: {changed}; {start_over(folder)}")
+        raise RunError(f"{path} is a checkpoint of another run: {changed}; {start_over(folder)}")
     return values
 
 

@@ -71,8 +71,8 @@ def check_extension(folder: Path, rounds: int) -> None:
     follow += [f"privacy={found.privacy}"] if found.privacy.depends_on_rounds else []
     if follow:
         raise RunError(
-            f"{folder}: {follow[0]} depends on the length of the run, so {found.rounds} rounds are not the first ones "
-            f"of {rounds}; {elsewhere}"
+            f"{folder}: {follow[0]} depends on the length of the run, so in a run of {rounds} rounds, the first "
+            f"{found.rounds} would have been different; {elsewhere}"
         )
     _check_state(folder, found, elsewhere)
 

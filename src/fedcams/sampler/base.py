@@ -59,7 +59,7 @@ class Sampler(Spec, ABC):
 
     @property
     def probability(self) -> float | None:
-        """With which each client takes part in each round, independently of the others; None if they depend."""
+        """The probability that a client takes part in a round; None unless all are drawn independently."""
         return None
 
     @property

@@ -71,7 +71,7 @@ class TaskData:
 
     @property
     def labels(self) -> Tensor:
-        """Return what partitions by label go by, `[n]`: the targets; of sequences the groups, or one label for all."""
+        """Return the label of each example for partitions, `[n]`: its target; for sequences its group, or 0 for all."""
         if self.train_y.dim() == 1:
             return self.train_y
         return torch.zeros(len(self.train_y), dtype=torch.int64) if self.groups is None else self.groups
