@@ -107,7 +107,7 @@ def lacks_triton() -> str:
 
 
 def check_rule(local: Local) -> None:
-    """Refuse a rule that mixes clients, or depends on the order of coordinates, which are stored in another one here."""
+    """Refuse a rule that mixes clients, or that depends on the order of coordinates, which differs here."""
     if mixes_rows(local):
         why = f"local={local.name} mixes clients, or changes one that is not active"
         raise SpecError(f"engine=graphs: {why}; use engine=loop, or see fedcams.local.base.only_active")
