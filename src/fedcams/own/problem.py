@@ -80,13 +80,13 @@ def _placed(model: Any, device: str | torch.device | None) -> nn.Module:
     if "meta" in (str(device), _device(model).type):
         raise SpecError("model: parameters on the device meta have no values; give a model on cpu, or model.to_empty()")
     try:
-        model = copied(model)
+        own = copied(model)
     except Exception as error:
         raise SpecError(f"model: {first_line(error)}; give one that copy.deepcopy can copy") from error
     if device is None:
-        return model
+        return own
     try:
-        return model.to(device)
+        return own.to(device)
     except (RuntimeError, AssertionError) as error:  # a CPU-only torch asserts that there is CUDA
         raise SpecError(f"device={str(device)!r}: {first_sentence(error)}; cpu always works") from None
 
