@@ -55,6 +55,18 @@ def opposed_(trained: CohortUpdate, place: int) -> None:
     trained.delta[place] = ahead * (-bound / float(ahead.norm()))
 
 
+def small_variance_(trained: CohortUpdate, place: int) -> None:
+    """Send the mean buffers of the others, with the smallest value that is always positive raised within the bound."""
+    if trained.buffers is None:
+        return
+    others = trained.buffers[[at for at in range(len(trained.buffers)) if at != place]]
+    row = others.mean(0)
+    spread = upper((others - row).norm(dim=1).tolist())
+    smallest = int(row.masked_fill((others <= 0).any(0), torch.inf).argmin())
+    row[smallest] += 3 * float(Adaptive().factor) * spread
+    trained.buffers[place] = row
+
+
 ATTACKS: dict[str, Attack] = {
     "sign of 1e3": huge_signs_,
     "flipped times 10": flipped_,
