@@ -26,7 +26,7 @@ from fedcams import (
 )
 from fedcams.buffers import add_change, change_between
 from fedcams.downlink import ROWS, Broadcast, Held, Part, downlink
-from fedcams.downlink.message import ADD, DENSE, Message, digest_of
+from fedcams.downlink.message import ADD, DENSE, Message, base_of, digest_of
 from fedcams.engines import CohortUpdate
 from fedcams.rounds import Client, ClientUpdate, Instruction, Received, Refusal, Reply, Server, answer_from_bytes
 from fedcams.rounds import client as client_side
@@ -286,6 +286,14 @@ def test_messages_that_do_not_belong_together_are_refused() -> None:
     mixed = dataclasses.replace(two[0], streams={**two[0].streams, "buffers": one[0].streams["buffers"]})
     with pytest.raises(WireError, match="the messages of model and buffers build on, or lead to, different models"):
         client_side.answer(world.client, mixed, world.train)
+
+
+@pytest.mark.parametrize("other", [{"base": Held(1, bytes(16))}, {"result": Held(3, bytes(16))}])
+def test_messages_that_name_different_bases_or_results_are_refused(other: dict[str, Held]) -> None:
+    model = Message(ADD, Held(1, bytes(range(16))), Held(2, bytes(16)), [])
+    assert base_of({"model": model, "buffers": model}) == model.base
+    with pytest.raises(WireError, match="the messages of model and buffers build on, or lead to, different models"):
+        base_of({"model": model, "buffers": dataclasses.replace(model, **other)})
 
 
 @pytest.mark.parametrize("part", ["model", "buffers"])

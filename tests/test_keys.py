@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedcams.keys import derive, generator
+from fedcams.keys import derive, generator, permutations
 
 
 def test_every_argument_matters_and_nothing_else() -> None:
@@ -20,6 +20,13 @@ def test_every_argument_matters_and_nothing_else() -> None:
 def test_keys_and_draws_are_stable_across_versions() -> None:
     assert derive(1, "shuffle", 2, 3) == 12209317583253077249
     assert generator(1, "shuffle", 2, 3).permutation(8).tolist() == [6, 1, 5, 7, 3, 4, 2, 0]
+
+
+def test_permutations_are_those_of_a_fresh_generator() -> None:
+    for client in (3, 4, 3):
+        fresh = generator(1, "shuffle", 2, client)
+        expected = [fresh.permutation(9).tolist() for _ in range(3)]
+        assert [order.tolist() for order in permutations(3, 9, 1, "shuffle", 2, client)] == expected
 
 
 def test_generators_are_fresh_each_time() -> None:

@@ -21,7 +21,7 @@ from fedcams.errors import SpecError, UpdateError
 from fedcams.experiment import Experiment, build
 from fedcams.rounds.messages import Accepted
 from fedcams.runs import Run, RunError, read_run, resume, run
-from fedcams.runs.files import locked
+from fedcams.runs.files import end_of, locked
 from fedcams.runs.state import pack, restore_
 from fedcams.simulation import RoundRecord
 from fedcams.simulation.evaluate import evaluate
@@ -460,6 +460,22 @@ def test_a_finished_run_that_lost_records_is_not_taken_for_whole(folder: Path, l
         RunError, match=r"rounds\.jsonl.*; restore the file, or delete the folder and start the run again"
     ):
         resume(folder)
+
+
+def test_lines_with_gaps_end_before_one_that_does_not_rise(tmp_path: Path) -> None:
+    lines = [f'{{"round": {round}}}\n' for round in (1, 3, 3, 4)]
+    (tmp_path / "theory.jsonl").write_text("".join(lines))
+    for count, whole in ((0, 0), (2, 1), (3, 2), (9, 2)):
+        assert end_of(tmp_path / "theory.jsonl", count, gaps=True) == sum(map(len, lines[:whole]))
+
+
+@pytest.mark.parametrize("place", ["experiment.toml", "checkpoint/3.safetensors", "checkpoint/rows/0-1.rows"])
+def test_a_folder_with_a_link_in_place_of_its_files_is_not_opened(tmp_path: Path, place: str) -> None:
+    link = tmp_path / "run" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=f"{place} is a symbolic link, and nothing outside"), locked(tmp_path / "run"):
+        pass
 
 
 def test_a_run_past_the_end_of_its_experiment_is_refused(folder: Path) -> None:
