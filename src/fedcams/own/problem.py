@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcams.engines import Examples, Loss, Problem, copied
+from fedcams.engines import Examples, Loss, Problem
+from fedcams.engines.problem import copied
 from fedcams.engines.trees import Tree, call, described, dtype_name, map_tensors, size, take
 from fedcams.errors import SpecError, first_line
 from fedcams.keys import torch_generator
@@ -80,13 +81,13 @@ def _placed(model: Any, device: str | torch.device | None) -> nn.Module:
     if "meta" in (str(device), _device(model).type):
         raise SpecError("model: parameters on the device meta have no values; give a model on cpu, or model.to_empty()")
     try:
-        model = copied(model)
+        own = copied(model)
     except Exception as error:
         raise SpecError(f"model: {first_line(error)}; give one that copy.deepcopy can copy") from error
     if device is None:
-        return model
+        return own
     try:
-        return model.to(device)
+        return own.to(device)
     except (RuntimeError, AssertionError) as error:  # a CPU-only torch asserts that there is CUDA
         reason = str(error).partition("\n")[0].partition(". ")[0].removesuffix(".")
         raise SpecError(f"device={str(device)!r}: {reason}; cpu always works") from None
