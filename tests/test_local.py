@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import oracle
-from fedcams.local import Local, batches, local, mixes_rows, step_count
+from fedcams.local import Local, batches, local, step_count
+from fedcams.local.base import mixes_rows
 from fedcams.registry import registered, resolve
 from together import together
 

@@ -16,6 +16,7 @@ from fedcams import simulate
 from fedcams.errors import SpecError
 from fedcams.registry import registered
 from fedcams.sampler import Sampler, sampler
+from fedcams.sampler.full import Full
 from together import together
 
 SAMPLERS = [sampler(spec) for cls in registered("sampler").values() for spec in cls.examples]
@@ -53,6 +54,16 @@ def test_a_cohort_is_distinct_clients_in_ascending_order(method: Sampler, round:
     assert cohort == sorted(set(cohort))
     assert set(cohort) <= set(CLIENTS)
     assert all(type(client) is int for client in cohort)
+
+
+@together("drawn", [[1, 1], [0, 5], [0, -1], [0.0, 1.0], [True, False]])
+def test_a_draw_of_other_places_is_refused(drawn: list[float]) -> None:
+    class Wrong(Full):
+        def draw(self, *args: object) -> NDArray[np.int64]:
+            return np.array(drawn)
+
+    with pytest.raises(SpecError, match=r"full: draw returns .*; return distinct integers from 0 to 4"):
+        Wrong().sample(range(5), 1, seed=0)
 
 
 @everyone

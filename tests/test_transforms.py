@@ -196,3 +196,15 @@ def test_facts_are_those_of_the_clients_taken() -> None:
         Facts(1, 1, (5, 3), (1, 1), (1, 1), (1.0, 1.0), 0.1)
     with pytest.raises(UpdateError, match="examples, steps and weights for each"):
         Facts(1, 1, (3, 5), (1, 1), (1,), (1.0, 1.0), 0.1)
+
+
+def test_a_transform_that_would_do_nothing_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Nothing(Transform):
+        name = "nothing"
+
+        def upadte_(self, rows: Tensor, facts: Facts, layout: Layout) -> None:
+            rows.zero_()
+
+    with pytest.raises(SpecError, match=r"nothing overrides none of update_, message_, .*, and would do nothing"):
+        Nothing()

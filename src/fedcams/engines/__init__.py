@@ -2,7 +2,7 @@
 
 from fedcams.engines.base import CohortUpdate, Engine, engine
 from fedcams.engines.choice import Choice, choose, choose_with_reason
-from fedcams.engines.problem import Examples, Loss, Pool, Problem, Shards, copied
+from fedcams.engines.problem import Examples, Loss, Pool, Problem, Shards
 from fedcams.registry import import_folder
 
 import_folder(__name__, __path__)
@@ -18,6 +18,5 @@ __all__ = [
     "Shards",
     "choose",
     "choose_with_reason",
-    "copied",
     "engine",
 ]

@@ -15,7 +15,8 @@ from fedcams.engines.compiled import Rows, compiled_step, compiling_pays, has_co
 from fedcams.engines.problem import Pool, Problem
 from fedcams.engines.trees import Tree, arguments, map_tensors, numbers_per_example, take
 from fedcams.errors import SpecError
-from fedcams.local import BatchOrder, Slots, batch_order, mixes_rows
+from fedcams.local import BatchOrder, Slots, batch_order
+from fedcams.local.base import mixes_rows
 from fedcams.registry import flag, register
 
 if TYPE_CHECKING:

@@ -55,7 +55,14 @@ class Sampler(Spec, ABC):
         self, population: int, round: int, seed: int, weights: NDArray[np.float64] | None = None
     ) -> NDArray[np.int64]:
         """Return the cohort among clients 0, 1, 2, ..., in any order; fast for many clients."""
-        return self.draw(population, generator(seed, "cohort", round), weights)
+        drawn = np.asarray(self.draw(population, generator(seed, "cohort", round), weights))
+        if drawn.size == 0:
+            return np.empty(0, np.int64)
+        distinct = drawn.dtype.kind in "iu" and len(np.unique(drawn)) == drawn.size
+        if not distinct or not 0 <= drawn.min() <= drawn.max() < population:
+            some = ", ".join(map(str, drawn.ravel()[:10].tolist()))
+            raise SpecError(f"{self}: draw returns {some}; return distinct integers from 0 to {population - 1}")
+        return drawn
 
     @property
     def probability(self) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from fedcams.errors import UpdateError
+from fedcams.errors import SpecError, UpdateError
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.parts import Parts
@@ -77,6 +77,11 @@ class Transform(Spec):
     """The publication that describes it."""
     reads_norm: ClassVar[bool] = False
     """Whether `refuses` reads the norm; norms are computed only if some transform does."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.points:
+            raise SpecError(f"{self.name} overrides none of {', '.join(POINTS.values())}, and would do nothing")
 
     def update_(self, rows: Tensor, facts: Facts, layout: Layout) -> None:
         """Change the updates Δ `[C, d]` in place, at the client."""

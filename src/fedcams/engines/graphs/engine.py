@@ -12,7 +12,8 @@ import torch
 from fedcams.engines.base import CohortUpdate, Engine
 from fedcams.engines.problem import Problem
 from fedcams.errors import SpecError
-from fedcams.local import Local, mixes_rows
+from fedcams.local import Local
+from fedcams.local.base import mixes_rows
 from fedcams.registry import integer, register, text
 
 if TYPE_CHECKING:
