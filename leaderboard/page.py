@@ -26,12 +26,12 @@ MODELS = {"resnet18": "ResNet-18", "convmixer": "ConvMixer-256-8"}
 INTRO = """\
 # Leaderboard
 
-This page compares methods in the same setting by accuracy and by all bytes, up and down. *Accuracy* is the accuracy of
-the server's last models in percent, averaged over the last fifth of the rounds and over seeds. *Averaged* is the
-accuracy of the averaged model at the end, if the method keeps one; averaging costs no bytes. *Fewer* compares all
-bytes with dense messages both ways. Each row is a small file in [leaderboard/entries](../leaderboard/entries);
-`make leaderboard` writes this page from these files. With one seed, differences of a few tenths of a point may be
-chance.
+This page compares methods in the same setting by accuracy and by all bytes, up and down. *Accuracy* is the percentage
+of test examples that the server's last models classify correctly, averaged over the last fifth of the rounds and over
+seeds. *Averaged* is that of the averaged model at the end, if the method keeps one; averaging costs no bytes. *Fewer*
+compares all bytes with dense messages both ways. Each row is a small file in
+[leaderboard/entries](../leaderboard/entries); `make leaderboard` writes this page from these files. With one seed,
+differences of a few tenths of a point may be chance.
 """
 CAPTION = "*Filled marks: averaged models; hollow marks: last models.*\n"
 ADDING = """\

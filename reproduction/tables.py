@@ -245,7 +245,8 @@ def _compared(one: Done, two: Done) -> str:
     pairs = zip(one.run.records, two.run.records, strict=True)
     differing = [a.round for a, b in pairs if not _same(a.to_dict(), b.to_dict())]
     model = words.NAMES.get(str(one.run.experiment.model), str(one.run.experiment.model))
-    name = f"{one.label} of {model}, seed {one.run.experiment.seed}, was run twice for {len(one.run.records)} rounds: "
+    seed, rounds = one.run.experiment.seed, len(one.run.records)
+    name = f"Two runs of {model} with *{one.label}* and seed {seed}, {rounds} rounds each: "
     if not differing:
         return f"{name}all records are equal."
     where = [done.run.environment for done in (one, two)]

@@ -592,9 +592,9 @@ def test_seeds_are_a_mean_and_repeated_runs_are_told_apart(tmp_path: Path) -> No
     assert "faint: single rounds; bands: from the lowest seed to the highest.*" in text
     assert "| `fig1-resnet18` | FedAMS | 1: 81.09, 2: 90.10 | 85.59 |" in section(text, "Seeds")
     assert "| FedAMS | 85.59 (81.09 … 90.10) |" in section(text, "Server optimizers")
-    assert "was run twice" not in text
+    assert "Two runs of" not in text
     shutil.copytree(root / "fig1-resnet18" / "fedams-s1", root / "repeated" / "fedams-s1")
-    assert "FedAMS of ResNet-18, seed 1, was run twice for 500 rounds: all records are equal." in made(tmp_path)
+    assert "Two runs of ResNet-18 with *FedAMS* and seed 1, 500 rounds each: all records are equal." in made(tmp_path)
     again = root / "repeated" / "fedams-s1" / "rounds.jsonl"
     again.write_text(again.read_text().replace('"wire_up": 4000', '"wire_up": 4001'))
     assert "records differ from round 1; accuracies are 81.09 and 81.09." in made(tmp_path)
