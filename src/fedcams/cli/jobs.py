@@ -40,6 +40,17 @@ class Settings:
         data = None if self.data is None else str(self.data)
         return json.dumps({**vars(self), "data": data, "track": [*self.track], "modules": [*self.modules]})
 
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Return the settings that `to_json` wrote."""
+        values = json.loads(line)
+        return cls(**{**values, "data": None if values["data"] is None else Path(values["data"])})
+
+    def session(self, screen: Screen) -> Session:
+        """Return a session with these settings, which reports to this screen."""
+        trackers = [tracker(spec) for spec in self.track]
+        return Session(self.data, self.device, trackers, self.checkpoint_every, screen, self.keep_rows)
+
 
 class Outcome(NamedTuple):
     """The outcome of an experiment in its folder: the finished run, or the error that ended it."""
@@ -215,10 +226,7 @@ def carry_out_in_turn(tasks: Mapping[Path, Experiment], settings: Settings, scre
 
     A run that diverges does not stop the others; any other error is raised, because it usually affects all of them.
     """
-    trackers = [tracker(spec) for spec in settings.track]
-    session = Session(
-        settings.data, settings.device, trackers, settings.checkpoint_every, screen, keep_rows=settings.keep_rows
-    )
+    session = settings.session(screen)
     for path, experiment in tasks.items():
         try:
             yield Outcome(path, experiment, session.carry_out(experiment, path))
