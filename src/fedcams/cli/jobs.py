@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,10 +195,11 @@ def threads_each(jobs: int) -> int:
 
 def carry_out_at_once(
     tasks: Mapping[Path, Experiment], settings: Settings, jobs: int, screen: Screen
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     """Run experiments in their folders, `jobs` at once, and yield the outcome of each, in the order given.
 
-    A run that fails does not stop the others. Ctrl-C stops all of them, and a second one kills them.
+    A run that fails does not stop the others; closing the generator, like Ctrl-C, stops all of them, and a second
+    Ctrl-C kills them.
     """
     with Workers(settings, jobs, screen) as workers, ThreadPoolExecutor(jobs) as threads:
         futures = [threads.submit(workers.carry_out, experiment, path) for path, experiment in tasks.items()]
@@ -221,7 +222,7 @@ def _outcome(path: Path, experiment: Experiment, future: Future[Run]) -> Outcome
         return Outcome(path, experiment, None, error)
 
 
-def carry_out_in_turn(tasks: Mapping[Path, Experiment], settings: Settings, screen: Screen) -> Iterator[Outcome]:
+def carry_out_in_turn(tasks: Mapping[Path, Experiment], settings: Settings, screen: Screen) -> Generator[Outcome]:
     """Run experiments in their folders in this process, and yield the outcome of each.
 
     A run that diverges does not stop the others; any other error is raised, because it usually affects all of them.

@@ -114,7 +114,7 @@ def _refuse_long(conv: Conv, x: Tensor, weight: Tensor) -> None:
     longest = max(x[0].numel(), weight[0].numel(), x.shape[1] * p * q * outputs)
     if longest >= NUMBERED:
         raise SpecError(
-            f"engine=graphs: a layer has {longest:,} numbers for one batch of a client, or of the test set; its kernels "
+            f"engine=graphs: a layer has {longest:,} numbers for one batch of a client, or of the test set; kernels "
             "take fewer than 2**31; give smaller images or batches, or use engine=loop"
         )
 
