@@ -115,7 +115,7 @@ def _run(strategy: FedCAMS, name: str, rounds: int) -> FlowerRun:
 
 def _fewest(strategy: FedCAMS) -> int:
     """Return how many clients a round needs at least, where it is not known how many there are."""
-    needed, sampler = strategy.method.min_replies, strategy.sampler
+    needed, sampler = float(strategy.method.min_replies), strategy.sampler
     return bisect_left(range(MANY), needed, lo=max(strategy.min_available, sampler.min_population), key=sampler.largest)
 
 
