@@ -126,11 +126,9 @@ class Entry:
         """Return the entry as TOML: numbers first, then the setting and the method."""
         tables = {"setting": self.setting, "method": self.method}
         plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in tables}
-        lines = [
-            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items() if value is not None
-        ]
+        lines = [_line(key, value) for key, value in plain.items() if value is not None]
         for name, table in tables.items():
-            lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+            lines += ["", f"[{name}]", *(_line(key, value) for key, value in table.items())]
         return "\n".join(lines) + "\n"
 
     @property
@@ -180,6 +178,11 @@ def read_entries(folder: Path) -> list[Entry]:
 def slug(text: str) -> str:
     """Return a text as part of a file's name: lower case, letters, digits and dots joined by `-`."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
+
+
+def _line(key: str, value: Any) -> str:
+    """Return a line of TOML; characters are written as they are, since it lacks JSON's pairs of escapes."""
+    return f"{key} = {json.dumps(value, ensure_ascii=False)}"
 
 
 def _each(texts: Iterable[str]) -> str:

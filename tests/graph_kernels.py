@@ -34,6 +34,7 @@ from fedcams.engines.graphs.launch import Epilogue, Slot
 from fedcams.engines.graphs.launch_norms import Normalized
 from fedcams.engines.graphs.prepared import Prepared
 from fedcams.engines.graphs.program import Conv
+from fedcams.errors import SpecError
 from fedcams.models.networks.convmixer import GlobalAverage
 from fedcams.models.networks.resnet import BasicBlock
 from fedcams.optimizers import server
@@ -157,6 +158,15 @@ def test_convolutions(side: int, inputs: int, outputs: int, kernel: int, stride:
     found = (y, launch.gradient_input(conv, dy, x, w, precision), dw)
     for mine, truth in zip(found, reference(conv, x, w, dy), strict=True):
         assert_near(mine, truth, precision)
+
+
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_more_numbers_than_kernels_can_count_are_refused(depthwise: bool) -> None:
+    conv = Conv("w", None, (3, 3), 1, 1, depthwise)
+    x = torch.empty(1, 512, 256, 256, 64 if depthwise else 3, device="meta")  # without memory
+    w = torch.empty((1, 3, 3, 1, 64) if depthwise else (1, 64, 3, 3, 3), device="meta")
+    with pytest.raises(SpecError, match=r"2,147,483,648 numbers for one batch .* fewer than 2\*\*31"):
+        launch.convolve(conv, x, w, None, "float32")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

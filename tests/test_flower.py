@@ -293,6 +293,7 @@ def test_a_sampler_waits_for_as_many_as_it_draws(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"sampler": "weighted(n=2)"}, "does not know how many examples clients have; use uniform"),
+        ({"sampler": "uniform(n=2)", "min_replies": 3}, "min_replies=3, but a cohort has at most 2 clients"),
         ({"sampler": "uniform(n=3)", "clients": 2}, "n=3 of only 2 clients"),
         ({"min_replies": 0}, "method: min_replies=0: out of range; allowed: an integer in [1, inf)"),
         ({"max_norm": 10}, "FedCAMS has no option 'max_norm'"),

@@ -69,6 +69,15 @@ def test_metrics_that_begin_later_have_a_column_of_their_own(tmp_path: Path) -> 
     assert [row["server/accuracy"] for row in table(tmp_path)] == ["", "0.2", "", "0.4"]
 
 
+@pytest.mark.parametrize(("sampler", "replies"), [("full", 4), ("fraction(part=0.5)", 2)])
+def test_they_follow_a_run_that_needs_several_replies_of_unknown_clients(
+    sampler: str, replies: int, tmp_path: Path
+) -> None:
+    what = experiment(sampler=sampler, min_replies=replies)
+    run(*federation(tmp_path, what, trackers=["csv"], clients=None))
+    assert [row["accepted"] for row in table(tmp_path)] == [str(replies)] * ROUNDS
+
+
 def test_tensorboard_shows_the_rounds(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     ledger = follow(tmp_path, "tensorboard", rounds=2)

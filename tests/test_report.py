@@ -462,7 +462,7 @@ def test_bytes_for_people(number: float | None, text: str) -> None:
 @together(
     ("number", "text"),
     [(None, "–"), (0.0042, "4.20 ms"), (1.25, "1.25 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"),
-     (273600, "3 d 4 h")],
+     (3599.7, "1 h"), (86399, "1 d"), (273600, "3 d 4 h")],
 )  # fmt: skip
 def test_seconds_for_people(number: float | None, text: str) -> None:
     assert human_seconds(number) == text
@@ -765,6 +765,8 @@ def test_a_run_without_rounds_is_refused_by_name_and_noted_among_others(runs: Pa
         ("experiment.toml", "", "experiment.toml has no label, task, model"),  # never a run with all defaults
         ("experiment.toml", 'server = "nothing"', "if it is your own, load it with fedcams --import MODULE"),
         ("timings.jsonl", "3\n", "a timing is not an object"),
+        ("timings.jsonl", '{"round": 1, "seconds": Infinity}\n', "seconds are not finite"),
+        ("timings.jsonl", '{"round": 1, "seconds": 1.0, "phases": {"evaluate": null}}\n', "damaged"),
         ("partition.json", '{"histogram": [[1, 2], [3]]}', "damaged"),
         ("partition.json", '{"histogram": [1, 2]}', "not a table"),
         ("environment.json", "[", "environment.json: damaged"),
@@ -797,6 +799,9 @@ def test_records_must_be_numbers_in_order(tmp_path: Path) -> None:
     assert "something other than numbers and a cohort" in refused([run])
     (run / "rounds.jsonl").write_text(lines.replace('"wire_up": 1000', f'"wire_up": {10**400}'))
     assert "damaged (int too large to convert to float)" in refused([run])
+    for value in ("null", "NaN", "Infinity"):
+        (run / "rounds.jsonl").write_text(lines.replace('"wire_up": 1000', f'"wire_up": {value}'))
+        assert "wire_up is missing or not finite" in refused([run])
 
 
 def test_a_folder_that_cannot_be_written_is_named(runs: Path, tmp_path: Path) -> None:

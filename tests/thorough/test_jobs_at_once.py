@@ -69,6 +69,17 @@ def test_workers_that_are_killed_or_stopped_leave_runs_that_go_on(folder: Path, 
     assert all(20 <= len(read_run(path.parent).records) < 3000 for path in both)
 
 
+def test_a_run_that_fails_ends_a_sweep_at_once(folder: Path, forks: Forks) -> None:
+    """The first run is refused, and those that train beside it are stopped."""
+    (folder / "runs/mini/fedavg-s1").mkdir(parents=True)
+    (folder / "runs/mini/fedavg-s1/rounds.jsonl").touch()
+    (folder / "mini.toml").write_text(FILE.replace("9e37", "0.5"))
+    done = forks.run(FEDCAMS, "sweep", "mini.toml", "-s", "rounds=3000", "--jobs", "2", cwd=folder)
+    assert done.code == 2
+    assert re.fullmatch(r"error: runs/mini/fedavg-s1 already holds a run .*\n", done.errors)
+    assert not any(read_run(path.parent).finished for path in folder.glob("runs/mini/*/experiment.toml"))
+
+
 @pytest.mark.usefixtures("forked_workers")
 def test_a_sweep_at_once_ranks_what_a_sweep_in_turn_does(folder: Path) -> None:
     text = FILE.replace('"fedavg(lr=9e37)"', '"fedavg(lr={lr})"\ngrid = { lr = [1, 9e37] }')

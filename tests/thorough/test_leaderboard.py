@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,12 @@ def test_an_entry_is_the_mean_over_seeds_and_reads_back(tmp_path: Path) -> None:
     assert entry.method == {"uplink": "sign", "average": "ema(decay=0.5)"}
     assert (entry.setting["sampler"], entry.setting["rounds"]) == ("uniform(n=2)", 10)
     assert not entry.dense
+
+
+def test_an_entry_keeps_every_character(tmp_path: Path) -> None:
+    entry = replace(read_entries(ENTRIES)[0], label="Ünïcode 😀", method={"server": 'own(name="é 😀")'})
+    (tmp_path / "own.toml").write_text(entry.to_toml(), "utf-8")
+    assert Entry.read(tmp_path / "own.toml") == entry
 
 
 def test_a_mean_halfway_between_two_hundredths_is_the_one_on_other_pages(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,17 @@ class Settings:
         """Return the settings as one line."""
         data = None if self.data is None else str(self.data)
         return json.dumps({**vars(self), "data": data, "track": [*self.track], "modules": [*self.modules]})
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Return the settings that `to_json` wrote."""
+        values = json.loads(line)
+        return cls(**{**values, "data": None if values["data"] is None else Path(values["data"])})
+
+    def session(self, screen: Screen) -> Session:
+        """Return a session with these settings, which reports to this screen."""
+        trackers = [tracker(spec) for spec in self.track]
+        return Session(self.data, self.device, trackers, self.checkpoint_every, screen, self.keep_rows)
 
 
 class Outcome(NamedTuple):
@@ -184,10 +195,11 @@ def threads_each(jobs: int) -> int:
 
 def carry_out_at_once(
     tasks: Mapping[Path, Experiment], settings: Settings, jobs: int, screen: Screen
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     """Run experiments in their folders, `jobs` at once, and yield the outcome of each, in the order given.
 
-    A run that fails does not stop the others. Ctrl-C stops all of them, and a second one kills them.
+    A run that fails does not stop the others; closing the generator, like Ctrl-C, stops all of them, and a second
+    Ctrl-C kills them.
     """
     with Workers(settings, jobs, screen) as workers, ThreadPoolExecutor(jobs) as threads:
         futures = [threads.submit(workers.carry_out, experiment, path) for path, experiment in tasks.items()]
@@ -210,15 +222,12 @@ def _outcome(path: Path, experiment: Experiment, future: Future[Run]) -> Outcome
         return Outcome(path, experiment, None, error)
 
 
-def carry_out_in_turn(tasks: Mapping[Path, Experiment], settings: Settings, screen: Screen) -> Iterator[Outcome]:
+def carry_out_in_turn(tasks: Mapping[Path, Experiment], settings: Settings, screen: Screen) -> Generator[Outcome]:
     """Run experiments in their folders in this process, and yield the outcome of each.
 
     A run that diverges does not stop the others; any other error is raised, because it usually affects all of them.
     """
-    trackers = [tracker(spec) for spec in settings.track]
-    session = Session(
-        settings.data, settings.device, trackers, settings.checkpoint_every, screen, keep_rows=settings.keep_rows
-    )
+    session = settings.session(screen)
     for path, experiment in tasks.items():
         try:
             yield Outcome(path, experiment, session.carry_out(experiment, path))

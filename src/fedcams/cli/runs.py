@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -171,7 +172,9 @@ def sweep(
 
     ranked = _with_finished(trials, file, values, folder) if only else trials
     finished |= {trial for trial in ranked if trial not in trials}
-    for label, results in sweeps.ranking(sweeps.sweep(ranked, folder, runner, finished)).items():
+    with contextlib.closing(outcomes):  # an error stops the other runs
+        tried = sweeps.sweep(ranked, folder, runner, finished)
+    for label, results in sweeps.ranking(tried).items():
         best = f"the best of {len(results)} is {results[0].setting}: " if results[0].setting else ""  # without a grid
         progress.say(f"{label}: {best}{results[0].verdict}")
     progress.say(f"leaderboard: {folder / 'leaderboard.md'}")
@@ -234,8 +237,8 @@ def _with_finished(trials: Sequence[Trial], file: Path, values: Mapping[str, str
 
 def _begin(
     tasks: Mapping[Path, Experiment], settings: Settings, jobs: int, quiet: bool
-) -> tuple[Progress, Iterator[Outcome]]:
-    """Return the console, and an iterator that runs the experiments and yields their outcomes.
+) -> tuple[Progress, Generator[Outcome]]:
+    """Return the console, and a generator that runs the experiments and yields their outcomes.
 
     Refuses all of them if one cannot run in its folder: now, not after hours of earlier runs.
     """

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from fedcams.cli.jobs import Settings
 from fedcams.cli.main import load
 from fedcams.cli.progress import title
-from fedcams.cli.session import Session
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.experiment import Experiment
-from fedcams.trackers import tracker
 
 if TYPE_CHECKING:
+    from fedcams.cli.session import Session
     from fedcams.runs import Run, Watch
     from fedcams.simulation import RoundRecord
 
@@ -62,13 +62,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reporter = Reporter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # what data and models print must not mix with our lines
-    settings = json.loads(sys.stdin.readline())
-    if settings["modules"]:
-        load(settings["modules"])
-    data = None if settings["data"] is None else Path(settings["data"])
-    trackers = [tracker(spec) for spec in settings["track"]]
-    every, keep = settings["checkpoint_every"], settings["keep_rows"]
-    session = Session(data, settings["device"], trackers, every, reporter, keep_rows=keep)
+    settings = Settings.from_json(sys.stdin.readline())
+    if settings.modules:
+        load(settings.modules)
+    session = settings.session(reporter)
     for line in sys.stdin:
         _carry_out(session, reporter, **json.loads(line))
 

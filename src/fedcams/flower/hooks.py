@@ -13,6 +13,8 @@ from fedcams.sampler import Sampler
 
 MIN_TRAIN_NODES = 2
 """Flower's default."""
+MANY = 10**6
+"""A number of clients from which even a small fraction is a large cohort, where it is not known how many there are."""
 
 
 class RoundConfig(list[Message]):

@@ -22,6 +22,7 @@ from fedcams.flower.checkpoint import FlowerCheckpoint, identify
 from fedcams.flower.evaluation import Evaluate, Evaluation, to_average, tolerant
 from fedcams.flower.grid_round import GridRound
 from fedcams.flower.hooks import (
+    MANY,
     RoundConfig,
     check_arrays,
     config_of,
@@ -143,6 +144,7 @@ class FedCAMS(FedAvg):
             )
         if self.clients is not None:
             self.sampler.expected(self.clients)  # refuses a cohort larger than the population
+        self.method.check_cohort(self.sampler.largest(MANY))
         if self.method.privacy.active:
             self.method.privacy.participation(self.sampler, self.clients or 0, None)
         if self.method.privacy.at_client and self.evaluates_on_clients:

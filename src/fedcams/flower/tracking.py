@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from flwr.serverapp.strategy import Result
 
 from fedcams.experiment import Experiment
 from fedcams.flower.checkpoint import read_ledger
+from fedcams.flower.hooks import MANY
 from fedcams.flower.records import readable
 from fedcams.method import Method
 from fedcams.models import Model
@@ -101,7 +103,7 @@ def _run(strategy: FedCAMS, name: str, rounds: int) -> FlowerRun:
         task=Task.parse("python"),
         model=Model.parse("python"),
         partition=Partition.parse("natural"),
-        clients=strategy.clients or max(strategy.min_available, strategy.sampler.min_population),
+        clients=strategy.clients or _fewest(strategy),
         sampler=strategy.sampler,
         rounds=rounds,
         seed=strategy.seed,
@@ -109,6 +111,12 @@ def _run(strategy: FedCAMS, name: str, rounds: int) -> FlowerRun:
     )
     records = [FlowerRecord.of(line) for line in read_ledger(strategy.checkpoint)]
     return FlowerRun(strategy.checkpoint, experiment, records, [], {}, [], name=name)
+
+
+def _fewest(strategy: FedCAMS) -> int:
+    """Return how many clients a round needs at least, where it is not known how many there are."""
+    needed, sampler = float(strategy.method.min_replies), strategy.sampler
+    return bisect_left(range(MANY), needed, lo=max(strategy.min_available, sampler.min_population), key=sampler.largest)
 
 
 def _end(tracker: Tracker, *raised: Any) -> None:

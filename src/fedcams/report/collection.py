@@ -17,8 +17,8 @@ from fedcams.recipes import RECIPES
 from fedcams.report.order import in_order
 from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
-from fedcams.runs.folder import EXPERIMENT, ROUNDS, THEORY
-from fedcams.simulation.record import FIELDS
+from fedcams.runs.folder import EXPERIMENT, ROUNDS, THEORY, TIMINGS, runs_below
+from fedcams.simulation.record import DEFAULTS, FIELDS
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df", "#807840")
 """The colours of Okabe and Ito, which colour-blind readers can tell apart. Yellow and black, which are invisible on
@@ -32,6 +32,8 @@ NUMBERS = frozenset({int, float, bool, type(None)})
 """What JSON makes of the numbers in a record, and of those that were not measured."""
 KINDS = {"cohort": frozenset({list}), "refused": frozenset({dict})}
 """The fields of a record that are not numbers."""
+COUNTED = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, int | float))
+"""The fields that every record has as a finite number, such as bytes; others may not have been measured."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def _folders(path: Path) -> list[Path]:
         raise RunError(f"{path} is not a folder; name the folder of a run, or a folder that holds runs")
     if is_run(path):
         return [path]
-    if not (found := in_order(file.parent for file in path.rglob(EXPERIMENT))):
+    if not (found := in_order(runs_below(path))):
         raise RunError(
             f"no run under {path}: no folder there holds {EXPERIMENT}; name the folder of a run, or one above it"
         )
@@ -221,13 +223,17 @@ def _check(run: Run) -> None:
             known = zip(run.recorded("round"), column, strict=True)
             round, wrong = next((round, value) for round, value in known if type(value) not in kinds)
             raise ValueError(f"round {round!r} contains something other than numbers and a cohort: {name}={wrong!r}")
-        np.array(column if kinds is NUMBERS else [], np.float64)  # refuses integers that no float can hold
+        numbers = np.array(column if kinds is NUMBERS else [], np.float64)  # refuses integers that no float can hold
+        if name in COUNTED and not np.isfinite(numbers).all():
+            raise ValueError(f"{ROUNDS}: {name} is missing or not finite in some rounds")
     if run.recorded("round") != [*range(1, len(run.records) + 1)]:
         raise ValueError(f"{ROUNDS}: rounds are not in ascending order without gaps")
     if any(later.round <= earlier.round for earlier, later in pairwise(run.measured)):
         raise ValueError(f"{THEORY}: rounds are not in ascending order")
     if not all(isinstance(line, dict) for line in list[object](run.timings)):
         raise ValueError("a timing is not an object")
+    if np.isinf(run.seconds).any():
+        raise ValueError(f"{TIMINGS}: seconds are not finite in some rounds")
     if run.histogram and np.array(run.histogram, np.int64).ndim != 2:
         raise ValueError("the partition's histogram is not a table")
 

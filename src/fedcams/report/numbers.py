@@ -25,7 +25,7 @@ def human_seconds(seconds: float | None) -> str:
         return f"{_three(seconds * 1e3)} ms"
     if seconds < 59.95:
         return f"{_three(seconds)} s"
-    size, part, big, small = next(step for step in CLOCK if seconds < step[0])[1:]
+    size, part, big, small = next(step for step in CLOCK if round(seconds / step[2]) * step[2] < step[0])[1:]
     whole, rest = divmod(round(seconds / part), size // part)
     return f"{whole} {big} {rest} {small}" if rest else f"{whole} {big}"
 

@@ -83,7 +83,7 @@ def _rows_before(run: Run, path: Path, round: int) -> list[dict[str, Any]]:
     return [row for number, row in rows.items() if int(number) < round]
 
 
-def _numbers(record: RoundRecord, timing: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _numbers(record: RoundRecord, timing: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a record, and the seconds of the round."""
     values = {name: value for name, value in record.to_dict().items() if name not in OTHERS}
-    return {**values, "seconds": (timing or {}).get("seconds")}
+    return {**values, "seconds": timing.get("seconds")}

@@ -11,12 +11,15 @@ import triton
 from fedcams.engines.graphs import tiles
 from fedcams.engines.graphs.kernels import convolution, depthwise, descent, rolling
 from fedcams.engines.graphs.program import Conv
+from fedcams.errors import SpecError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ACT = {"none": 0, "relu": 1, "gelu": 2}
 FAST_GELU = 3  # its error of 1e-7 is far below the rounding of bfloat16
+NUMBERED = 2**31
+"""Kernels count the numbers that a tensor has for one client in 32 bits."""
 DOT = {"bf16": "tf32", "tf32": "tf32", "float32": "ieee"}  # it has no effect on bfloat16 operands
 
 
@@ -84,6 +87,7 @@ def convolve(
 ) -> tuple[Tensor, Statistics | None]:
     """Return the convolution `[C, B, P, Q, CO]` of `x [C, B, H, W, CI]`; with `sizes [C]` also its statistics."""
     clients, images = x.shape[:2]
+    _refuse_long(conv, x, weight)
     if conv.depthwise:
         return _convolve_depthwise(conv, x, weight, bias, precision, sizes, pre, epilogue)
     shape = geometry(conv, x, weight.shape[1])
@@ -101,6 +105,18 @@ def convolve(
         FLAT=flat, PRECISION=DOT[precision], **tile._asdict(),
     )  # fmt: skip
     return y, None if stats is None else Statistics(stats, tile.BM)
+
+
+def _refuse_long(conv: Conv, x: Tensor, weight: Tensor) -> None:
+    """Refuse a convolution if kernels cannot count its inputs, weights or outputs."""
+    p, q = conv.size(*x.shape[2:4])
+    outputs = x.shape[-1] if conv.depthwise else weight.shape[1]
+    longest = max(x[0].numel(), weight[0].numel(), x.shape[1] * p * q * outputs)
+    if longest >= NUMBERED:
+        raise SpecError(
+            f"engine=graphs: a layer has {longest:,} numbers for one batch of a client, or of the test set; kernels "
+            "take fewer than 2**31; give smaller images or batches, or use engine=loop"
+        )
 
 
 def _convolve_depthwise(

@@ -41,9 +41,6 @@ def compiling() -> Iterator[None]:
     its work: 8 kernels took 7.2 s one after the other and 3.7 s on two cores.
     """
     global _noted
-    if not hasattr(triton, "AsyncCompileMode"):  # before Triton 3.5, kernels compile when they are first called
-        yield
-        return
     calls = _noted = []
     try:
         yield
