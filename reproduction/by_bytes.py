@@ -32,7 +32,7 @@ The ratios and schedules of the two-way recipes were tuned in earlier runs with 
 of 60 rounds with seed 11. That server uses less momentum and a lower rate that falls at the end. The rows *lower
 falling rate* use this server without compression, and with compressed updates only. With compressed updates it helps.
 Without compression, training breaks down around round 30 and recovers slowly, and the averaged model ends lower than
-with the paper's rate.
+with the paper's rate. Where clients have different labels, the row *recipes' rate* uses it without compression.
 """
 PLAYS_TEXT = """\
 ## Shakespeare's plays

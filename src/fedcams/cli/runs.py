@@ -38,7 +38,7 @@ KeepRows = Annotated[
 ]
 Jobs = Annotated[
     int,
-    typer.Option("--jobs", "-j", min=1, help="How many runs to do at a time, each in a process; they share the cores."),
+    typer.Option("--jobs", "-j", min=1, help="How many runs at a time, each in its own process; they share the cores."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Track = Annotated[
