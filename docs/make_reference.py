@@ -30,7 +30,10 @@ KINDS = {
         "Transforms",
         "Changes to an update, to the message that is compressed, to an arrival or to the mean; join several with `+`.",
     ),
-    "guard": ("Guards", "The largest norm that a client's rows may have before the server refuses them."),
+    "guard": (
+        "Guards",
+        "What refuses clients whose rows (updates, changes of buffers or control variates) are far too long.",
+    ),
     "privacy": ("Privacy", "Noise that hides each client from those who see the models: see [privacy](privacy.md)."),
     "aggregate": ("Aggregates", "How decoded updates become one vector."),
     "average": ("Averages", "The averaged model, which is evaluated and saved in addition to the last one."),

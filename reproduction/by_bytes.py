@@ -31,7 +31,8 @@ model](#delivering-the-final-model).
 The ratios and schedules of the two-way recipes were tuned in earlier runs with seed 1, and their server's rate in runs
 of 60 rounds with seed 11. That server uses less momentum and a lower rate that falls at the end. The rows *lower
 falling rate* use this server without compression, and with compressed updates only. With compressed updates it helps.
-Without compression, training breaks down around round 30 and recovers slowly, and the averaged model ends lower.
+Without compression, training breaks down around round 30 and recovers slowly, and the averaged model ends lower than
+with the paper's rate. Where clients have different labels, the row *recipes' rate* uses it without compression.
 """
 PLAYS_TEXT = """\
 ## Shakespeare's plays
@@ -133,10 +134,10 @@ def in_short(results: Results) -> Iterator[str]:
     yield "([all runs](#accuracy-against-all-bytes)):\n"
     yield f"- {dense.averaged:.2f}% with FedAMS, uncompressed"
     for best in sorted(up, key=_averaged)[-1:]:
-        yield f"- {best.averaged:.2f}% with {best.label}, {dense.up / best.up:.1f}x fewer bytes up"
+        yield f"- {best.averaged:.2f}% with {best.label}, and {dense.up / best.up:.1f} times fewer bytes up"
     for done in both:
-        fewer = f"{dense.total / done.total:.1f}x fewer bytes in both directions"
-        yield f"- {done.averaged:.2f}% with {done.label}, {fewer}"
+        fewer = f"{dense.total / done.total:.1f} times fewer bytes in both directions"
+        yield f"- {done.averaged:.2f}% with {done.label}, and {fewer}"
     yield ""
 
 

@@ -33,11 +33,12 @@ COMPRESSED = ("FedCAMS sign", *(f"FedCAMS top-k 1/{ratio}" for ratio in (64, 128
 TEXT = f"""\
 ## The paper's claims
 
-The table states the claims of the paper's text, figures and tables in our own words. Two of them the paper only
-suggests: that FedAMS gains from adaptive steps and not from its rate, and that the theorems explain these steps.
-Accuracies are means over the last {LAST} rounds, and over the seeds that all methods in a claim share. Signed numbers
-are points of accuracy; brackets give the lowest and the highest seed. [Further down](#differences-from-fedams) are
-confidence intervals.
+The table states the claims of the paper's text, figures and tables in our own words. The paper only suggests two of
+them: that FedAMS gains from adaptive steps and not from its rate, and that the theorems explain these steps. For the
+first, we compare FedAMS with its *twin*, the FedAvgM that takes the same steps while [v̂ is on its
+floor](theory.md#regimes). Accuracies are means over the last {LAST} rounds, and over the seeds that all methods in a
+claim share. Signed numbers are points of accuracy; brackets give the lowest and the highest seed. Confidence intervals
+are [further down](#differences-from-fedams).
 
 - Two methods within {NEAR} points count as equal%s.
 - While two methods count as equal, a claim that one of them is better stays open, and a claim that something brings a

@@ -181,9 +181,9 @@ def _picture(name: str, text: str, runs: list[Done]) -> Iterator[str]:
     several = any(len(done.runs) > 1 for done in runs)
     if name != "epsilon":
         rarely = any(run.experiment.evaluate_every > 1 for done in runs for run in done.runs)
-        tested = ", or of those among them that were tested with every seed" if rarely else ""
+        tested = ", counting only those that were tested with every seed" if rarely else ""
         bands = "; bands: from the lowest seed to the highest" if several else ""
-        yield f"*Lines: mean of {2 * draw.AROUND + 1} rounds{tested}; faint: single rounds{bands}.*\n"
+        yield f"*Lines: moving mean over {2 * draw.AROUND + 1} rounds{tested}; faint: single rounds{bands}.*\n"
     elif several:
         yield "*Bars: from the lowest seed to the highest.*\n"
 

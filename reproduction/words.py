@@ -90,8 +90,8 @@ runs in [results/](../results).
 ## In short
 """
 HEADLINE = """\
-These are runs on CIFAR-10 over 500 rounds, with 10 of 100 clients per round. *Accuracy* is the test accuracy in
-percent over the last 100 rounds. *Fewer bytes* compares uploads with dense updates; if the model is compressed too, it
+These are runs on CIFAR-10 over 500 rounds, with 10 of 100 clients per round. *Accuracy* is the mean test accuracy over
+the last 100 rounds, in percent. *Fewer bytes* compares uploads with dense updates; if the model is compressed too, it
 compares all bytes, up and down, with those of FedCAMS sign, which sends dense models. Of the runs that compress both
 ways and end at most {loss} points below FedCAMS sign, the table shows the one with the fewest bytes; its time per round
 is left out, because the GPU was not idle.
@@ -104,9 +104,9 @@ SGD with learning rate 0.01, IID shards, random crops and flips, and the paper's
 optimizers. The following choices apply where the paper and its published code differ or are silent, or where we deviate
 from them:
 
-- **Accuracy** is the mean over the last 100 rounds, or over the tested ones among them, since single rounds vary by a
-  point; of runs with fewer than 500 rounds, over the last fifth. The tables also give the last and the best round; the
-  best is lower where fewer rounds were tested. The paper gives final accuracies.
+- **Accuracy** is the mean over the last 100 rounds, or over the last fifth of a run with fewer than 500 rounds, because
+  single rounds vary by a point. Only rounds that were tested count. The tables also give the last and the best round;
+  the best is lower where fewer rounds were tested. The paper gives final accuracies.
 - **Bias correction** is on, as in the published code; the algorithms in the paper have none. FedAMS without it is a
   separate run.
 - **80% rule**: every client trains on the first 80% of its shard, 400 of 500 images, as in the published code. This
@@ -117,7 +117,7 @@ from them:
   models count too, because averaging does not change training.
 - **Batch-norm buffers** are averaged and travel uncompressed, as in the published code. All byte counts include them.
 
-*Up* and *down* are the bytes of all clients' messages in all rounds, including headers and buffers. *Smaller* is how
+*Up* and *down* are the bytes of all clients' messages in all rounds, including headers and buffers. *Smaller* says how
 many times fewer bytes go up than without compression. *Seconds* are the median over rounds, including evaluation;
 *minutes* are for the whole run. With several seeds, both come from the fastest run, since others may have shared the
 GPU.

@@ -428,7 +428,7 @@ def test_the_version() -> None:
 
 def test_explaining_itself_takes_no_torch() -> None:
     """Which takes seconds to load; and it is said in whatever letters the terminal has."""
-    probe = "import sys; from fedcams.cli import app; app(['plan', '--help'], standalone_mode=False)"
+    probe = "import sys; from fedcams.cli import app; app(['theory', 'rates', '--help'], standalone_mode=False)"
     probe += "; sys.exit('torch._C' in sys.modules or 'numpy' in sys.modules)"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False, env=environment)

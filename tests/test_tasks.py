@@ -236,8 +236,8 @@ def test_data_that_do_not_fit_are_refused() -> None:
         ({"test_x": x.double()}, "test: the examples are torch.float64"),
         ({"train_y": y[:3]}, r"train: the targets are torch.int64 \[3\]; expected: int64 \[4\]"),
         ({"train_y": y.float()}, "train: the targets are torch.float32"),
-        ({"test_y": y - 1}, "test: targets reach from -1 to 1; allowed: 0 to 2"),
-        ({"test_y": y + 1}, "test: targets reach from 1 to 3; allowed: 0 to 2"),
+        ({"test_y": y - 1}, "test: targets range from -1 to 1; allowed: 0 to 2"),
+        ({"test_y": y + 1}, "test: targets range from 1 to 3; allowed: 0 to 2"),
         ({"train_y": y[:, None].expand(4, 2)}, r"train: the targets are torch.int64 \[4, 2\]; expected: int64 \[4\]"),
         ({"groups": y[:3]}, r"train: the groups are torch.int64 \[3\]; expected: int64 \[4\]"),
     ]:

@@ -74,7 +74,7 @@ class Method(Spec):
     buffers: Compressor = nested("compressor", "identity", doc="how batch-norm statistics travel")
     control: Control = nested("control", "none", doc="control variates that correct the clients' gradients")
     transforms: tuple[Transform, ...] = several("transform", doc="what changes or refuses updates in transit")
-    guard: Guard = nested("guard", "adaptive", doc="the largest norm that a client's rows may have")
+    guard: Guard = nested("guard", "adaptive", doc="what refuses clients whose updates are far too long")
     min_replies: int = integer(1, low=1, doc="a round with fewer accepted updates leaves the model unchanged")
     aggregate: Aggregate = nested("aggregate", "mean", doc="how the server combines the updates of a cohort")
     weighting: str = text(

@@ -239,11 +239,11 @@ def test_a_run_that_averages_serves_where_no_average_is_wanted(tmp_path: Path) -
 
 
 def test_a_picture_says_if_its_lines_are_means_of_fewer_rounds(tmp_path: Path) -> None:
-    root, means = tmp_path / "results", r"\*Lines: mean of 11 rounds(.*?); faint: single rounds"
+    root, means = tmp_path / "results", r"\*Lines: moving mean over 11 rounds(.*?); faint: single rounds"
     add(root, "fig1-resnet18", "FedAvg")
     assert re.findall(means, made(tmp_path)) == [""]
     add(root, "fig1-resnet18", "FedAvg", seed=2, evaluate_every=10)
-    assert re.findall(means, made(tmp_path)) == [", or of those among them that were tested with every seed"]
+    assert re.findall(means, made(tmp_path)) == [", counting only those that were tested with every seed"]
 
 
 def test_claims_are_open_until_they_are_run(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def main(
         bool, typer.Option("--version", help="Show the version.", callback=show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Communication-efficient adaptive federated learning: FedAMS, FedCAMS and their relatives."""
+    """Communication-efficient adaptive federated learning: FedAMS, FedCAMS and their baselines."""
     context.obj = modules or []  # for the workers of `--jobs`
     if modules:
         load(modules)

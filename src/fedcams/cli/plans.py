@@ -41,8 +41,8 @@ MOST = 10**15
 """The most parameters that a plan takes."""
 EXPLAINED = (
     "Bytes cover all clients and rounds: expected, and counted for the cohorts of seed {seed}. Memory is what the "
-    "server keeps for the downlink. The bound is the fraction of ‖x - held‖² that a delta may leave behind. Transfer "
-    "times exclude computation."
+    "server keeps for the downlink. The bound is the largest share of the squared gap between the server's model and "
+    "the client's that a delta may leave. Transfer times exclude computation."
 )
 RECIPES_EXPLAINED = (
     "These numbers assume random positions and signs. Real updates have structure and take about a tenth fewer "

@@ -38,7 +38,7 @@ KeepRows = Annotated[
 ]
 Jobs = Annotated[
     int,
-    typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in its own process; they share the cores."),
+    typer.Option("--jobs", "-j", min=1, help="How many runs at a time, each in its own process; they share the cores."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Track = Annotated[
@@ -75,7 +75,10 @@ def run(
     settings: Set = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the runs, or for a folder per preset; default: runs/PRESET.", show_default=False),
+        typer.Option(
+            help="Folder for the runs; several presets get a folder each below it; default: runs/PRESET.",
+            show_default=False,
+        ),
     ] = None,
     only: Only = None,
     data: Data = None,

@@ -60,7 +60,7 @@ def plan(
         typer.Option(
             metavar="SPEC",
             autocompletion=piece_names("downlink"),
-            help="A downlink to compare; repeat for several. Default: a set of seven.",
+            help="A downlink to compare; repeat for several; default: a set of seven.",
         ),
     ] = None,
     memory: Annotated[
@@ -70,7 +70,7 @@ def plan(
         float,
         typer.Option(
             callback=not_negative,
-            help="Recommend only downlinks proven to leave at most this fraction of ‖x - held‖² after a delta.",
+            help="Recommend only downlinks proven to leave at most this share of the squared gap between the models.",
         ),
     ] = 0.9,
     network: Annotated[str, typer.Option(help="The network to recommend a recipe for.")] = "4G",
@@ -79,7 +79,7 @@ def plan(
 ) -> None:
     """Compute what a federation will send, without training, and recommend a downlink and a recipe.
 
-    A model given by its spec is built for CIFAR-10. The plan assumes uniform positions in sparse deltas.
+    A model given by its spec is built for CIFAR-10. The plan assumes that positions in sparse deltas are uniform.
 
     Bytes are shown twice: the expected number under uniform sampling, and the count for the cohorts of one seed.
     """
@@ -109,7 +109,7 @@ bench = typer.Typer(invoke_without_command=True)
 @bench.callback()
 def rounds(
     context: typer.Context,
-    turns: Annotated[int, typer.Option(min=1, help="Times to measure each engine and the loop; the best counts.")] = 5,
+    turns: Annotated[int, typer.Option(min=1, help="How often to time each engine and the loop; the best counts.")] = 5,
 ) -> None:
     """Time rounds on digits on the CPU, alternating with the same rounds written by hand in PyTorch.
 

@@ -13,7 +13,7 @@ from fedcams.registry import register
 class GuardUse(Probe):
     """Records `guard_use`: the longest row of an accepted client, in any stream, as a share of the guard's bound.
 
-    Close to 1, honest clients are about to be refused: raise the guard's `factor`. Missing if the guard has no bound.
+    Close to 1 means that honest clients are about to be refused: raise `factor`. Missing if the guard has no bound.
     """
 
     examples = ("guard",)

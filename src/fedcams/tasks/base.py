@@ -108,7 +108,7 @@ def check_examples(where: str, x: Tensor, y: Tensor, shape: tuple[int, ...], cla
         raise DataError(f"{where}: the targets are {y.dtype} {list(y.shape)}; expected: int64 [{len(x)}]")
     low, high = (int(end) for end in y.aminmax())
     if low < 0 or high >= classes:
-        raise DataError(f"{where}: targets reach from {low} to {high}; allowed: 0 to {classes - 1}")
+        raise DataError(f"{where}: targets range from {low} to {high}; allowed: 0 to {classes - 1}")
 
 
 class Task(Spec, ABC):

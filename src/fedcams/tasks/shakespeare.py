@@ -37,7 +37,7 @@ Sequences = NDArray[np.int64]
 @register("shakespeare")
 @dataclass(frozen=True)
 class Shakespeare(Task):
-    """The next character, over sequences of 80 from the plays: one group per role of a play, for `natural`.
+    """Predicts the next character in sequences of 80 from the plays; for `natural`, each role of a play is a group.
 
     A role's text, in the order of the play, is cut into consecutive sequences; the remainder is left
     out. The first 80% of a role's sequences are for training and the rest for testing, so a role needs at least two.
