@@ -198,7 +198,8 @@ def rates(results: Results) -> Verdict:
     slopes = [grid.fit(found, row, axis).mean for axis in row.axes]
     shown = ", ".join(f"{each:+.2f}" for each in slopes)
     holds = all(abs(each + 0.5) <= STRAIGHT for each in slopes)
-    return Verdict(f"slopes {shown} against T, K, m: [theory](theory.md#slopes)", HOLDS if holds else FAILS)
+    evidence = f"slopes {shown} against T, K, m on a quadratic: [theory](theory.md#slopes)"
+    return Verdict(evidence, HOLDS if holds else FAILS)
 
 
 def slower(results: Results) -> Verdict:
@@ -206,7 +207,7 @@ def slower(results: Results) -> Verdict:
     found = grid.stored()
     by_steps, alone = (grid.fit(found, row, "K", late=True).mean for row in grid.STEP_RULES)
     where = "[theory](theory.md#more-local-steps-under-partial-participation)"
-    evidence = f"slope against K: {by_steps:+.2f} with η ~ √(Kn), but {alone:+.2f} with η ~ √n: {where}"
+    evidence = f"slope against K on a quadratic: {by_steps:+.2f} with η ~ √(Kn), but {alone:+.2f} with η ~ √n: {where}"
     return Verdict(evidence, FAILS if alone <= STRAIGHT else HOLDS)
 
 

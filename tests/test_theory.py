@@ -406,6 +406,7 @@ UNEVEN = {"partition": "dirichlet(alpha=0.3)"}
         ("fedamsgrad(eps=0.1)", {}, "floor: √v̂ never exceeds ε, so steps are 1/(1 + u) to 1 times"),
         ("fedams(eps=0.1)", {"local": "adamw(lr=1e-3, steps=2)"}, "probably floor: u ≤ 1, but not all"),
         ("fedams(eps=1e-6)", {}, "open: u > 1"),
+        ("fedadagrad(eps=0.5)", {"rounds": 100}, "open: v̂ adds up all updates"),
         ("fedavg", {}, "not adaptive"),
     ],
 )
@@ -485,6 +486,7 @@ def test_what_else_no_theorem_covers_is_named() -> None:
         ({**UNEVEN, "weighting": "examples"}, "uniform mean: weighting=examples"),
         ({"uplink": "topk(k=2)", "feedback": False}, "error feedback with q < 1: uplink=topk(k=2), feedback=false"),
         ({"uplink": "randk(ratio=1/4)"}, "a certain q < 1: that of randk(ratio=1/4) holds in expectation only"),
+        ({"server": "fedams(lr=cosine(1, 0))"}, "a schedule sets server.lr; the bound uses the values of round 1"),
     ):
         found = check(Experiment.from_dict({**LOGISTIC, **keys}))
         assert any(reason in fail for fail in found.fails), reason

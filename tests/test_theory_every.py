@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -529,7 +530,7 @@ def test_a_damaged_file_is_refused_by_name(folder: Path) -> None:
     "changed",
     [
         {"G": "abc"}, {"G": True}, {"s_g": [1]}, {"round": "x"}, {"round": 0}, {"clients": None}, {"clients": 9},
-        {"population": 0}, {"missing": None}, {"missing": {"G": 1}}, {"loss": float("nan")},
+        {"population": 0}, {"missing": None}, {"missing": {"G": 1}}, {"loss": float("nan")}, {"G": -1.0},
     ],
     ids=str,
 )  # fmt: skip
@@ -537,6 +538,19 @@ def test_a_line_with_an_impossible_value_is_refused(changed: dict[str, Any]) -> 
     line = dataclasses.asdict(Measured(1, 2, 3, G=1.0))
     with pytest.raises(ValueError, match=f"{next(iter(changed))} is "):
         Measured.from_dict({**line, **changed})
+
+
+def test_a_check_refuses_damaged_files(folder: Path) -> None:
+    """Values of a wrong kind, and rounds in a wrong order, which would give a wrong mean."""
+    run(small(rounds=2, theory_every=1), folder)
+    rounds, measured = ((folder / name).read_text() for name in ("rounds.jsonl", FILE))
+    damaged = {"rounds.jsonl": re.sub('"q_max": [^,}]+', '"q_max": "x"', rounds), FILE: f"{measured}{measured}"}
+    for name, text in damaged.items():
+        (folder / "rounds.jsonl").write_text(rounds)
+        (folder / name).write_text(text)
+        said = command("theory", "check", str(folder))
+        assert said.exit_code == 2, name
+        assert f"error: {folder}: damaged (" in said.output, name
 
 
 def test_bad_values_are_refused_with_the_field_named(tmp_path: Path) -> None:
@@ -603,6 +617,9 @@ def test_constants_that_cannot_be_measured_at_all_are_refused(folder: Path) -> N
     with pytest.raises(SpecError, match=r"L cannot be measured \(it has none\); check a run with theory_every"):
         constants_of(one, lines)
     assert constants_of(one, [*lines, Measured(3, 6, 6, L_secant=2.0)]).L == 2
+    flat = [dataclasses.replace(lines[0], L_power=0.0, missing={})]
+    with pytest.raises(SpecError, match=r"L cannot be measured \(it is 0\); check a run with theory_every"):
+        constants_of(one, flat)
 
 
 def digits_data() -> TaskData:

@@ -146,6 +146,8 @@ STEP_RULES = ROWS[5:7]
 LENGTHS = (256, *ROUNDS)
 COHORTS = (2, 8, 32)
 SAMPLED = ("identity", "sign", "top-k 1/64")
+HALVED = ("identity", "top-k 1/64")
+"""Which of these also run with half the step, if clients differ."""
 FLOORS = tuple(10.0**-power for power in range(1, 9))
 TRAVELS = (0.02, 0.1)
 
@@ -155,9 +157,9 @@ def compressed(uplink: str) -> list[Case]:
     return [Case(T=rounds, d=64, uplink=uplink) for rounds in LENGTHS]
 
 
-def sampled(uplink: str, s_g: float) -> list[Case]:
-    """Return runs with some of 64 clients per round."""
-    return [Case(m=64, n=n, d=64, s_g=s_g, uplink=uplink) for n in COHORTS]
+def sampled(uplink: str, s_g: float, by_steps: bool = True) -> list[Case]:
+    """Return runs with some of 64 clients per round; for K = 4, the step of a round is half as long without √K."""
+    return [Case(m=64, n=n, d=64, s_g=s_g, uplink=uplink, by_steps=by_steps) for n in COHORTS]
 
 
 def floors(travel: float) -> list[Case]:
@@ -170,7 +172,9 @@ def cases() -> list[Case]:
     slopes = [case for row in ROWS for axis in row.axes for case in row.cases(axis)]
     full = [case for uplink in COMPRESSORS for case in compressed(uplink)]
     some = [case for s_g in (0.0, 4.0) for uplink in SAMPLED for case in sampled(uplink, s_g)]
-    return list(dict.fromkeys([*slopes, *full, *some, *(case for travel in TRAVELS for case in floors(travel))]))
+    halved = [case for uplink in HALVED for case in sampled(uplink, 4.0, by_steps=False)]
+    low = [case for travel in TRAVELS for case in floors(travel)]
+    return list(dict.fromkeys([*slopes, *full, *some, *halved, *low]))
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

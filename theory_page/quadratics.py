@@ -188,16 +188,34 @@ def _compression(found: Found) -> Iterator[str]:
 
 
 def _sampled(found: Found) -> Iterator[str]:
-    base = grid.sampled("identity", 0.0)[0]
+    base, (_, sparse) = grid.sampled("identity", 0.0)[0], grid.HALVED
     some = {
         f"{uplink}, σ_g = {s_g:g}": ratios(found, grid.sampled(uplink, s_g), grid.sampled("identity", s_g))
         for s_g in (0.0, 4.0)
         for uplink in grid.SAMPLED
         if uplink != "identity"
     }
-    yield paragraph(f"The same ratios with some of {base.m} clients per round and T = {base.T}:")
+    some[f"{sparse}, σ_g = 4, half the step"] = sampled_ratios(found, by_steps=False)
+    whole, half = (excess_of_sampled(found, by_steps) for by_steps in (True, False))
+    left = [100 * after / before for before, after in zip(whole, half, strict=True)]
+    yield paragraph(f"The same ratios with some of {base.m} clients per round, K = {base.K} and T = {base.T}:")
     yield _ratios("uplink, difference between clients", [f"{n} per round" for n in grid.COHORTS], some)
-    yield paragraph("The real cost is the difference between clients times the age of what they send.")
+    yield paragraph(
+        "The real cost is the difference between clients times the age of what they send. It also grows with the step",
+        f"α = ½√(Kn/T): half of it (last row) leaves {min(left):.0f} to {max(left):.0f}% of the excess over 1, so",
+        "other K and T give other ratios.",
+    )
+
+
+def sampled_ratios(found: Found, by_steps: bool) -> list[list[float]]:
+    """Return the ratios of the sparsest uplink with few clients, which differ, for the whole or half the step."""
+    dense, sparse = (grid.sampled(uplink, 4.0, by_steps) for uplink in grid.HALVED)
+    return ratios(found, sparse, dense)
+
+
+def excess_of_sampled(found: Found, by_steps: bool) -> list[float]:
+    """Return by how much these ratios exceed 1, as means over seeds."""
+    return [fmean(seeds) - 1 for seeds in sampled_ratios(found, by_steps)]
 
 
 def _ratios(head: str, columns: Sequence[str], lines: Mapping[str, list[list[float]]]) -> str:

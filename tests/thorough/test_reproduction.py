@@ -370,7 +370,7 @@ def test_theory_is_judged_by_what_was_measured() -> None:
     results = Results(make.RESULTS)
     assert rates(results).verdict == "holds"
     assert slower(results).verdict == "fails"
-    assert re.search(r"slopes -0\.\d\d, -0\.\d\d, -0\.\d\d against T, K, m", rates(results).evidence)
+    assert re.search(r"slopes -0\.\d\d, -0\.\d\d, -0\.\d\d against T, K, m on a quadratic:", rates(results).evidence)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from theory_page.off_floor import off_floor, off_floor_panels
 from theory_page.over_rounds import over_rounds, views
 from theory_page.page import BLOCK, block
 from theory_page.pictures import draw, gradient
-from theory_page.quadratics import DENSE, SAME, bound_of, excesses, package_slopes, ratios
+from theory_page.quadratics import DENSE, SAME, bound_of, excess_of_sampled, excesses, package_slopes, ratios
 from theory_page.recorded import STUDIES, best_rates, rows, sections, twins
 
 STALE = "is stale: run `make theory ARGS=--draw`"
@@ -96,6 +96,15 @@ def test_the_excess_of_compression_halves_when_runs_are_four_times_as_long(measu
         excess = [fmean(seeds) for seeds in excesses(ratios(measured.oracle, compressed(uplink), DENSE))]
         assert slope(LENGTHS, excess) == pytest.approx(-0.5, abs=0.06), uplink
     assert not excesses(ratios(measured.oracle, compressed("top-k 1/4"), DENSE)), "it costs nothing in long runs"
+
+
+def test_half_the_step_about_halves_the_excess_where_clients_differ(measured: Measurements) -> None:
+    whole, half = (excess_of_sampled(measured.oracle, by_steps) for by_steps in (True, False))
+    for before, after in zip(whole, half, strict=True):
+        assert 0.3 < after / before < 0.55
+    text = BLOCK.search((DOCS / "theory.md").read_text("utf-8"))
+    assert text
+    assert "| top-k 1/64, σ_g = 4, half the step |" in text[0]
 
 
 def test_a_case_runs_as_recorded(measured: Measurements) -> None:
@@ -173,6 +182,7 @@ def test_recorded_runs_are_compared_where_both_families_are_there(tmp_path: Path
     text = "\n".join(sections(Results(tmp_path)))
     assert re.search(r"^\| FedAvgM \| 10 \|  \| 49\.5\d \| 50\.00 \|$", text, re.MULTILINE)
     assert "end. The difference from FedAvgM is +4.50 points (seed 1)." in text
+    assert "favours" not in text, "neither had more settings to choose from"
     assert "CIFAR-10" not in text
     for label, top in (("FedAvgM, rate 10", 0.8), ("FedAvgM, rate 100", 0.9), ("eps=1e-9, rate 100", 0.902)):
         add(tmp_path, images.preset, label, rounds=60, top=top)
@@ -204,7 +214,7 @@ def test_the_measured_gradient_is_shown_once_fedams_recorded_it(tmp_path: Path, 
     lines = (run / "rounds.jsonl").read_text().replace('"round":', '"gradient_sq": 0.25, "round":')
     (run / "rounds.jsonl").write_text(lines)
     assert gradient(Results(tmp_path)) == 0.25
-    assert "put the mean of ‖∇f‖² at about 0.25." in block(replace(measured, results=Results(tmp_path)))
+    assert "put the mean of ‖∇f‖² at about 0.25, which is" in block(replace(measured, results=Results(tmp_path)))
 
 
 def test_a_setting_that_ran_elsewhere_is_named(tmp_path: Path) -> None:
@@ -214,6 +224,7 @@ def test_a_setting_that_ran_elsewhere_is_named(tmp_path: Path) -> None:
     for folder, device in zip(folders, ("gpu", "cpu", "gpu"), strict=True):
         (folder / "environment.json").write_text(json.dumps({"device": device, "torch": "2.9.1+x"}))
     text = "\n".join(sections(Results(tmp_path)))
+    assert "\nThe best FedAMS is chosen from 2 settings and the best FedAvgM from 1, which favours FedAMS.\n" in text
     assert "\ngpu, torch 2.9.1; eps=1e-8, rate 100: cpu, torch 2.9.1.\n" in text
     for folder in folders:
         (folder / "environment.json").write_text(json.dumps({"device": "gpu", "torch": "2.9.1+x"}))

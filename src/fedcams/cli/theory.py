@@ -70,10 +70,11 @@ def check(
 
 def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, list[RoundRecord], list[Measured]]]:
     from fedcams.experiment.preset import check_labels, choose
-    from fedcams.runs import is_run, read_run
+    from fedcams.report.collection import read_checked
+    from fedcams.runs import is_run
 
     if is_run(Path(source)):
-        run = read_run(Path(source))
+        run = read_checked(Path(source))
         check_labels(labels, [run.experiment.label])
         yield run.experiment, run.records, run.measured
         return

@@ -84,7 +84,8 @@ def check(
     fails = [*failures(experiment, problem, sizes), *_of_the_run(records, run, seen)]
     fails += _of_constants(experiment, known, measured)
     run = dataclasses.replace(run, q=min(run.q, seen.get("q_max") or run.q))
-    twin = experiment.server.twin(digits=3)
+    server = experiment.server
+    twin = server.twin(digits=3)
     return Checked(
         label=experiment.label,
         theorem=theorem(run),
@@ -92,10 +93,10 @@ def check(
         run=run,
         bounds=(printed(known, run), sound(known, run)),
         fails=fails,
-        regime=_regime(known, run, seen.get("off_floor"), certain=not fails and known.how["G"] == BOUND),
+        regime=_regime(known, run, server, seen.get("off_floor"), certain=not fails and known.how["G"] == BOUND),
         twin="" if twin is None else twin.spelled_out(),
         seen=seen,
-        may_leave=may_leave(records, experiment.server, known.d),
+        may_leave=may_leave(records, server, known.d),
     )
 
 
@@ -138,7 +139,7 @@ def may_leave(records: Sequence[RoundRecord], server: ServerOptimizer, d: int) -
     return min(1.0, weight * math.fsum(norm**2 / server.floor(t) for t, norm in enumerate(norms, 1)) / d)
 
 
-def _regime(known: Constants, run: Setting, off_floor: float | None, certain: bool) -> str:
+def _regime(known: Constants, run: Setting, server: ServerOptimizer, off_floor: float | None, certain: bool) -> str:
     """Return where v̂ was, if a run recorded it, and where it can be otherwise.
 
     `certain` says whether all assumptions hold with proven constants; if not, u is only an estimate.
@@ -148,6 +149,10 @@ def _regime(known: Constants, run: Setting, off_floor: float | None, certain: bo
     if off_floor is not None:
         name = "floor" if off_floor < RARELY else "mixed" if off_floor < 0.5 else "adaptive"
         return f"{name}, as measured: v̂ left its floor in at most {100 * off_floor:.4g}% of coordinates"
+    if isinstance(server, FedAdagrad):
+        return (
+            "open: v̂ adds up all updates, so it may leave its floor whatever u is; a recorded run shows whether it does"
+        )
     if run.adaptivity(known) > 1:
         return "open: u > 1, so v̂ may leave its floor; a recorded run shows whether it does"
     if not certain:

@@ -135,8 +135,8 @@ def _measured(one: Instance, lines: Sequence[Measured] = ()) -> Constants:
     if not lines or lines[0].round != 1:
         lines = [measure(one.problem, Point(one.x, None), after=None, done=0), *lines]
     known, first, where = _values(lines), _where(lines[:1]), _where(lines)
-    if unknown := [name for name, value in known.items() if math.isnan(value)]:
-        why = "; ".join(dict.fromkeys(reason for line in lines for reason in line.missing.values()))
+    if unknown := [name for name, value in known.items() if math.isnan(value) or (name == "L" and not value)]:
+        why = "; ".join(dict.fromkeys(reason for line in lines for reason in line.missing.values())) or "it is 0"
         fix = "check a run with theory_every" if unknown == ["L"] else "check another model or task"
         raise SpecError(f"model={one.experiment.model}: {', '.join(unknown)} cannot be measured ({why}); {fix}")
     bound = BOUND if lines[0].clients == lines[0].population else f"{ESTIMATE} of a bound"

@@ -89,7 +89,8 @@ def _of_weights(experiment: Experiment) -> Iterator[str]:
 def _of_the_server(experiment: Experiment) -> Iterator[str]:
     server = experiment.server
     if experiment.schedules():
-        yield f"constant rates: a schedule sets {', '.join(path for path, _ in experiment.schedules())}"
+        paths = ", ".join(path for path, _ in experiment.schedules())
+        yield f"constant rates: a schedule sets {paths}; the bound uses the values of round 1"
     if getattr(server, "bias_correction", False):
         yield "constant rates: bias_correction=true changes them in the first rounds"
     if server.name in ("fedadam", "fedyogi"):

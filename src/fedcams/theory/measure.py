@@ -89,7 +89,7 @@ class Measured:
         known = [each.name for each in dataclasses.fields(cls)]
         found = cls(**{name: values[name] for name in known if name in values})
         for name, value in dataclasses.asdict(found).items():
-            if not _ALLOWED.get(name, _is_number)(value):
+            if not _ALLOWED.get(name, _is_length)(value):
                 raise ValueError(f"{name} is {value!r}")
         if found.clients > found.population:
             raise ValueError(f"clients is {found.clients}, but population is {found.population}")
@@ -105,13 +105,18 @@ def _is_number(value: Any) -> bool:
     return value is None or (type(value) in (int, float) and math.isfinite(value))
 
 
+def _is_length(value: Any) -> bool:
+    return _is_number(value) and (value is None or value >= 0)
+
+
 _ALLOWED: Mapping[str, Callable[[Any], bool]] = {
     "round": _is_count,
     "clients": functools.partial(_is_count, low=0),
     "population": _is_count,
+    "loss": _is_number,
     "missing": lambda value: isinstance(value, dict) and all(isinstance(why, str) for why in value.values()),
 }
-"""What the fields of `Measured` may be; the others are numbers."""
+"""What the fields of `Measured` may be; the others are lengths."""
 
 
 def measure(problem: Problem, start: Point, after: Tensor | None, done: int) -> Measured:
