@@ -30,13 +30,14 @@ class AdamW(Local):
     """AdamW on the client's examples, like `torch.optim.AdamW`; moments and step count restart in every round.
 
     Step t is `w -= lr weight_decay w`, `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g²`,
-    `w -= lr (m / (1 - beta1ᵗ)) / (√(v / (1 - beta2ᵗ)) + eps)`.
+    `w -= lr (m / (1 - beta1ᵗ)) / (√(v / (1 - beta2ᵗ)) + eps)`. An `eps` that could become zero in float32 is refused,
+    because a coordinate without gradients would give 0/0.
     """
 
     lr: Number = number(0.001, low=0, open="low", doc="local learning rate")
     beta1: Number = number(0.9, low=0, high=1, open="high", doc="the weight of the old mean gradient in the new one")
     beta2: Number = number(0.999, low=0, high=1, open="high", doc="the weight of the old mean square in the new one")
-    eps: Number = number(1e-8, low=0, open="low", doc="added to the root of the mean squared gradient")
+    eps: Number = number(1e-8, low=1e-30, doc="added to the root of the mean squared gradient")
     weight_decay: Number = number(0.01, low=0, doc="pull towards zero, separate from the gradient")
     epochs: int | None = epochs_field()
     steps: int | None = steps_field()
@@ -48,7 +49,7 @@ class AdamW(Local):
     refused = (
         ("adamw(epochs=1, steps=1)", "give epochs or steps, not both"),
         ("adamw(beta2=1)", r"allowed: a number in \[0, 1\)"),
-        ("adamw(eps=0)", r"allowed: a number in \(0, inf\)"),
+        ("adamw(eps=0)", r"allowed: a number in \[1e-30, inf\)"),
         ("adamw(momentum=0.9)", "adamw has no key 'momentum'"),
     )
 
@@ -68,13 +69,14 @@ class Adam(Local):
     """Adam on the client's examples, like `torch.optim.Adam`; moments and step count restart in every round.
 
     Step t is `g += weight_decay w`, `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g²`,
-    `w -= lr (m / (1 - beta1ᵗ)) / (√(v / (1 - beta2ᵗ)) + eps)`.
+    `w -= lr (m / (1 - beta1ᵗ)) / (√(v / (1 - beta2ᵗ)) + eps)`. An `eps` that could become zero in float32 is refused,
+    because a coordinate without gradients would give 0/0.
     """
 
     lr: Number = number(0.001, low=0, open="low", doc="local learning rate")
     beta1: Number = number(0.9, low=0, high=1, open="high", doc="the weight of the old mean gradient in the new one")
     beta2: Number = number(0.999, low=0, high=1, open="high", doc="the weight of the old mean square in the new one")
-    eps: Number = number(1e-8, low=0, open="low", doc="added to the root of the mean squared gradient")
+    eps: Number = number(1e-8, low=1e-30, doc="added to the root of the mean squared gradient")
     weight_decay: Number = number(0, low=0, doc="pull towards zero, added to the gradient")
     epochs: int | None = epochs_field()
     steps: int | None = steps_field()
