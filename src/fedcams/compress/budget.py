@@ -25,9 +25,8 @@ class Sparse(Compressor):
             raise SpecError(f"{self.name}: {known}: give either ratio, such as {self.name}(ratio=1/64), or k")
 
     def kept(self, layout: Layout, scope: str) -> list[int]:
-        """Return how many coordinates are kept in each segment, such as each tensor."""
-        return [self._kept_of(stop - start) for start, stop in segments(layout, scope)]
-
-    def _kept_of(self, size: int) -> int:
-        """Return the exact max(1, floor(ratio·size)), or min(k, size)."""
-        return min(self.k, size) if self.k is not None else max(1, math.floor(exact(self.ratio or 0) * size))
+        """Return how many coordinates of each segment are kept: exactly max(1, floor(ratio·size)), or min(k, size)."""
+        sizes = [stop - start for start, stop in segments(layout, scope)]
+        if self.k is not None:
+            return [min(self.k, size) for size in sizes]
+        return [max(1, math.floor(exact(self.ratio or 0) * size)) for size in sizes]
