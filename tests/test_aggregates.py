@@ -138,6 +138,11 @@ def test_idle_clients_that_outweigh_all_others_hold_the_geometric_median_at_zero
     assert not bool(Aggregate.parse("geometric_median").combine(rows, [1.0] * 7).any())
 
 
+def test_a_geometric_median_among_distances_that_overflow_is_the_median() -> None:
+    rows = 3e38 * draw(7, 100).sign()
+    assert torch.equal(Aggregate.parse("geometric_median").combine(rows, [1.0] * 7), rows.median(dim=0).values)
+
+
 @together("count", [1, 2, 3, 10, 20])
 @together("fraction", ["0", "0.2", "0.49"])
 def test_krum_is_the_oracles(count: int, fraction: str) -> None:

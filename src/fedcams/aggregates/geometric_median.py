@@ -42,13 +42,15 @@ class GeometricMedian(Aggregate):
         least = NEAR * float(row_norms(z[None]))
         for _ in range(self.steps if len(rows) > 1 else 0):
             distances = [max(float(row_norms((row - z)[None])), least) for row in rows]
-            z = _moved(z, rows, weights, distances) if max(distances) else z
+            z = _moved(z, rows, weights, distances)
         return z
 
 
 def _moved(z: Tensor, rows: Tensor, weights: Sequence[float], distances: Sequence[float]) -> Tensor:
     """Return the next z; updates at distance 0, as those of idle clients may be from a z of zero, hold it back."""
     pulls = [weight / distance if distance else 0.0 for weight, distance in zip(weights, distances, strict=True)]
+    if not any(pulls):
+        return z  # all updates lie there, or too far away for float32
     target = _mean(rows, pulls)
     if min(distances):
         return target
