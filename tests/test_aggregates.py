@@ -119,6 +119,30 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances(count: int, weig
         assert total(z) <= total(other) * (1 + 1e-6)
 
 
+@together("idle", [1, 2, 3])
+def test_idle_clients_do_not_hold_the_geometric_median_of_sparse_updates_at_zero(idle: int) -> None:
+    """If few clients keep the same coordinates the search starts at zero, which is where idle clients are."""
+    rows = torch.cat([torch.eye(16, 50) * torch.arange(1.0, 17.0)[:, None], torch.zeros(idle, 50)])
+    z = Aggregate.parse("geometric_median(steps=30)").combine(rows, [1.0] * len(rows))
+
+    def total(x: torch.Tensor) -> float:
+        return float((rows - x).norm(dim=1).sum())
+
+    for other in (torch.zeros(50), z * 0.8, z * 1.2, *(z + 0.05 * draw(50, seed=seed) for seed in range(20))):
+        assert total(z) < total(other)
+
+
+def test_idle_clients_that_outweigh_all_others_hold_the_geometric_median_at_zero() -> None:
+    """Four updates at right angles pull with the strength of two."""
+    rows = torch.cat([torch.eye(4, 50), torch.zeros(3, 50)])
+    assert not bool(Aggregate.parse("geometric_median").combine(rows, [1.0] * 7).any())
+
+
+def test_a_geometric_median_among_distances_that_overflow_is_the_median() -> None:
+    rows = 3e38 * draw(7, 100).sign()
+    assert torch.equal(Aggregate.parse("geometric_median").combine(rows, [1.0] * 7), rows.median(dim=0).values)
+
+
 @together("count", [1, 2, 3, 10, 20])
 @together("fraction", ["0", "0.2", "0.49"])
 def test_krum_is_the_oracles(count: int, fraction: str) -> None:

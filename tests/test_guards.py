@@ -90,6 +90,15 @@ def test_one_client_cannot_capture_the_bound(evil: float, size: int) -> None:
     assert ADAPTIVE.bounds(past, {})["update"] <= 2 * FACTOR
 
 
+@together("idle", [0.0, math.inf, math.nan])
+def test_one_client_among_idle_ones_cannot_capture_the_bound(idle: float) -> None:
+    """Their norms say nothing, so it is as good as alone, and the past decides."""
+    past = after(ADAPTIVE, *[norms(1.0, 1.0, 1.0)] * 6, past={})
+    for round in range(7, 30):
+        assert ADAPTIVE.bounds(past, norms(1e9, *[idle] * 9))["update"] == FACTOR
+        past = ADAPTIVE.observe(past, round, norms(1.0, 1.0, 1.0))
+
+
 def test_a_client_that_is_alone_at_times_does_not_capture_it_either() -> None:
     """In a cohort of one, what it sends counts at most as the bound, and others are needed for most rounds."""
     past = after(ADAPTIVE, *[norms(1.0)] * 6, past={})

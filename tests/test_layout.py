@@ -59,6 +59,18 @@ def test_read_write_round_trip_is_exact() -> None:
     assert torch.equal(buffers.read(target), flat)
 
 
+def test_a_model_of_other_shapes_is_refused_and_stays_as_it_is() -> None:
+    """A tensor with one axis more would otherwise take the vector once per row."""
+    layout = Layout(("bias", "weight"), ((2,), (3,)))
+    model = nn.Linear(3, 2)
+    before = model.bias.detach().clone()
+    with pytest.raises(LayoutError, match=r"tensor 'weight' has shape \(2, 3\); the layout needs it as \(3,\)"):
+        layout.write(torch.ones(5), model)
+    assert torch.equal(model.bias, before)
+    with pytest.raises(LayoutError, match=r"tensor 'weight' has shape \(2, 3\)"):
+        layout.read(model)
+
+
 def test_split_gives_views_with_a_cohort_axis() -> None:
     layout = Layout(("a", "b"), ((2, 3), (4,)))
     flat = torch.zeros(5, layout.d)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import oracle
+from fedcams.errors import SpecError
 from fedcams.local import Local, batches, local, step_count
 from fedcams.local.base import mixes_rows
 from fedcams.registry import registered, resolve
@@ -150,6 +151,15 @@ def test_adamw_is_that_of_torch_and_of_the_oracle(decay: float, dtype: torch.dty
         for gradient, rate in zip(seen, RATES, strict=True):
             w = oracle.adamw(memory, w, gradient.double().numpy(), rate, 0.8, 0.99, 1e-6, decay)
         np.testing.assert_allclose(row.double().numpy(), w, rtol=tolerance, atol=tolerance)
+
+
+@together("name", ["adam", "adamw"])
+def test_the_smallest_eps_keeps_coordinates_without_gradients(name: str) -> None:
+    rule, x = local(f"{name}(eps=1e-30)"), torch.ones(1, 3)
+    rule.step_(x, torch.tensor([[0.0, 1e-20, 1.0]]), rule.init(x), 0.1)
+    assert bool(x.isfinite().all())
+    with pytest.raises(SpecError, match=r"eps=1e-46: out of range; allowed: a number in \[1e-30, inf\)"):
+        local(f"{name}(eps=1e-46)")  # is zero in float32
 
 
 @every_rule

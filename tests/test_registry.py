@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -284,6 +285,22 @@ def linear(start: Number, end: Number) -> Linear:
 def test_a_name_belongs_to_one_class() -> None:
     with pytest.raises(SpecError, match="toy 'leaf' is already registered"):
         register("leaf")(Tree)
+
+
+def test_a_class_may_be_defined_again_but_not_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell that runs twice, or a script that is imported too, has the same class; a copy in another file has not."""
+
+    def again(module: str) -> type[Leaf]:
+        return dataclass(frozen=True)(type("Leaf", (Toy,), {"__module__": module}))
+
+    monkeypatch.setitem(sys.modules, "script", sys.modules[Leaf.__module__])
+    try:
+        for module in (Leaf.__module__, "script"):
+            register("leaf")(again(module))
+        with pytest.raises(SpecError, match="toy 'leaf' is already registered by"):
+            register("leaf")(again("notebook"))
+    finally:
+        register("leaf")(Leaf)
 
 
 PACKAGE = [(kind, cls) for kind in kinds() if kind != "toy" for cls in registered(kind).values()]

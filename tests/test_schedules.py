@@ -76,6 +76,13 @@ def test_a_round_has_a_number_of_six_digits() -> None:
     assert server("fedavg(lr=linear(1, 0))").at(2, 7).lr == Fraction("0.857143")
 
 
+@together("spec", ["cosine(1/2, 1)", "linear(0, 1)", "hold(1/2, cosine(1/2, 1))", "warmup(5, cosine(1/2, 1))"])
+def test_a_long_run_never_rounds_up_to_a_limit_that_the_field_excludes(spec: str) -> None:
+    optimizer, rounds = server(f"fedavgm(momentum={spec})"), 3_000_000
+    for round in (rounds - 1000, rounds):
+        assert 0.9996 < optimizer.at(round, rounds).momentum < 1
+
+
 @everyone
 @together("rounds", [1, 7, 8000])
 def test_bounds_hold_and_are_close(schedule: Schedule, rounds: int) -> None:

@@ -21,7 +21,7 @@ Past = Mapping[str, Mapping[int, float]]
 ROUNDS = 10
 """How many past rounds count: those with the largest norms. The bound is wrong only if half of them are."""
 ENOUGH = 3
-"""With at least this many clients, a single one cannot set what is usual for the cohort."""
+"""With at least this many clients whose rows are not zero, a single one cannot set what is usual for the cohort."""
 
 
 class Guard(Spec, ABC):
@@ -76,12 +76,12 @@ class Adaptive(Guard):
     """Refuses rows longer than `factor` times the usual norm of their stream: update, buffers or control variates.
 
     A cohort's usual norm is its upper quartile: a quarter of its clients exceed it. The usual norm of a round is the
-    median over the 10 rounds in which this was largest. If the current cohort has 3 clients or more and its own usual
-    norm is larger, that one counts; the first round has only its own. The guard uses the largest rounds rather than the
-    last ones: late in training most clients have little left to learn, and those that still learn are not attackers.
-    Norms above the bound count as the bound, so that it grows if the norms of most clients grow. The bound is 4 times
-    as wide for buffers and control variates, which change most for new clients, for cohorts of one or two clients, and
-    for codecs that draw coordinates at random. A refused client keeps its residual.
+    median over the 10 rounds in which this was largest. If the current cohort has 3 clients or more whose rows are not
+    zero, and its own usual norm is larger, that one counts; the first round has only its own. The guard uses the
+    largest rounds rather than the last ones: late in training most clients have little left to learn, and those that
+    still learn are not attackers. Norms above the bound count as the bound, so that it grows if the norms of most
+    clients grow. The bound is 4 times as wide for buffers and control variates, which change most for new clients, for
+    cohorts of one or two clients, and for codecs that draw coordinates at random. A refused client keeps its residual.
     """
 
     factor: Number = number(5, low=1, doc="how many times the usual norm a row may have")
@@ -111,9 +111,14 @@ def _usual(past: Iterable[float], cohort: list[float]) -> float:
 
 
 def _by_stream(norms: Norms) -> dict[str, list[float]]:
-    """Return stream -> the norms of all clients."""
+    """Return stream -> the norms that count, of all clients."""
     names = dict.fromkeys(name for known in norms.values() for name in known)
-    return {name: [known[name] for known in norms.values() if name in known] for name in names}
+    return {name: _counting(known[name] for known in norms.values() if name in known) for name in names}
+
+
+def _counting(values: Iterable[float]) -> list[float]:
+    """Return the values that count, which are finite and above 0, in ascending order."""
+    return sorted(value for value in values if value > 0 and math.isfinite(value))
 
 
 def upper(values: Iterable[float]) -> float:
@@ -132,6 +137,6 @@ def upper(values: Iterable[float]) -> float:
         >>> upper([1.0, 2.0, 2.0, 500.0])
         2.0
     """
-    sound = sorted(value for value in values if value > 0 and math.isfinite(value))
-    above = math.ceil(len(sound) / 4) if len(sound) > 1 else 0
-    return sound[-1 - above] if sound else 0.0
+    known = _counting(values)
+    above = math.ceil(len(known) / 4) if len(known) > 1 else 0
+    return known[-1 - above] if known else 0.0

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Iterator, Sequence
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,7 @@ def derive(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
         >>> derive(1, "cohort", round=3) == derive(1, "cohort", round=4)
         False
     """
-    numbers = b"".join(number.to_bytes(16, "little", signed=True) for number in (seed, round, client))
+    numbers = b"".join(index(number).to_bytes(16, "little", signed=True) for number in (seed, round, client))
     return int.from_bytes(
         hashlib.blake2b(numbers + purpose.encode(), digest_size=8, person=b"fedcams.key").digest(), "little"
     )

@@ -147,11 +147,15 @@ class Layout:
             target.copy_(part)
         return out
 
-    def _part(self, tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+    def _part(self, tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], leading: bool = True) -> Tensor:
+        """Return a tensor as `[..., size]`; refuses a missing one, and other shapes than `[..., *shape]`.
+
+        Unless `leading` axes are allowed, it refuses all but `[*shape]`.
+        """
         if name not in tensors:
             raise LayoutError(f"tensor {name!r} is missing{nearest(name, tensors)}; the layout needs it as {shape}")
         tensor = tensors[name]
-        lead = tensor.shape[: tensor.dim() - len(shape)]
+        lead = tensor.shape[: tensor.dim() - len(shape)] if leading else ()
         if tuple(tensor.shape[len(lead) :]) != shape:
             raise LayoutError(f"tensor {name!r} has shape {tuple(tensor.shape)}; the layout needs it as {shape}")
         return tensor.detach().reshape(*lead, math.prod(shape))
@@ -177,16 +181,24 @@ class Layout:
     # -- models --------------------------------------------------------------------------------------------------
 
     def read(self, model: nn.Module, out: Tensor | None = None) -> Tensor:
-        """Return the model's tensors of this layout as one vector `[d]`, in new memory or in `out`."""
-        return self.join(_named(model), out)
+        """Return the model's tensors of this layout as one vector `[d]`, in new memory or in `out`.
+
+        Refuses a model without them, or of other shapes.
+        """
+        return self.join(self._tensors(model), out)
 
     def write(self, flat: Tensor, model: nn.Module) -> None:
         """Copy `flat [d]` into the model's tensors of this layout; refuses a model without them, or of other shapes."""
-        tensors = _named(model)
+        tensors = self._tensors(model)  # all are checked before one is written
         with torch.no_grad():
-            for (name, part), shape in zip(self.split(flat).items(), self.shapes, strict=True):
-                self._part(tensors, name, shape)
+            for name, part in self.split(flat).items():
                 tensors[name].copy_(part)
+
+    def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            self._part(tensors, name, shape, leading=False)
+        return tensors
 
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:
@@ -196,10 +208,6 @@ def _trainable(model: nn.Module) -> dict[str, Tensor]:
 def _float_buffers(model: nn.Module) -> dict[str, Tensor]:
     kept = model.state_dict().keys()  # non-persistent buffers are not part of a model's state
     return {name: b for name, b in model.named_buffers() if b.is_floating_point() and name in kept}
-
-
-def _named(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def segments(layout: Layout, scope: str) -> Sequence[tuple[int, int]]:

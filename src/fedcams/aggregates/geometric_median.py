@@ -26,7 +26,8 @@ class GeometricMedian(Aggregate):
     """The geometric median by a few steps of Weiszfeld from the coordinate-wise median: z = Σ w_i x_i / Σ w_i.
 
     w_i is the client's weight divided by its distance from z, so a distant update counts little in any direction.
-    All decoded updates of a round are in memory at once.
+    Where updates lie on z, the others move it only if they pull more strongly (Vardi, Zhang 2000). All decoded updates
+    of a round are in memory at once.
     """
 
     steps: int = integer(8, low=1, high=100, doc="number of steps")
@@ -41,10 +42,21 @@ class GeometricMedian(Aggregate):
         least = NEAR * float(row_norms(z[None]))
         for _ in range(self.steps if len(rows) > 1 else 0):
             distances = [max(float(row_norms((row - z)[None])), least) for row in rows]
-            if min(distances) == 0:
-                return z  # z and some update are both zero
-            z = _mean(rows, [weight / distance for weight, distance in zip(weights, distances, strict=True)])
+            z = _moved(z, rows, weights, distances)
         return z
+
+
+def _moved(z: Tensor, rows: Tensor, weights: Sequence[float], distances: Sequence[float]) -> Tensor:
+    """Return the next z; updates at distance 0, as those of idle clients may be from a z of zero, hold it back."""
+    pulls = [weight / distance if distance else 0.0 for weight, distance in zip(weights, distances, strict=True)]
+    if not any(pulls):
+        return z  # all updates lie there, or too far away for float32
+    target = _mean(rows, pulls)
+    if min(distances):
+        return target
+    held = sum(weight for weight, distance in zip(weights, distances, strict=True) if not distance)
+    pull = sum(pulls) * float(row_norms((target - z)[None]))
+    return z.lerp(target, 1 - held / pull) if pull > held else z
 
 
 def _mean(rows: Tensor, weights: Sequence[float]) -> Tensor:

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -114,7 +115,7 @@ class Compressor(Spec, ABC):
         if x.dtype != torch.float32:
             raise LayoutError(f"x is {x.dtype}; compressors take float32, convert it with x.float()")
         rows = x.detach().reshape(-1, layout.d).contiguous()
-        keys = [key] * len(rows) if isinstance(key, int) else list(key)
+        keys = [int(key)] * len(rows) if isinstance(key, int | Integral) else list(key)
         if len(keys) != len(rows):
             raise SpecError(f"{len(keys)} keys for {len(rows)} rows; give one integer or one for each row")
         if not self.reveals_nonfinite:

@@ -11,10 +11,10 @@ import torch
 
 from fedcams.bits.positions import SEED_BITS, add_at_, sample_positions, take_at
 from fedcams.bits.vectors import row_norms
-from fedcams.compress.base import Code, Compressor, Field
-from fedcams.compress.budget import check_budget, kept
+from fedcams.compress.base import Code, Field
+from fedcams.compress.budget import Sparse
 from fedcams.layout import Layout
-from fedcams.registry import Number, flag, integer, number, register
+from fedcams.registry import flag, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,14 +24,12 @@ F32_MAX = float(np.finfo(np.float32).max)
 
 @register("randk")
 @dataclass(frozen=True)
-class RandK(Compressor):
+class RandK(Sparse):
     """Keeps k coordinates drawn uniformly without replacement; in expectation 1 - k/d of ‖x‖² is dropped.
 
     With `scaled=true` the kept values are multiplied by d/k: C is then unbiased, but no longer contractive.
     """
 
-    ratio: Number | None = number(None, low=0, high=1, open="low", doc="kept fraction: k = max(1, floor(ratio·d))")
-    k: int | None = integer(None, low=1, doc="kept coordinates, at most d; instead of ratio")
     scaled: bool = flag(False, doc="multiply by d/k: unbiased, without a contraction")
 
     reference = "Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018"
@@ -43,12 +41,8 @@ class RandK(Compressor):
         ("randk(k=1, scaled=1)", "allowed: true or false"),
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_budget(self.name, self.ratio, self.k)
-
     def _kept(self, layout: Layout) -> int:
-        return kept(self.ratio, self.k, layout.d)
+        return sum(self.kept(layout, "global"))
 
     def fields(self, layout: Layout) -> dict[str, Field]:
         return {"seed": Field("uint", 1, bits=SEED_BITS), "value": Field("f32", self._kept(layout))}

@@ -11,11 +11,11 @@ from fedcams.bits.kept import add_rows_of_signs_at_, add_signs_at_, group_bounds
 from fedcams.bits.select import top_values
 from fedcams.bits.signs import pack_signs
 from fedcams.bits.vectors import row_norms
-from fedcams.compress.base import Code, Compressor, Field
-from fedcams.compress.budget import check_budget, kept
+from fedcams.compress.base import Code, Field
+from fedcams.compress.budget import Sparse
 from fedcams.compress.magnitudes import check_magnitudes
 from fedcams.layout import Layout, segments
-from fedcams.registry import Number, integer, number, register, text
+from fedcams.registry import register, text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @register("ternary")
 @dataclass(frozen=True)
-class Ternary(Compressor):
+class Ternary(Sparse):
     """Keeps the k largest |x_i| as signs times the mean of what is kept: of each tensor, or of all (`magnitudes`).
 
     The k are taken from the whole vector or from each tensor (`scope`); the lower index wins a tie. Per group of
@@ -44,8 +44,6 @@ class Ternary(Compressor):
     at that ratio, 0.316 of ‖x‖² arrives for Gaussian coordinates, and 0.324 with `topk` and exact values.
     """
 
-    ratio: Number | None = number(None, low=0, high=1, open="low", doc="kept fraction: k = max(1, floor(ratio·d))")
-    k: int | None = integer(None, low=1, doc="kept coordinates, at most d; instead of ratio")
     scope: str = text("global", choices=("global", "tensor"), doc="what the k largest are taken from")
     magnitudes: str = text("tensor", choices=("tensor", "global"), doc="what shares one magnitude")
 
@@ -65,20 +63,12 @@ class Ternary(Compressor):
         ("ternary(k=1, magnitudes=layer)", "allowed: tensor or global"),
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_budget(self.name, self.ratio, self.k)
-
     @property
     def per_tensor(self) -> bool:
         return True  # with one magnitude for all too: signs are coded by the tensors' shapes
 
-    def _kept(self, layout: Layout) -> list[int]:
-        """Return how many coordinates are kept in each segment that they are taken from."""
-        return [kept(self.ratio, self.k, stop - start) for start, stop in segments(layout, self.scope)]
-
     def fields(self, layout: Layout) -> dict[str, Field]:
-        k, groups = sum(self._kept(layout)), len(segments(layout, self.magnitudes))
+        k, groups = sum(self.kept(layout, self.scope)), len(segments(layout, self.magnitudes))
         return {
             "position": Field("index", k),
             "sign": Field("sign", k, at="position"),
@@ -86,7 +76,7 @@ class Ternary(Compressor):
         }
 
     def squared_error_bound(self, layout: Layout) -> float:
-        counts = self._kept(layout)
+        counts = self.kept(layout, self.scope)
         k, sizes = sum(counts), [stop - start for start, stop in segments(layout, "tensor")]
         if self.scope == "global":
             most = max(layout.d / k, k if self.magnitudes == "global" else min(k, max(sizes)))
@@ -101,7 +91,7 @@ class Ternary(Compressor):
         return True  # a projection
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
-        positions, values = top_values(x, segments(layout, self.scope), self._kept(layout))
+        positions, values = top_values(x, segments(layout, self.scope), self.kept(layout, self.scope))
         magnitudes = group_means(values, self._bounds(positions, layout))
         return {"position": positions, "sign": pack_signs(values)[0], "magnitude": magnitudes}
 

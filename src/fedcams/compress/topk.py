@@ -14,11 +14,11 @@ from fedcams.bits.levels import BF16_MAX
 from fedcams.bits.positions import add_at_
 from fedcams.bits.select import top_values
 from fedcams.bits.vectors import row_norms
-from fedcams.compress.base import Code, Compressor, Field
-from fedcams.compress.budget import check_budget, kept
+from fedcams.compress.base import Code, Field
+from fedcams.compress.budget import Sparse
 from fedcams.compress.magnitudes import check_magnitudes
 from fedcams.layout import Layout, segments
-from fedcams.registry import Number, integer, number, register, text
+from fedcams.registry import register, text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ BF16_ROUNDING = 2.0**-8
 
 @register("topk")
 @dataclass(frozen=True)
-class TopK(Compressor):
+class TopK(Sparse):
     """Keeps the k largest |x_i| of the whole vector or of each tensor; the lower index wins a tie.
 
     At most 1 - k/d of ‖x‖² is dropped. With bfloat16 values, up to u² of what is kept is lost too, u = 2⁻⁸.
@@ -41,8 +41,6 @@ class TopK(Compressor):
     much better: for Gaussian coordinates at ratio=1/16, `b2` loses 1% of the ‖x‖² that is kept, and `b4` 0.1%.
     """
 
-    ratio: Number | None = number(None, low=0, high=1, open="low", doc="kept fraction: k = max(1, floor(ratio·d))")
-    k: int | None = integer(None, low=1, doc="kept coordinates, at most d; instead of ratio")
     values: str = text(
         "f32", choices=("f32", "bf16", "b4", "b2"), doc="how kept values travel; the rounding stays in the residual"
     )
@@ -66,20 +64,12 @@ class TopK(Compressor):
         ("topk(ratio=1/2, values=f16)", "did you mean 'bf16'"),
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_budget(self.name, self.ratio, self.k)
-
     @property
     def per_tensor(self) -> bool:
         return self.scope == "tensor"
 
-    def _kept(self, layout: Layout) -> list[int]:
-        """Return how many coordinates are kept in each segment."""
-        return [kept(self.ratio, self.k, stop - start) for start, stop in segments(layout, self.scope)]
-
     def fields(self, layout: Layout) -> dict[str, Field]:
-        counts = self._kept(layout)
+        counts = self.kept(layout, self.scope)
         k, bits = sum(counts), self._bits
         if not bits:
             return {"position": Field("index", k), "value": Field("bf16" if self.values == "bf16" else "f32", k)}
@@ -92,7 +82,7 @@ class TopK(Compressor):
         return {"b4": 4, "b2": 2}.get(self.values, 0)
 
     def squared_error_bound(self, layout: Layout) -> float:
-        parts = zip(segments(layout, self.scope), self._kept(layout), strict=True)
+        parts = zip(segments(layout, self.scope), self.kept(layout, self.scope), strict=True)
         shares = [(k, k / (stop - start)) for (start, stop), k in parts]
         if self._bits:
             return 1 - min(min(share, 1 / k) for k, share in shares)
@@ -105,7 +95,7 @@ class TopK(Compressor):
         return self.values != "bf16"  # it rounds up too; all others are projections
 
     def compress(self, x: Tensor, layout: Layout, keys: Sequence[int]) -> Code:
-        positions, values = top_values(x, segments(layout, self.scope), self._kept(layout))
+        positions, values = top_values(x, segments(layout, self.scope), self.kept(layout, self.scope))
         if not self._bits:
             return {"position": positions, "value": _to_bf16(values) if self.values == "bf16" else values}
         levels, means = split_at_means(values, self._bounds(layout, values), self._bits)
@@ -113,7 +103,7 @@ class TopK(Compressor):
 
     def _bounds(self, layout: Layout, rows: Tensor) -> Tensor:
         """Return where what is kept of each segment starts and ends, for every one of the rows: int64 `[C, S + 1]`."""
-        ends = list(itertools.accumulate(self._kept(layout), initial=0))
+        ends = list(itertools.accumulate(self.kept(layout, self.scope), initial=0))
         return torch.tensor(ends, device=rows.device).repeat(len(rows), 1)
 
     def _values(self, code: Code, layout: Layout) -> Tensor:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from fedcams.aggregates import Aggregate
-from fedcams.bits.vectors import row_norms
 from fedcams.control import Control
 from fedcams.downlink import Downlink
 from fedcams.errors import SpecError
@@ -138,11 +137,6 @@ class Privacy(Spec, ABC):
     def epsilon_after(self, rounds: int, who: Participation, spent: Spent, method: PrivateParts) -> dict[str, float]:
         """Return what this many rounds of a run have spent, by the names of records."""
         return {}
-
-
-def clip_rows_(rows: Tensor, bound: float) -> None:
-    """Shorten the rows `[C, d]` that are longer than `bound` to it, in place."""
-    rows.mul_((bound / row_norms(rows).clamp(min=bound)).to(rows.dtype)[:, None])
 
 
 def unsound_parts(method: PrivateParts, bound: str) -> Iterator[str]:

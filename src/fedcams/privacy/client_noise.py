@@ -12,12 +12,13 @@ from fedcams.bits.vectors import row_norms
 from fedcams.compress.identity import IDENTITY
 from fedcams.errors import SpecError
 from fedcams.privacy.accountant import epsilon
-from fedcams.privacy.base import Participation, PrivateParts, Spent, check_delta, clip_rows_
+from fedcams.privacy.base import Participation, PrivateParts, Spent, check_delta
 from fedcams.privacy.gaussian_noise import GaussianNoise
 from fedcams.privacy.secret import gaussian
 from fedcams.privacy.sums import digest
 from fedcams.registry import Number, number, register
 from fedcams.sampler import Sampler
+from fedcams.transforms.norms import clip_rows_
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,12 +11,13 @@ import torch
 from fedcams.errors import SpecError
 from fedcams.layout import Layout
 from fedcams.privacy.accountant import epsilon
-from fedcams.privacy.base import Participation, PrivateParts, Spent, check_delta, clip_rows_
+from fedcams.privacy.base import Participation, PrivateParts, Spent, check_delta
 from fedcams.privacy.gaussian_noise import GaussianNoise
 from fedcams.privacy.secret import gaussian
 from fedcams.privacy.sums import ClippedSum, digest
 from fedcams.registry import register
 from fedcams.sampler import Sampler
+from fedcams.transforms.norms import clip_rows_
 
 if TYPE_CHECKING:
     from torch import Tensor

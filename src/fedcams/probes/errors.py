@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fedcams.keys import derive
@@ -15,13 +16,14 @@ class CompressionError(Probe):
     """Records the relative compression error ‖C(h)-h‖/‖h‖ of the accepted clients: `q`, its mean, and `q_max`.
 
     Neither is squared. Convergence theorems need the largest; a compressor's `squared_error_bound` bounds its square.
+    Missing if the squares of a row overflow.
     """
 
     needs = frozenset({"error"})
     examples = ("q",)
 
     def measure(self, left: Leftovers) -> dict[str, float]:
-        if left.error is None:
+        if left.error is None or not bool(left.error.isfinite().all()):  # rows of 1e19 and more overflow
             return {}
         return {"q": float(left.error.double().mean()), "q_max": float(left.error.max())}
 
@@ -31,7 +33,7 @@ class CompressionError(Probe):
 class Dissimilarity(Probe):
     """Records `gamma`, ‖C(mean h) - mean C(h)‖/‖mean Δ‖: how far the clients' codes are from one code of their mean.
 
-    It is 0 if the mean update is zero. It encodes one more vector per round.
+    It is 0 if the mean update is zero, and missing if its square overflows. It encodes one more vector per round.
     """
 
     reference = "Wang, Lin, Chen: Communication-Efficient Adaptive Federated Learning, ICML 2022"
@@ -39,11 +41,11 @@ class Dissimilarity(Probe):
     examples = ("gamma",)
 
     def measure(self, left: Leftovers) -> dict[str, float]:
-        if left.mean_h is None:
+        if left.mean_h is None or not math.isfinite(left.mean_delta_norm):  # means of 1e19 and more overflow
             return {}
         if not left.mean_delta_norm:
             return {"gamma": 0.0}
         codec = left.method.uplink
         code = codec.encode(left.mean_h, left.layout, derive(left.seed, "gamma", left.round))
         apart = float((codec.decode(code, left.layout) - left.mean).norm())
-        return {"gamma": apart / left.mean_delta_norm}
+        return {"gamma": apart / left.mean_delta_norm} if math.isfinite(apart) else {}

@@ -59,7 +59,8 @@ def _meaning(cls: type[Spec], param: Param, value: Value, where: str) -> Any:
         return value
     if param.kind == "spec":
         return build(param.spec_kind, calls[0])
-    if param.kind in ("number", "integer") and (calls[0].name in registered("schedule") or _may_schedule(cls, value)):
+    misspelt = cls.schedulable and isinstance(value, Call)  # probably meant as a schedule, although none has its name
+    if param.kind in ("number", "integer") and (misspelt or calls[0].name in registered("schedule")):
         return build("schedule", calls[0])
     if isinstance(value, Call):
         raise SpecError(f"{where}={value.name}(...): a spec is not accepted; allowed: {param.allowed}")
@@ -73,8 +74,3 @@ def _calls(value: Value) -> tuple[Call, ...]:
     if isinstance(value, Several):
         return value.calls
     return (value,) if isinstance(value, Call) else ()
-
-
-def _may_schedule(cls: type[Spec], value: Value) -> bool:
-    """Return whether `value` is probably meant as a schedule, although no schedule has its name."""
-    return cls.schedulable and isinstance(value, Call)

@@ -69,12 +69,9 @@ def format_number(value: Fraction) -> str:
         >>> [format_number(exact(text)) for text in ("0.10", "0.00001", "2/6")]
         ['0.1', '1e-5', '1/3']
     """
-    if value.denominator == 1 and abs(value.numerator) < 10**6:
-        return str(value.numerator)
-    spellings = [*_decimals(value), f"{value.numerator}/{value.denominator}"]
-    if value.denominator == 1:
-        spellings[-1] = str(value.numerator)
-    return min(spellings, key=len)
+    if value.denominator == 1 and abs(value) < 10**6:
+        return str(value)
+    return min([*_decimals(value), str(value)], key=len)
 
 
 def _decimals(value: Fraction) -> list[str]:

@@ -11,6 +11,7 @@ from fedcams.errors import SpecError
 from fedcams.registry.building import build
 from fedcams.registry.fields import MAX_MAGNITUDE, Param, coerce, show, spell
 from fedcams.registry.grammar import WORD, parse_call, parse_several
+from fedcams.registry.numbers import exact
 from fedcams.registry.table import params, registered
 
 
@@ -82,14 +83,14 @@ class Spec:
     def at(self, round: int, rounds: int) -> Self:
         """Return the piece with its schedules, nested ones too, replaced by their values in round 1, 2, … of `rounds`.
 
-        Values are exact numbers of at most six significant digits. A piece without schedules returns itself. Refuses
-        numbers below 1.
+        Values are exact numbers of at most six significant digits, more only where these would leave the field's
+        range. A piece without schedules returns itself. Refuses numbers below 1.
         """
         if min(round, rounds) < 1:
             raise SpecError(f"round={round} of rounds={rounds}; allowed: both count from 1")
-        old = {key: getattr(self, key) for key in params(type(self))}
-        new = {key: _at(value, round, rounds) for key, value in old.items()}
-        return self if all(new[key] is old[key] for key in old) else type(self)(**new)
+        fields = params(type(self))
+        new = {key: _at(param, getattr(self, key), round, rounds) for key, (param, _) in fields.items()}
+        return self if all(value is getattr(self, key) for key, value in new.items()) else type(self)(**new)
 
     def schedules(self) -> list[tuple[str, Schedule]]:
         """Return every schedule in this piece with its place, such as `lr` or `codec.ratio`, in declared order."""
@@ -226,22 +227,24 @@ def _spelled_schedule(param: Param, value: Any, where: str) -> Any:
         raise error.within(where) from None
 
 
-def _at(value: Any, round: int, rounds: int) -> Any:
+def _at(param: Param, value: Any, round: int, rounds: int) -> Any:
     """Return a field's value in a round; the same object if nothing changes."""
     if isinstance(value, Schedule):
-        return _short(value, round, rounds)
+        return _short(param, value, round, rounds)
     if isinstance(value, Spec):
         return value.at(round, rounds)
     if isinstance(value, tuple):
-        new = tuple(_at(piece, round, rounds) for piece in value)
+        new = tuple(_at(param, piece, round, rounds) for piece in value)
         return value if all(a is b for a, b in zip(new, value, strict=True)) else new
     return value
 
 
-def _short(schedule: Schedule, round: int, rounds: int) -> Fraction:
-    """Return its number in a round, with at most six significant digits and within its bounds."""
+def _short(param: Param, schedule: Schedule, round: int, rounds: int) -> Fraction:
+    """Return its number in a round within its bounds, with six significant digits at most if the field accepts that."""
     low, high = schedule.bounds()
-    return min(max(Fraction(f"{schedule.value(round, rounds):.6g}"), low), high)
+    value = schedule.value(round, rounds)
+    short = min(max(Fraction(f"{value:.6g}"), low), high)
+    return short if param.holds(short) else exact(value)  # near a limit that is excluded, six digits may round to it
 
 
 def _schedules(piece: Spec, prefix: str = "") -> Iterator[tuple[str, Schedule]]:

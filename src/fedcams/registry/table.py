@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -31,7 +32,7 @@ def register(name: str) -> Callable[[type[S]], type[S]]:
 
     Raises:
         TypeError: for a class that is not a frozen dataclass.
-        SpecError: for a name that another class of the kind has.
+        SpecError: for a name that another class of the kind has; the same class may be defined again.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -52,13 +53,19 @@ def register(name: str) -> Callable[[type[S]], type[S]]:
         known = _REGISTRY.setdefault(cls.kind, {})
         if not getattr(cls.__dict__.get("__dataclass_params__"), "frozen", False):
             raise TypeError(f"{cls.__name__}: put @dataclass(frozen=True) below @register({name!r})")
-        if name in known and known[name].__qualname__ != cls.__qualname__:
+        if name in known and not _same_definition(known[name], cls):
             raise SpecError(f"{cls.kind} {name!r} is already registered by {known[name].__module__}; rename yours")
         cls.name = name
         known[name] = cls
         return cls
 
     return add
+
+
+def _same_definition(old: type[Spec], new: type[Spec]) -> bool:
+    """Return whether both come from one definition: of a cell that ran twice, or of a script that is imported too."""
+    files = [getattr(sys.modules.get(cls.__module__), "__file__", cls.__module__) for cls in (old, new)]
+    return old.__qualname__ == new.__qualname__ and (old.__module__ == new.__module__ or files[0] == files[1])
 
 
 def params(cls: type[Spec]) -> Mapping[str, tuple[Param, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedcams.errors import SpecError
 from fedcams.keys import generator
-from fedcams.registry import Spec
+from fedcams.registry import Spec, integer
 
 
 class Sampler(Spec, ABC):
@@ -105,6 +106,21 @@ class Sampler(Spec, ABC):
             raise SpecError(f"{self.name}: clients has {client} {times} times; give each client once")
         if weights is not None and len(weights) != len(clients):
             raise SpecError(f"{self.name}: {len(weights)} weights for {len(clients)} clients; give one for each client")
+
+
+@dataclass(frozen=True)
+class FixedSize(Sampler):
+    """The base class of samplers whose cohorts have n clients."""
+
+    n: int = integer(10, low=1, doc="clients in a cohort, at most the population")
+
+    @property
+    def min_population(self) -> int:
+        return self.n
+
+    def expected(self, population: int) -> float:
+        check_size(self.name, self.n, population)
+        return float(self.n)
 
 
 def sampler(spec: str | Sampler) -> Sampler:

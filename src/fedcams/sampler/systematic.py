@@ -9,13 +9,13 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcams.registry import integer, register
-from fedcams.sampler.base import Sampler, check_size, check_weights
+from fedcams.registry import register
+from fedcams.sampler.base import FixedSize, check_size, check_weights
 
 
 @register("systematic")
 @dataclass(frozen=True)
-class Systematic(Sampler):
+class Systematic(FixedSize):
     """Draws n clients, client i with probability `n w_i/Σw`; those for which that exceeds 1 take part in every round.
 
     With example counts as weights and `weighting=sampler`, the mean of a cohort is an unbiased estimate of the
@@ -23,16 +23,10 @@ class Systematic(Sampler):
     all clients except those that always take part.
     """
 
-    n: int = integer(10, low=1, doc="clients in a cohort, at most the population")
-
     reference = "Madow: On the Theory of Systematic Sampling, II, Annals of Mathematical Statistics 1949"
     needs_weights = True
     examples = ("systematic", "systematic(n=20)")
     refused = (("systematic(n=0)", r"allowed: an integer in \[1, inf\)"), ("systematic(p=0.5)", "has no key 'p'"))
-
-    @property
-    def min_population(self) -> int:
-        return self.n
 
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
         check_size(self.name, self.n, population)
@@ -42,10 +36,6 @@ class Systematic(Sampler):
         ends = np.cumsum(p[rest])  # client i owns an interval of length p_i < 1 of [0, count)
         drawn = np.searchsorted(ends[:-1], rng.random() + np.arange(count), side="right")
         return np.concatenate([certain, rest[drawn]])
-
-    def expected(self, population: int) -> float:
-        check_size(self.name, self.n, population)
-        return float(self.n)
 
     def mean_weights(
         self, cohort: Sequence[int], round: int, weights: Mapping[int, float] | None = None

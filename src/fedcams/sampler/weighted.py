@@ -8,13 +8,13 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcams.registry import integer, register
-from fedcams.sampler.base import Sampler, check_size, check_weights
+from fedcams.registry import register
+from fedcams.sampler.base import FixedSize, check_size, check_weights
 
 
 @register("weighted")
 @dataclass(frozen=True)
-class Weighted(Sampler):
+class Weighted(FixedSize):
     """Draws n clients without replacement, one by one, each in proportion to the weights of those left.
 
     With example counts as weights, large clients are drawn more often, so do not weight the mean by examples too.
@@ -22,23 +22,13 @@ class Weighted(Sampler):
     take part with probabilities 0.27, 0.84 and 0.89. `systematic` includes them with 0.2, 0.8 and 1.
     """
 
-    n: int = integer(10, low=1, doc="clients in a cohort, at most the population")
-
     reference = "Efraimidis, Spirakis: Weighted Random Sampling with a Reservoir, Information Processing Letters 2006"
     needs_weights = True
     examples = ("weighted", "weighted(n=20)")
     refused = (("weighted(n=0)", r"allowed: an integer in \[1, inf\)"), ("weighted(p=0.5)", "has no key 'p'"))
-
-    @property
-    def min_population(self) -> int:
-        return self.n
 
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
         check_size(self.name, self.n, population)
         weights = check_weights(self.name, weights)
         # the n largest values of log w + Gumbel noise have this distribution, and need no normalised probabilities
         return np.argsort(np.log(weights) + rng.gumbel(size=population))[-self.n :]
-
-    def expected(self, population: int) -> float:
-        check_size(self.name, self.n, population)
-        return float(self.n)

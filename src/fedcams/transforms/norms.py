@@ -29,9 +29,7 @@ class Clip(Transform):
     refused = (("clip(norm=0)", r"allowed: a number in \(0, inf\)"), ("clip(1, 2)", "at most 1 values"))
 
     def update_(self, rows: Tensor, facts: Facts, layout: Layout) -> None:
-        bound = float(self.norm)
-        factors = bound / row_norms(rows).clamp(min=bound)
-        rows.mul_(factors.to(rows.dtype)[:, None])
+        clip_rows_(rows, float(self.norm))
 
 
 @register("max_norm")
@@ -48,3 +46,9 @@ class MaxNorm(Transform):
     def refuses(self, norm: float, facts: Facts) -> str:
         bound = float(self.bound)
         return "" if norm <= bound else f"an update of norm {norm:.6g}; at most max_norm={bound:g} is accepted"
+
+
+def clip_rows_(rows: Tensor, bound: float) -> None:
+    """Shorten the rows `[C, d]` that are longer than `bound` to it, in place; leave those that are not finite alone."""
+    norms = row_norms(rows).nan_to_num(nan=0.0, posinf=0.0)
+    rows.mul_((bound / norms.clamp(min=bound)).to(rows.dtype)[:, None])
