@@ -425,6 +425,24 @@ def test_a_server_cannot_lengthen_the_run_for_which_a_site_chose_its_noise(tmp_p
     site("each", 2, noise=2)  # each answer has its own noise, and a run may get more rounds later
 
 
+def test_a_round_in_which_nobody_is_asked_spends_nothing(tmp_path: Path) -> None:
+    _, (line,) = replies(tmp_path, [uplink(state_dir=tmp_path / "sites")], min_available=9)
+    assert line["skipped"] == "2 clients connected, min_available=9"
+    assert (line["epsilon"], line["local_epsilon"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("downlink", ["shared(blockq, warm=true)", "replica(blockq, warm=true)"])
+def test_a_site_that_is_told_again_in_one_round_spends_one_answer(tmp_path: Path, downlink: str) -> None:
+    """It cannot make the initial model, so it refuses the first instruction before it trains."""
+    keys = {**PINNED, "uplink": "identity", "downlink": downlink, "sampler": "full", "rounds": 3}
+    ledger = run_method(tmp_path, **keys).ledger
+    assert "out of step, so sent another instruction" in ledger[0]["notes"]["0"]
+    for line in ledger:
+        assert (sorted(line["accepted"]), line["refused"]) == (["0", "1", "2", "3"], {})
+    with pytest.raises(UpdateError, match="answered 3 times in a run of 3 rounds"):
+        SiteSecret(next((tmp_path / "sites").glob("*/0"))).spend(3)
+
+
 def test_a_mod_with_another_compressor_is_refused(tmp_path: Path) -> None:
     """The server states an ε for noises that add up, which those of compressed updates do not."""
     _, (line,) = replies(tmp_path, [uplink("sign", state_dir=tmp_path / "sites")])

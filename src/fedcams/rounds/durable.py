@@ -92,13 +92,11 @@ class DurableClient:
         name, waiting = (asked.round, bytes(instruction[-1][-4:])), self._waiting()
         if waiting is not None and waiting[0] == name:
             return Answer(waiting[1], again=True, note="")
-        if self.secret is not None:
-            self.secret.spend(self.client.rounds)
         sent = None if waiting is None else waiting[1]
         note = self._compare(sent, asked)
         settled = in_background(lambda: self._settle(sent, asked))  # the disk is slow; the app trains in the meantime
         try:
-            reply, outgoing = answer(self._settled_first(settled), asked, _after(settled, train))
+            reply, outgoing = answer(self._settled_first(settled), asked, self._careful(settled, train))
         finally:
             settled.result()
         if isinstance(reply, Reply) and outgoing is not None:
@@ -110,6 +108,18 @@ class DurableClient:
         if self.client.method.control.active:
             settled.result()
         return self.client
+
+    def _careful(self, settled: Future[None], train: Train) -> Train:
+        """Return `train`, extended to count the answer before it, and to wait at its end until rows are resolved."""
+
+        def trained(received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
+            if self.secret is not None:
+                self.secret.spend(self.client.rounds)
+            update = train(received, instruction, shift, rate)
+            settled.result()
+            return update
+
+        return trained
 
     # -- the server's decision on the last reply ---------------------------------------------------------------------
 
@@ -168,14 +178,3 @@ class DurableClient:
         except WireError as error:
             raise ResidualError(f"{path}: damaged ({error}); delete it; the update that it holds is lost") from error
         return ((head[0], head[1]), reply) if self.rows.round_of(reply.client) == reply.round else None
-
-
-def _after(settled: Future[None], train: Train) -> Train:
-    """Return `train`, extended to wait at its end until the rows are resolved."""
-
-    def trained(received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
-        update = train(received, instruction, shift, rate)
-        settled.result()
-        return update
-
-    return trained
