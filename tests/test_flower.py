@@ -168,6 +168,27 @@ def test_a_node_without_a_site_and_a_second_one_for_a_site_stay_out(tmp_path: Pa
     assert [line["cohort"] for line in read_ledger(tmp_path / "server")] == [[1], [1]]
 
 
+def test_a_node_that_restarts_as_another_site_takes_part_as_that_site(tmp_path: Path) -> None:
+    """It keeps its id if it has a key, and may be back before the server has noticed that it was gone."""
+
+    def restarted(node: int, message: Message, reply: Message | None) -> Message | None:
+        if (node, message.metadata.group_id) == (6, "1"):
+            grid.sites[6] = {"site-id": 3}
+        return reply
+
+    apps = {5: adding_app(tmp_path, 1.0), 6: adding_app(tmp_path, 1.0)}
+    grid = LocalGrid(apps, {5: {"site-id": 1}, 6: {"site-id": 2}}, restarted)
+    strategy = FedCAMS(server="fedavg", uplink="sign", checkpoint=tmp_path / "server", min_available=2)
+    strategy.start(grid, two_by_three(), 4, timeout=5.0)
+    first, second, *others = read_ledger(tmp_path / "server")
+    assert sorted(first["accepted"]) == ["1", "2"]
+    assert (sorted(second["accepted"]), second["absent"]) == (["1"], {"2": "its node is now site 3"})
+    for line in others:
+        assert (sorted(line["accepted"]), line["absent"], line["notes"]) == (["1", "3"], {}, {})
+    rows = {(path.parent.parent.name, path.name.split("-")[0]) for path in tmp_path.rglob("*.rows")}
+    assert rows == {("1", "1"), ("2", "2"), ("3", "3")}
+
+
 def test_what_the_arrays_are(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     arrays = ArrayRecord(model.state_dict())

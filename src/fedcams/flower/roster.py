@@ -5,9 +5,10 @@ node whose app fails on the greeting, as an app without the mod does, takes part
 Such nodes, and those that report that they cannot take part, are greeted again after a while, in case the problem has
 been fixed.
 
-A node that does not answer an instruction is forgotten and greeted again: at once the first time, and after 1, 3, 7, …
-rounds if it stays silent. So it cannot make every round wait for its deadline. As long as a node answers, no other node
-can take its site, and no node can take the id of another as its site.
+A node that does not answer an instruction, or says that it is another site by now, is forgotten and greeted again: at
+once the first time, and after 1, 3, 7, … rounds if it stays silent. So it cannot make every round wait for its
+deadline. As long as a node answers, no other node can take its site, and no node can take the id of another as its
+site.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedcams.bits.parallel import in_background
 from fedcams.downlink import HeldStore
 from fedcams.durable import os_errors, write_whole
-from fedcams.errors import ResidualError, WireError
+from fedcams.errors import FedcamsError, ResidualError, WireError
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, Method
 from fedcams.rounds.client import Client, ClientUpdate, Train, answer, is_accepted
@@ -49,6 +49,10 @@ class Answer(NamedTuple):
     """What else the server should know; empty if all is well."""
 
 
+class OtherClient(FedcamsError):
+    """An instruction is for another client than the one whose state is in the folder."""
+
+
 class DurableClient:
     """One client of one run, and the folder with its state; only one process may use it at a time."""
 
@@ -60,10 +64,12 @@ class DurableClient:
         buffer_layout: Layout | None = None,
         rounds: int | None = None,
         population: int = 0,
+        site: int | None = None,
     ) -> None:
         """Open the folder, or create it; refuses a folder of another model or method, or of an older version.
 
-        `layout` and `buffer_layout` are those of the model; `rounds` is the length of the run, for schedules.
+        `layout` and `buffer_layout` are those of the model; `rounds` is the length of the run, for schedules. With
+        `site`, instructions for other clients are refused.
         """
         if (folder / OLD_ROWS).exists():
             raise ResidualError(
@@ -74,7 +80,7 @@ class DurableClient:
         rows = RowStore.on_disk(memory, folder / ROWS, spares=1) if memory else None
         kept = method.delivered(layout, buffer_layout) if method.downlink.client_keeps_model else {}
         held = HeldStore.on_disk(layout, folder / MODELS, kept.get(BUFFERS)) if kept else None
-        self.folder, self.rows = folder, rows
+        self.folder, self.rows, self.site = folder, rows, site
         fixed = rounds if method.privacy.depends_on_rounds else None
         self.secret = SiteSecret(folder, fixed) if method.privacy.at_client else None
         keys = None if self.secret is None else (lambda client, key=self.secret.key: key)
@@ -84,10 +90,13 @@ class DurableClient:
         """Resolve the pending reply, train, and return the new reply once it is on disk.
 
         `instruction` is the message in parts, as `Instruction.to_parts` returns them. Raises a WireError for a damaged
-        instruction, and a ResidualError for damaged state or a server that went back to an older checkpoint. Raises an
-        UpdateError if the client adds noise and has answered as often as the run has rounds.
+        instruction, OtherClient for one that is for another site, and a ResidualError for damaged state or a server
+        that went back to an older checkpoint. Raises an UpdateError if the client adds noise and has answered as often
+        as the run has rounds.
         """
         asked = Instruction.from_parts(instruction)
+        if self.site not in (None, asked.client):
+            raise OtherClient(f"an instruction for client {asked.client} at site {self.site}")
         # also by its checksum: a server that started over may send a different instruction for the same round
         name, waiting = (asked.round, bytes(instruction[-1][-4:])), self._waiting()
         if waiting is not None and waiting[0] == name:
