@@ -217,6 +217,37 @@ def test_arrays_are_those_of_flower(dtype: str, shape: tuple[int, ...]) -> None:
     assert np.array_equal(from_array(theirs), values)
 
 
+class Tied(nn.Module):
+    """A model whose output layer shares its weights with the embedding, as in most language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+        nn.init.zeros_(self.embed.weight)
+        self.out.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("mod", [True, False])
+def test_tied_weights_travel_once_and_the_app_gets_them_under_all_their_names(tmp_path: Path, mod: bool) -> None:
+    """An app that loads the arrays would otherwise overwrite the new weights with those of the first round."""
+    app = ClientApp(mods=[uplink(state_dir=tmp_path / "site")] if mod else [])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = Tied()
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        with torch.no_grad():
+            model.embed.weight += 1
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), reply_to=message)
+
+    strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "server", model=Tied())
+    arrays = strategy.start(LocalGrid({5: app}, {5: {"site-id": 0}}), ArrayRecord(Tied().state_dict()), 3).arrays
+    assert list(arrays) == ["embed.weight", "out.weight"]
+    for array in arrays.values():
+        assert np.array_equal(array.numpy(), np.full((3, 2), 3.0))
+    assert read_ledger(tmp_path / "server")[0]["wire_up"] < 2 * 24 + 200
+
+
 @pytest.mark.parametrize("run", ["", "../up", "a/b", ".hidden", "x" * 101])
 def test_a_run_name_leads_nowhere_else(tmp_path: Path, run: str) -> None:
     with pytest.raises(SpecError, match="run="):
