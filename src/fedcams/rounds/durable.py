@@ -105,18 +105,14 @@ class DurableClient:
         note = self._compare(sent, asked)
         settled = in_background(lambda: self._settle(sent, asked))  # the disk is slow; the app trains in the meantime
         try:
-            reply, outgoing = answer(self._settled_first(settled), asked, self._careful(settled, train))
+            if self.client.method.control.active:
+                settled.result()  # training reads the control variates among the rows
+            reply, outgoing = answer(self.client, asked, self._careful(settled, train))
         finally:
             settled.result()
         if isinstance(reply, Reply) and outgoing is not None:
             self._hold(name, reply, outgoing)
         return Answer(reply, again=False, note=note)
-
-    def _settled_first(self, settled: Future[None]) -> Client:
-        """Return the client, and first wait for its rows if training reads one of them, as with control variates."""
-        if self.client.method.control.active:
-            settled.result()
-        return self.client
 
     def _careful(self, settled: Future[None], train: Train) -> Train:
         """Return `train`, extended to count the answer before it, and to wait at its end until rows are resolved."""
