@@ -168,6 +168,18 @@ def test_a_node_without_a_site_and_a_second_one_for_a_site_stay_out(tmp_path: Pa
     assert [line["cohort"] for line in read_ledger(tmp_path / "server")] == [[1], [1]]
 
 
+def test_a_site_beyond_the_number_of_clients_is_named_and_not_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would never be drawn, but a round would begin as if all were there."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    grid = LocalGrid(dict.fromkeys((5, 6), adding_app(tmp_path, 1.0)), {5: {"site-id": 0}, 6: {"site-id": 2}})
+    strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "server", clients=2, min_available=2)
+    strategy.start(grid, two_by_three(), 1, timeout=0.2)
+    assert read_ledger(tmp_path / "server")[0]["skipped"] == "1 clients connected, min_available=2"
+    assert "node 6 cannot take part: it claims to be site 2; allowed: an integer from 0 to 1" in caplog.text
+
+
 def test_a_node_that_restarts_as_another_site_takes_part_as_that_site(tmp_path: Path) -> None:
     """It keeps its id if it has a key, and may be back before the server has noticed that it was gone."""
 

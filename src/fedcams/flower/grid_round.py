@@ -47,7 +47,8 @@ class GridRound:
     ) -> None:
         self.strategy, self.server, self.names, self.rest, self.checkpoint = strategy, server, names, rest, checkpoint
         self.deadline, self.config = deadline, config
-        self.roster = Roster(strategy.configrecord_key, strategy.arrayrecord_key, min(deadline, GREETING), deadline)
+        keys, patience = (strategy.configrecord_key, strategy.arrayrecord_key), min(deadline, GREETING)
+        self.roster = Roster(*keys, patience, deadline, (strategy.clients or 2**63) - 1)
 
     def advance_(self, grid: Grid, state: ServerState) -> tuple[ServerState, dict[str, Any], Mapping[int, RecordDict]]:
         """Run one round; return the new state, which is on disk by then, its ledger line and the clients' metrics.

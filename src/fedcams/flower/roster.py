@@ -49,6 +49,8 @@ class Roster:
     """Seconds to wait for the answer to a first greeting before the node is greeted again."""
     longest: float = 0.0
     """The most seconds to wait for an answer; each unanswered greeting doubles them, for nodes that start slowly."""
+    highest: int = 2**63 - 1
+    """The highest number that a site may have."""
     sites: dict[int, int] = field(default_factory=dict)
     """Client id -> node id."""
     plain: set[int] = field(default_factory=set)
@@ -176,8 +178,8 @@ class Roster:
             self._bind(node, told.get("site"))
 
     def _bind(self, node: int, site: object) -> None:
-        if isinstance(site, bool) or not isinstance(site, int) or not 0 <= site < 2**63:
-            self._break(node, f"it claims to be site {readable(site)}; allowed: an integer from 0 to 2**63 - 1")
+        if isinstance(site, bool) or not isinstance(site, int) or not 0 <= site <= self.highest:
+            self._break(node, f"it claims to be site {readable(site)}; allowed: an integer from 0 to {self.highest}")
         elif site in self.plain - {node}:
             self._break(node, f"it claims to be site {site}, which is the id of another node")
         elif self.sites.get(site, node) != node:
