@@ -2,8 +2,8 @@
 
 A node is greeted when it connects. Its mod answers with its site number, which is the client id of the simulator. A
 node whose app fails on the greeting, as an app without the mod does, takes part with the dense model under its node id.
-Such nodes, and those that report that they cannot take part, are greeted again after a while, in case the problem has
-been fixed.
+Such nodes, and those that report that they cannot take part or claim the site of another, are greeted again after a
+while, in case the problem has been fixed.
 
 A node that does not answer an instruction, or says that it is another site by now, is forgotten and greeted again: at
 once the first time, and after 1, 3, 7, … rounds if it stays silent. So it cannot make every round wait for its
@@ -58,11 +58,11 @@ class Roster:
     broken: dict[int, str] = field(default_factory=dict)
     """Node id -> why the node cannot take part."""
     rivals: dict[int, int] = field(default_factory=dict)
-    """Node id -> the site it claims, which another node already has; greeted again when that node is gone."""
+    """Node id -> the site it claims, which another node already has; greeted at once when that node is gone."""
     greeted: dict[int, tuple[str, float]] = field(default_factory=dict)
     """Node id -> the id of an unanswered greeting, and when to stop waiting for the answer."""
     failed: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Node without the mod, or that cannot take part -> how often it said so in a row, and when to ask again."""
+    """Node that is plain, broken or a rival -> how often it said so in a row, and when to ask again."""
     unheard: dict[int, int] = field(default_factory=dict)
     """Node id -> how many greetings in a row it did not answer in time."""
     silent: dict[int, int] = field(default_factory=dict)
@@ -101,8 +101,8 @@ class Roster:
             self.unheard[node] = self.unheard.get(node, 0) + 1
         self.rivals = {node: site for node, site in self.rivals.items() if site in self.sites}
         resting = {node for node, (_, when) in self.failed.items() if when > now}
-        settled = {*self.sites.values(), *((self.plain | self.broken.keys()) & resting)}
-        self._greet(grid, sorted(online - settled - {*self.rivals, *self.greeted, *self.paused}))
+        settled = {*self.sites.values(), *((self.plain | self.broken.keys() | self.rivals.keys()) & resting)}
+        self._greet(grid, sorted(online - settled - {*self.greeted, *self.paused}))
 
     def listen(self, grid: Grid) -> None:
         """Take the answers to greetings; Flower keeps them for `patience` only, which a round may outlast."""
@@ -187,6 +187,7 @@ class Roster:
                 "node %s claims to be site %s, but node %s already has that site", node, site, self.sites[site]
             )
             self.rivals[node] = site
+            self._ask_later(node)
         else:
             self._keep(lambda other: other != node)  # it may have been without the mod, or another site
             self.sites[site] = node
