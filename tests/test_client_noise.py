@@ -37,7 +37,7 @@ from fedcams.rounds.durable import DurableClient
 from fedcams.rounds.private import simulated_keys
 from fedcams.rounds.site_secret import FILE, SiteSecret
 from fedcams.runs import resume, run
-from flower_apps import experiment, quick, run_method, simulation
+from flower_apps import Stopped, experiment, quick, run_method, simulation
 from flower_grid import LocalGrid, copied
 from halves import Point, assert_equal_rounds, net, quadratic_loss, quadratics
 from halves import run as run_small
@@ -441,6 +441,24 @@ def test_a_site_that_is_told_again_in_one_round_spends_one_answer(tmp_path: Path
         assert (sorted(line["accepted"]), line["refused"]) == (["0", "1", "2", "3"], {})
     with pytest.raises(UpdateError, match="answered 3 times in a run of 3 rounds"):
         SiteSecret(next((tmp_path / "sites").glob("*/0"))).spend(3)
+
+
+@pytest.mark.parametrize("spec", ["identity", "topk(ratio=1/8)"])
+def test_a_round_that_a_server_asks_for_again_spends_one_answer(tmp_path: Path, spec: str) -> None:
+    """The server ends in the middle of a round; sites repeat their answers, also where they keep nothing else."""
+
+    def ends(node: int, asked: Message, reply: Message | None) -> Message | None:
+        if (node, asked.metadata.group_id) == (103, "2"):
+            raise Stopped
+        return reply
+
+    keys = {**PINNED, "uplink": spec, "sampler": "full", "rounds": 3}
+    with pytest.raises(Stopped):
+        run_method(tmp_path, fault=ends, **keys)
+    ledger = run_method(tmp_path, **keys).ledger
+    assert ledger[1]["notes"] == dict.fromkeys(["0", "1", "2", "3"], "repeated")
+    for line in ledger:
+        assert (sorted(line["accepted"]), line["refused"]) == (["0", "1", "2", "3"], {})
 
 
 def test_a_mod_with_another_compressor_is_refused(tmp_path: Path) -> None:

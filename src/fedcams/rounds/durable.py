@@ -7,7 +7,8 @@
 
 A reply is returned only when its rows and the reply itself are on disk. The next instruction says which of the client's
 updates the server accepted last. If it is the pending one, its rows become valid; otherwise they are dropped. An
-instruction that was answered before gets the same bytes again, so messages may arrive more than once.
+instruction that was answered before gets the same bytes again, so messages may arrive more than once. A client that
+keeps no rows stores its reply only if it adds noise, because a second answer would spend more privacy.
 """
 
 from __future__ import annotations
@@ -155,14 +156,19 @@ class DurableClient:
 
     # -- the pending reply -------------------------------------------------------------------------------------------
 
+    @property
+    def _repeats(self) -> bool:
+        """Whether an instruction that comes again gets the same reply; without rows or noise, it is trained again."""
+        return self.rows is not None or self.secret is not None
+
     def _hold(self, name: tuple[int, bytes], reply: Reply, outgoing: Outgoing) -> None:
         """Write rows and reply to disk at the same time; either one without the other is ignored."""
-        if self.rows is None:
+        if not self._repeats:
             return
-        rows = self.rows
         written = in_background(lambda: self._write(name, reply))
         try:
-            rows.commit([reply.client], outgoing.rows, reply.round)
+            if self.rows is not None:
+                self.rows.commit([reply.client], outgoing.rows, reply.round)
         finally:
             written.result()
 
@@ -172,9 +178,9 @@ class DurableClient:
             write_whole(path, *WAITING.parts(name, reply.to_bytes()))
 
     def _waiting(self) -> tuple[tuple[int, bytes], Reply] | None:
-        """Return the reply on disk and what it answers; None unless its rows are there too."""
+        """Return the reply on disk and what it answers; None unless its rows are there too, if it has any."""
         path = self.folder / PENDING
-        if self.rows is None or not path.exists():
+        if not self._repeats or not path.exists():
             return None
         try:
             with os_errors(ResidualError, "read", path):
@@ -182,4 +188,5 @@ class DurableClient:
             reply = Reply.from_bytes(data)
         except WireError as error:
             raise ResidualError(f"{path}: damaged ({error}); delete it; the update that it holds is lost") from error
-        return ((head[0], head[1]), reply) if self.rows.round_of(reply.client) == reply.round else None
+        whole = self.rows is None or self.rows.round_of(reply.client) == reply.round
+        return ((head[0], head[1]), reply) if whole else None
