@@ -37,7 +37,7 @@ from fedcams.rounds.durable import DurableClient
 from fedcams.rounds.private import simulated_keys
 from fedcams.rounds.site_secret import FILE, SiteSecret
 from fedcams.runs import resume, run
-from flower_apps import experiment, quick, run_method, simulation
+from flower_apps import Stopped, experiment, quick, run_method, simulation
 from flower_grid import LocalGrid, copied
 from halves import Point, assert_equal_rounds, net, quadratic_loss, quadratics
 from halves import run as run_small
@@ -423,6 +423,42 @@ def test_a_server_cannot_lengthen_the_run_for_which_a_site_chose_its_noise(tmp_p
         site("total", 2, epsilon=50)
     site("each", 1, noise=2)
     site("each", 2, noise=2)  # each answer has its own noise, and a run may get more rounds later
+
+
+def test_a_round_in_which_nobody_is_asked_spends_nothing(tmp_path: Path) -> None:
+    _, (line,) = replies(tmp_path, [uplink(state_dir=tmp_path / "sites")], min_available=9)
+    assert line["skipped"] == "2 clients connected, min_available=9"
+    assert (line["epsilon"], line["local_epsilon"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("downlink", ["shared(blockq, warm=true)", "replica(blockq, warm=true)"])
+def test_a_site_that_is_told_again_in_one_round_spends_one_answer(tmp_path: Path, downlink: str) -> None:
+    """It cannot make the initial model, so it refuses the first instruction before it trains."""
+    keys = {**PINNED, "uplink": "identity", "downlink": downlink, "sampler": "full", "rounds": 3}
+    ledger = run_method(tmp_path, **keys).ledger
+    assert "out of step, so sent another instruction" in ledger[0]["notes"]["0"]
+    for line in ledger:
+        assert (sorted(line["accepted"]), line["refused"]) == (["0", "1", "2", "3"], {})
+    with pytest.raises(UpdateError, match="answered 3 times in a run of 3 rounds"):
+        SiteSecret(next((tmp_path / "sites").glob("*/0"))).spend(3)
+
+
+@pytest.mark.parametrize("spec", ["identity", "topk(ratio=1/8)"])
+def test_a_round_that_a_server_asks_for_again_spends_one_answer(tmp_path: Path, spec: str) -> None:
+    """The server ends in the middle of a round; sites repeat their answers, also where they keep nothing else."""
+
+    def ends(node: int, asked: Message, reply: Message | None) -> Message | None:
+        if (node, asked.metadata.group_id) == (103, "2"):
+            raise Stopped
+        return reply
+
+    keys = {**PINNED, "uplink": spec, "sampler": "full", "rounds": 3}
+    with pytest.raises(Stopped):
+        run_method(tmp_path, fault=ends, **keys)
+    ledger = run_method(tmp_path, **keys).ledger
+    assert ledger[1]["notes"] == dict.fromkeys(["0", "1", "2", "3"], "repeated")
+    for line in ledger:
+        assert (sorted(line["accepted"]), line["refused"]) == (["0", "1", "2", "3"], {})
 
 
 def test_a_mod_with_another_compressor_is_refused(tmp_path: Path) -> None:

@@ -168,6 +168,39 @@ def test_a_node_without_a_site_and_a_second_one_for_a_site_stay_out(tmp_path: Pa
     assert [line["cohort"] for line in read_ledger(tmp_path / "server")] == [[1], [1]]
 
 
+def test_a_site_beyond_the_number_of_clients_is_named_and_not_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would never be drawn, but a round would begin as if all were there."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    grid = LocalGrid(dict.fromkeys((5, 6), adding_app(tmp_path, 1.0)), {5: {"site-id": 0}, 6: {"site-id": 2}})
+    strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "server", clients=2, min_available=2)
+    strategy.start(grid, two_by_three(), 1, timeout=0.2)
+    assert read_ledger(tmp_path / "server")[0]["skipped"] == "1 clients connected, min_available=2"
+    assert "node 6 cannot take part: it claims to be site 2; allowed: an integer from 0 to 1" in caplog.text
+
+
+def test_a_node_that_restarts_as_another_site_takes_part_as_that_site(tmp_path: Path) -> None:
+    """It keeps its id if it has a key, and may be back before the server has noticed that it was gone."""
+
+    def restarted(node: int, message: Message, reply: Message | None) -> Message | None:
+        if (node, message.metadata.group_id) == (6, "1"):
+            grid.sites[6] = {"site-id": 3}
+        return reply
+
+    apps = {5: adding_app(tmp_path, 1.0), 6: adding_app(tmp_path, 1.0)}
+    grid = LocalGrid(apps, {5: {"site-id": 1}, 6: {"site-id": 2}}, restarted)
+    strategy = FedCAMS(server="fedavg", uplink="sign", checkpoint=tmp_path / "server", min_available=2)
+    strategy.start(grid, two_by_three(), 4, timeout=5.0)
+    first, second, *others = read_ledger(tmp_path / "server")
+    assert sorted(first["accepted"]) == ["1", "2"]
+    assert (sorted(second["accepted"]), second["absent"]) == (["1"], {"2": "its node is now site 3"})
+    for line in others:
+        assert (sorted(line["accepted"]), line["absent"], line["notes"]) == (["1", "3"], {}, {})
+    rows = {(path.parent.parent.name, path.name.split("-")[0]) for path in tmp_path.rglob("*.rows")}
+    assert rows == {("1", "1"), ("2", "2"), ("3", "3")}
+
+
 def test_what_the_arrays_are(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     arrays = ArrayRecord(model.state_dict())
@@ -194,6 +227,37 @@ def test_arrays_are_those_of_flower(dtype: str, shape: tuple[int, ...]) -> None:
     theirs = Array(values)
     assert (made.dtype, made.shape, made.stype, made.data) == (theirs.dtype, theirs.shape, theirs.stype, theirs.data)
     assert np.array_equal(from_array(theirs), values)
+
+
+class Tied(nn.Module):
+    """A model whose output layer shares its weights with the embedding, as in most language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+        nn.init.zeros_(self.embed.weight)
+        self.out.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("mod", [True, False])
+def test_tied_weights_travel_once_and_the_app_gets_them_under_all_their_names(tmp_path: Path, mod: bool) -> None:
+    """An app that loads the arrays would otherwise overwrite the new weights with those of the first round."""
+    app = ClientApp(mods=[uplink(state_dir=tmp_path / "site")] if mod else [])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = Tied()
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        with torch.no_grad():
+            model.embed.weight += 1
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), reply_to=message)
+
+    strategy = FedCAMS(server="fedavg", checkpoint=tmp_path / "server", model=Tied())
+    arrays = strategy.start(LocalGrid({5: app}, {5: {"site-id": 0}}), ArrayRecord(Tied().state_dict()), 3).arrays
+    assert list(arrays) == ["embed.weight", "out.weight"]
+    for array in arrays.values():
+        assert np.array_equal(array.numpy(), np.full((3, 2), 3.0))
+    assert read_ledger(tmp_path / "server")[0]["wire_up"] < 2 * 24 + 200
 
 
 @pytest.mark.parametrize("run", ["", "../up", "a/b", ".hidden", "x" * 101])

@@ -265,6 +265,26 @@ def test_the_log_says_if_nobody_evaluates(
     assert "".join(each.getMessage() for each in caplog.records).count("nobody evaluates the model; give ") == said
 
 
+def test_evaluation_does_not_wait_for_clients_that_are_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower waits for them without a limit, and the run would never end."""
+
+    def waits(seconds: float) -> None:
+        raise AssertionError("Flower waits")
+
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", waits)
+    mods, alone = [uplink("identity", state_dir=tmp_path / "site")], [{"num-examples": 3, "x": 1.0}]
+    with caplog.at_level(logging.WARNING, "flwr"):
+        found = shifted(ours(tmp_path, fraction_evaluate=1.0), mods, ("arrays", "config"), alone)
+    assert found.evaluate_metrics_clientapp == {}
+    said = [each.getMessage() for each in caplog.records if "evaluate" in each.getMessage()]
+    lacks = "no client evaluates the model: 1 connected, min_available_nodes=2"
+    assert said == [f"round {round}: {lacks}" for round in (1, 2)]
+    few = ours(tmp_path / "few", fraction_evaluate=1.0, min_available_nodes=1, min_evaluate_nodes=1)
+    assert shifted(few, mods, ("arrays", "config"), alone).evaluate_metrics_clientapp[2] == {"x": 1.0}
+
+
 # -- hooks -----------------------------------------------------------------------------------------------------------
 
 

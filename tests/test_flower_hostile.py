@@ -71,6 +71,18 @@ def test_a_site_that_fails_one_greeting_is_greeted_again(failure: Callable[[Mess
     assert roster.clients == [3]
 
 
+def test_a_node_that_gives_up_a_site_that_another_has_is_greeted_again() -> None:
+    """Its owner has corrected the number and restarted it, before the server noticed that it was gone."""
+    grid = Greetings({8: site(3), 9: site(3)})
+    roster = refreshed(grid)
+    assert (roster.sites, roster.rivals) == ({3: 8}, {9: 3})
+    grid.answers[9] = site(4)
+    time.sleep(0.03)
+    refreshed(grid, roster)
+    assert (roster.sites, roster.rivals) == ({3: 8, 4: 9}, {})
+    assert grid.asked == [8, 9, 9], "whoever has a site is left alone"
+
+
 def test_greetings_that_keep_failing_become_rare() -> None:
     grid = Greetings({8: fails})
     roster = Roster("config", "arrays", patience=0.01)

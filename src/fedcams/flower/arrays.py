@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class ArrayNames:
     order: tuple[str, ...]
     layout: Layout
     buffer_layout: Layout | None
+    ties: Mapping[str, str] = field(default_factory=dict)
+    """Other name of a tensor -> its name in a layout. Tied weights travel once; the app gets them under all names."""
 
     @classmethod
     def of(
@@ -52,7 +54,7 @@ class ArrayNames:
                     raise LayoutError(
                         f"the model's tensor {name!r} is not among the initial arrays; give its state_dict"
                     )
-            return cls(tuple(values), layout, buffers)
+            return cls(tuple(values), layout, buffers, _ties(model, layout, buffers))
         floats = [name for name, value in values.items() if value.dtype.kind == "f"]
         apart = {name for name in floats if any(fnmatch.fnmatchcase(name, pattern) for pattern in averaged)}
         trained = _layout([name for name in floats if name not in apart], values)
@@ -67,22 +69,23 @@ class ArrayNames:
     def to_json(self) -> str:
         """Return the names as text for the clients, which know only their app."""
         layouts = [None if part is None else [part.names, part.shapes] for part in (self.layout, self.buffer_layout)]
-        return json.dumps([self.order, *layouts], separators=(",", ":"))
+        ties = [self.ties] if self.ties else []
+        return json.dumps([self.order, *layouts, *ties], separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> ArrayNames:
         """Return the names that `to_json` wrote."""
-        order, trained, buffers = json.loads(text)
+        order, trained, buffers, *ties = json.loads(text)
         layouts = [None if part is None else Layout(tuple(part[0]), _shapes(part[1])) for part in (trained, buffers)]
         if layouts[0] is None:
             raise LayoutError("the instruction names no array that trains")
-        return cls(tuple(order), layouts[0], layouts[1])
+        return cls(tuple(order), layouts[0], layouts[1], *ties)
 
     # -- arrays to vectors and back ------------------------------------------------------------------------------
 
     def rest(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return those of an app's arrays that are in neither vector."""
-        known = {*self.layout.names, *(self.buffer_layout.names if self.buffer_layout else ())}
+        known = {*self.layout.names, *(self.buffer_layout.names if self.buffer_layout else ()), *self.ties}
         return ArrayRecord({name: array for name, array in arrays.items() if name not in known})
 
     def join(self, x: Tensor, buffers: Tensor | None, rest: ArrayRecord) -> ArrayRecord:
@@ -92,7 +95,8 @@ class ArrayNames:
             values |= self.buffer_layout.split(buffers)
         names = _largest_first(values)
         made = dict(zip(names, map_threads(names, lambda name: to_array(values[name].numpy())), strict=True))
-        return ArrayRecord({name: made.pop(name) if name in made else rest[name] for name in self.order})
+        made |= {other: made[name] for other, name in self.ties.items()}
+        return ArrayRecord({name: made[name] if name in made else rest[name] for name in self.order})
 
     def trained(self, vector: Tensor) -> ArrayRecord:
         """Return a vector `[d]` as the arrays that train."""
@@ -134,6 +138,13 @@ def _take(layout: Layout, arrays: ArrayRecord, minus: Tensor | None = None, out:
     targets = layout.split(out)
     map_threads(_largest_first(targets), lambda name: fill(name, targets[name]))
     return out
+
+
+def _ties(model: nn.Module, *layouts: Layout | None) -> dict[str, str]:
+    """Return other name -> name in a layout, for the tensors of a model that have several names."""
+    named = model.state_dict(keep_vars=True)
+    known = {id(named.get(name)): name for layout in layouts if layout is not None for name in layout.names}
+    return {name: known[id(each)] for name, each in named.items() if known.get(id(each), name) != name}
 
 
 def _largest_first(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -68,7 +68,9 @@ class Evaluation:
         """Evaluate on clients, if the strategy was given a fraction of them to evaluate."""
         if not self.strategy.evaluates_on_clients:
             return
-        messages = self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid)
+        messages = list(self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid))
+        if not messages:
+            return
         arrived = self.grid.send_and_receive(messages, timeout=self.timeout)
         replies = sorted(arrived, key=lambda reply: reply.metadata.src_node_id)  # their mean depends on the order
         with tolerant("evaluation", state.round):

@@ -47,7 +47,8 @@ class GridRound:
     ) -> None:
         self.strategy, self.server, self.names, self.rest, self.checkpoint = strategy, server, names, rest, checkpoint
         self.deadline, self.config = deadline, config
-        self.roster = Roster(strategy.configrecord_key, strategy.arrayrecord_key, min(deadline, GREETING), deadline)
+        keys, patience = (strategy.configrecord_key, strategy.arrayrecord_key), min(deadline, GREETING)
+        self.roster = Roster(*keys, patience, deadline, (strategy.clients or 2**63) - 1)
 
     def advance_(self, grid: Grid, state: ServerState) -> tuple[ServerState, dict[str, Any], Mapping[int, RecordDict]]:
         """Run one round; return the new state, which is on disk by then, its ledger line and the clients' metrics.
@@ -57,17 +58,16 @@ class GridRound:
         self.roster.wait(grid, max(self._needed().values()), self.deadline)
         skipped = self._too_few()
         cohort = self._cohort(state)
-        asked = {client: node for client in cohort if (node := self.roster.node_of(client)) is not None}
-        keeping = [client for client in asked if client not in self.roster.plain] if not skipped else []
+        there = {client: node for client in cohort if (node := self.roster.node_of(client)) is not None}
+        asked = {} if skipped else there
+        keeping = [client for client in asked if client not in self.roster.plain]
         instructions, state = server_side.instruct(self.server, state, keeping)
         folder, key = self.checkpoint.folder / REPLIES, self.strategy.arrayrecord_key
         inbox = Inbox(folder, self.names, key, self.server, state)
-        inbox.absent |= dict.fromkeys(cohort - asked.keys(), NOT_THERE)
-        down = 0
+        inbox.absent |= dict.fromkeys(cohort - there.keys(), NOT_THERE)
         self.config = self.strategy.round_config(state, self.config, grid, self._arrays)
-        if not skipped:
-            state, down = self._exchange(grid, state, instructions, asked, inbox)
-        # refusals count even in a skipped round: the next round then sends the dense model to clients out of step
+        state, down = self._exchange(grid, state, instructions, asked, inbox)
+        # refusals count even if the round is then skipped: the next one sends the dense model to clients out of step
         intake = server_side.take_answers(self.server, state, asked, inbox, in_order=True)
         state, concluded = server_side.conclude_(self.server, state, intake)
         line = self._line(state, concluded, sorted(cohort), inbox, skipped or concluded.skipped, down)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 
 from fedcams.errors import SpecError
 from fedcams.flower.records import EXAMPLES
@@ -54,6 +56,13 @@ def check_arrays(arrays: Any) -> None:
     """Refuse what is not the arrays of a model, such as the model itself."""
     if not isinstance(arrays, ArrayRecord):
         raise SpecError(f"initial_arrays is a {type(arrays).__name__}; give ArrayRecord(model.state_dict())")
+
+
+def too_few_to_evaluate(strategy: FedAvg, grid: Grid) -> str:
+    """Return in words the first option that needs more nodes to evaluate than are connected; else an empty string."""
+    found = len(list(grid.get_node_ids()))
+    least = {name: getattr(strategy, name) for name in ("min_available_nodes", "min_evaluate_nodes")}
+    return next((f"{found} connected, {name}={count}" for name, count in least.items() if found < count), "")
 
 
 # -- options ---------------------------------------------------------------------------------------------------------

@@ -121,10 +121,13 @@ class Inbox:
             del parts
 
     def _ours(self, client: int, content: RecordDict) -> list[bytes]:
-        """Return the parts of a reply; none for a refusal, which goes to `refusals`."""
+        """Return the parts of a reply; none for a refusal, which goes to `refusals`, or if the client is not there."""
         told = about_of(content) or {}
         if "refused" in told:
             raise UpdateError(f"the client could not take part: {told['refused']}")
+        if "site" in told:  # so the node is greeted again
+            self.absent[client] = f"its node is now site {readable(told['site'])}"
+            return []
         if REPLY not in content.array_records:
             raise UpdateError(f"the reply contains {', '.join(content) or 'nothing'}; expected {REPLY}")
         parts = message_parts(content.array_records[REPLY], self.limit)

@@ -37,7 +37,7 @@ from fedcams.flower.records import (
 from fedcams.flower.training import AppFailed, Training, without_reasons
 from fedcams.method import Method
 from fedcams.privacy import Privacy
-from fedcams.rounds.durable import Answer, DurableClient
+from fedcams.rounds.durable import Answer, DurableClient, OtherClient
 from fedcams.rounds.messages import PROTOCOL, Refusal, check_protocol
 from fedcams.runs.files import disk_errors, locked
 
@@ -80,6 +80,8 @@ class Uplink:
             return self._train(message, context, app, site)
         except AppFailed as failed:
             return failed.reply
+        except OtherClient:  # since the server greeted this node, it was restarted as another site
+            return _reply(message, about(site=site))
         except FedcamsError as error:
             return _reply(message, about(refused=f"{type(error).__name__}: {error}"))
 
@@ -89,7 +91,7 @@ class Uplink:
         parts = message_parts(content.array_records.pop(INSTRUCTION), UNLIMITED)
         folder = self._folder(told, site)
         with locked(folder):  # a killed SuperNode may have left a process that is still training
-            client = self._client(folder, told, names)
+            client = self._client(folder, told, names, site)
             lacking = self._start_warm(client, context, names, site)
             method = client.client.method
             run = Training(message, context, app, names, self, method.weighting)
@@ -106,10 +108,10 @@ class Uplink:
             private_folder(folder)
         return folder
 
-    def _client(self, folder: Path, told: ConfigRecord, names: ArrayNames) -> DurableClient:
+    def _client(self, folder: Path, told: ConfigRecord, names: ArrayNames, site: int) -> DurableClient:
         method = self._as_pinned(Method.from_dict(json.loads(str(told["method"]))))
         rounds, population = int(str(told["rounds"])) or None, int(str(told["clients"]))
-        return DurableClient(folder, method, names.layout, names.buffer_layout, rounds, population)
+        return DurableClient(folder, method, names.layout, names.buffer_layout, rounds, population, site)
 
     def _as_pinned(self, method: Method) -> Method:
         """Return the server's method with this site's compressor; refuses another privacy than the site's."""

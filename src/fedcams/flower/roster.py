@@ -2,12 +2,13 @@
 
 A node is greeted when it connects. Its mod answers with its site number, which is the client id of the simulator. A
 node whose app fails on the greeting, as an app without the mod does, takes part with the dense model under its node id.
-Such nodes, and those that report that they cannot take part, are greeted again after a while, in case the problem has
-been fixed.
+Such nodes, and those that report that they cannot take part or claim the site of another, are greeted again after a
+while, in case the problem has been fixed.
 
-A node that does not answer an instruction is forgotten and greeted again: at once the first time, and after 1, 3, 7, …
-rounds if it stays silent. So it cannot make every round wait for its deadline. As long as a node answers, no other node
-can take its site, and no node can take the id of another as its site.
+A node that does not answer an instruction, or says that it is another site by now, is forgotten and greeted again: at
+once the first time, and after 1, 3, 7, … rounds if it stays silent. So it cannot make every round wait for its
+deadline. As long as a node answers, no other node can take its site, and no node can take the id of another as its
+site.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Roster:
     """Seconds to wait for the answer to a first greeting before the node is greeted again."""
     longest: float = 0.0
     """The most seconds to wait for an answer; each unanswered greeting doubles them, for nodes that start slowly."""
+    highest: int = 2**63 - 1
+    """The highest number that a site may have."""
     sites: dict[int, int] = field(default_factory=dict)
     """Client id -> node id."""
     plain: set[int] = field(default_factory=set)
@@ -55,11 +58,11 @@ class Roster:
     broken: dict[int, str] = field(default_factory=dict)
     """Node id -> why the node cannot take part."""
     rivals: dict[int, int] = field(default_factory=dict)
-    """Node id -> the site it claims, which another node already has; greeted again when that node is gone."""
+    """Node id -> the site it claims, which another node already has; greeted at once when that node is gone."""
     greeted: dict[int, tuple[str, float]] = field(default_factory=dict)
     """Node id -> the id of an unanswered greeting, and when to stop waiting for the answer."""
     failed: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Node without the mod, or that cannot take part -> how often it said so in a row, and when to ask again."""
+    """Node that is plain, broken or a rival -> how often it said so in a row, and when to ask again."""
     unheard: dict[int, int] = field(default_factory=dict)
     """Node id -> how many greetings in a row it did not answer in time."""
     silent: dict[int, int] = field(default_factory=dict)
@@ -98,8 +101,8 @@ class Roster:
             self.unheard[node] = self.unheard.get(node, 0) + 1
         self.rivals = {node: site for node, site in self.rivals.items() if site in self.sites}
         resting = {node for node, (_, when) in self.failed.items() if when > now}
-        settled = {*self.sites.values(), *((self.plain | self.broken.keys()) & resting)}
-        self._greet(grid, sorted(online - settled - {*self.rivals, *self.greeted, *self.paused}))
+        settled = {*self.sites.values(), *((self.plain | self.broken.keys() | self.rivals.keys()) & resting)}
+        self._greet(grid, sorted(online - settled - {*self.greeted, *self.paused}))
 
     def listen(self, grid: Grid) -> None:
         """Take the answers to greetings; Flower keeps them for `patience` only, which a round may outlast."""
@@ -175,8 +178,8 @@ class Roster:
             self._bind(node, told.get("site"))
 
     def _bind(self, node: int, site: object) -> None:
-        if isinstance(site, bool) or not isinstance(site, int) or not 0 <= site < 2**63:
-            self._break(node, f"it claims to be site {readable(site)}; allowed: an integer from 0 to 2**63 - 1")
+        if isinstance(site, bool) or not isinstance(site, int) or not 0 <= site <= self.highest:
+            self._break(node, f"it claims to be site {readable(site)}; allowed: an integer from 0 to {self.highest}")
         elif site in self.plain - {node}:
             self._break(node, f"it claims to be site {site}, which is the id of another node")
         elif self.sites.get(site, node) != node:
@@ -184,6 +187,7 @@ class Roster:
                 "node %s claims to be site %s, but node %s already has that site", node, site, self.sites[site]
             )
             self.rivals[node] = site
+            self._ask_later(node)
         else:
             self._keep(lambda other: other != node)  # it may have been without the mod, or another site
             self.sites[site] = node

@@ -30,6 +30,7 @@ from fedcams.flower.hooks import (
     overrides,
     refuse_hooks,
     sampler_of,
+    too_few_to_evaluate,
     weighting_of,
 )
 from fedcams.flower.mod import safe_name
@@ -177,6 +178,15 @@ class FedCAMS(FedAvg):
     def evaluates_on_clients(self) -> bool:
         """Whether clients evaluate the model after every round."""
         return self.fraction_evaluate != 0.0 or overrides(type(self), FedCAMS, "configure_evaluate")
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask clients to evaluate the model; none if too few are connected, for which Flower waits without a limit."""
+        if self.fraction_evaluate and (lacking := too_few_to_evaluate(self, grid)):
+            logger.warning("round %s: no client evaluates the model: %s", server_round, lacking)
+            return []
+        return super().configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         """Refuse: updates are decoded as they arrive, by the loop of `start`, which must not be replaced."""

@@ -7,7 +7,8 @@
 
 A reply is returned only when its rows and the reply itself are on disk. The next instruction says which of the client's
 updates the server accepted last. If it is the pending one, its rows become valid; otherwise they are dropped. An
-instruction that was answered before gets the same bytes again, so messages may arrive more than once.
+instruction that was answered before gets the same bytes again, so messages may arrive more than once. A client that
+keeps no rows stores its reply only if it adds noise, because a second answer would spend more privacy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedcams.bits.parallel import in_background
 from fedcams.downlink import HeldStore
 from fedcams.durable import os_errors, write_whole
-from fedcams.errors import ResidualError, WireError
+from fedcams.errors import FedcamsError, ResidualError, WireError
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, Method
 from fedcams.rounds.client import Client, ClientUpdate, Train, answer, is_accepted
@@ -49,6 +50,10 @@ class Answer(NamedTuple):
     """What else the server should know; empty if all is well."""
 
 
+class OtherClient(FedcamsError):
+    """An instruction is for another client than the one whose state is in the folder."""
+
+
 class DurableClient:
     """One client of one run, and the folder with its state; only one process may use it at a time."""
 
@@ -60,10 +65,12 @@ class DurableClient:
         buffer_layout: Layout | None = None,
         rounds: int | None = None,
         population: int = 0,
+        site: int | None = None,
     ) -> None:
         """Open the folder, or create it; refuses a folder of another model or method, or of an older version.
 
-        `layout` and `buffer_layout` are those of the model; `rounds` is the length of the run, for schedules.
+        `layout` and `buffer_layout` are those of the model; `rounds` is the length of the run, for schedules. With
+        `site`, instructions for other clients are refused.
         """
         if (folder / OLD_ROWS).exists():
             raise ResidualError(
@@ -74,7 +81,7 @@ class DurableClient:
         rows = RowStore.on_disk(memory, folder / ROWS, spares=1) if memory else None
         kept = method.delivered(layout, buffer_layout) if method.downlink.client_keeps_model else {}
         held = HeldStore.on_disk(layout, folder / MODELS, kept.get(BUFFERS)) if kept else None
-        self.folder, self.rows = folder, rows
+        self.folder, self.rows, self.site = folder, rows, site
         fixed = rounds if method.privacy.depends_on_rounds else None
         self.secret = SiteSecret(folder, fixed) if method.privacy.at_client else None
         keys = None if self.secret is None else (lambda client, key=self.secret.key: key)
@@ -84,32 +91,41 @@ class DurableClient:
         """Resolve the pending reply, train, and return the new reply once it is on disk.
 
         `instruction` is the message in parts, as `Instruction.to_parts` returns them. Raises a WireError for a damaged
-        instruction, and a ResidualError for damaged state or a server that went back to an older checkpoint. Raises an
-        UpdateError if the client adds noise and has answered as often as the run has rounds.
+        instruction, OtherClient for one that is for another site, and a ResidualError for damaged state or a server
+        that went back to an older checkpoint. Raises an UpdateError if the client adds noise and has answered as often
+        as the run has rounds.
         """
         asked = Instruction.from_parts(instruction)
+        if self.site not in (None, asked.client):
+            raise OtherClient(f"an instruction for client {asked.client} at site {self.site}")
         # also by its checksum: a server that started over may send a different instruction for the same round
         name, waiting = (asked.round, bytes(instruction[-1][-4:])), self._waiting()
         if waiting is not None and waiting[0] == name:
             return Answer(waiting[1], again=True, note="")
-        if self.secret is not None:
-            self.secret.spend(self.client.rounds)
         sent = None if waiting is None else waiting[1]
         note = self._compare(sent, asked)
         settled = in_background(lambda: self._settle(sent, asked))  # the disk is slow; the app trains in the meantime
         try:
-            reply, outgoing = answer(self._settled_first(settled), asked, _after(settled, train))
+            if self.client.method.control.active:
+                settled.result()  # training reads the control variates among the rows
+            reply, outgoing = answer(self.client, asked, self._careful(settled, train))
         finally:
             settled.result()
         if isinstance(reply, Reply) and outgoing is not None:
             self._hold(name, reply, outgoing)
         return Answer(reply, again=False, note=note)
 
-    def _settled_first(self, settled: Future[None]) -> Client:
-        """Return the client, and first wait for its rows if training reads one of them, as with control variates."""
-        if self.client.method.control.active:
+    def _careful(self, settled: Future[None], train: Train) -> Train:
+        """Return `train`, extended to count the answer before it, and to wait at its end until rows are resolved."""
+
+        def trained(received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
+            if self.secret is not None:
+                self.secret.spend(self.client.rounds)
+            update = train(received, instruction, shift, rate)
             settled.result()
-        return self.client
+            return update
+
+        return trained
 
     # -- the server's decision on the last reply ---------------------------------------------------------------------
 
@@ -140,14 +156,19 @@ class DurableClient:
 
     # -- the pending reply -------------------------------------------------------------------------------------------
 
+    @property
+    def _repeats(self) -> bool:
+        """Whether an instruction that comes again gets the same reply; without rows or noise, it is trained again."""
+        return self.rows is not None or self.secret is not None
+
     def _hold(self, name: tuple[int, bytes], reply: Reply, outgoing: Outgoing) -> None:
         """Write rows and reply to disk at the same time; either one without the other is ignored."""
-        if self.rows is None:
+        if not self._repeats:
             return
-        rows = self.rows
         written = in_background(lambda: self._write(name, reply))
         try:
-            rows.commit([reply.client], outgoing.rows, reply.round)
+            if self.rows is not None:
+                self.rows.commit([reply.client], outgoing.rows, reply.round)
         finally:
             written.result()
 
@@ -157,9 +178,9 @@ class DurableClient:
             write_whole(path, *WAITING.parts(name, reply.to_bytes()))
 
     def _waiting(self) -> tuple[tuple[int, bytes], Reply] | None:
-        """Return the reply on disk and what it answers; None unless its rows are there too."""
+        """Return the reply on disk and what it answers; None unless its rows are there too, if it has any."""
         path = self.folder / PENDING
-        if self.rows is None or not path.exists():
+        if not self._repeats or not path.exists():
             return None
         try:
             with os_errors(ResidualError, "read", path):
@@ -167,15 +188,5 @@ class DurableClient:
             reply = Reply.from_bytes(data)
         except WireError as error:
             raise ResidualError(f"{path}: damaged ({error}); delete it; the update that it holds is lost") from error
-        return ((head[0], head[1]), reply) if self.rows.round_of(reply.client) == reply.round else None
-
-
-def _after(settled: Future[None], train: Train) -> Train:
-    """Return `train`, extended to wait at its end until the rows are resolved."""
-
-    def trained(received: Received, instruction: Instruction, shift: Tensor | None, rate: float) -> ClientUpdate:
-        update = train(received, instruction, shift, rate)
-        settled.result()
-        return update
-
-    return trained
+        whole = self.rows is None or self.rows.round_of(reply.client) == reply.round
+        return ((head[0], head[1]), reply) if whole else None
