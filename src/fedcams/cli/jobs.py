@@ -161,6 +161,9 @@ class Workers:
             if not self._stopped:
                 self.screen.say(f"{self.screen.title(folder, experiment)}: {failure(error)}")
             raise
+        except BaseException:  # of the screen: the worker goes on with this run, and must not get another one
+            self.stop()
+            raise
         finally:
             with self._lock:  # `_take` replaces the list
                 self._idle.append(worker)
