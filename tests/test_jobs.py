@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from fedcams.cli import jobs, worker
-from fedcams.cli.jobs import Settings, Worker, carry_out_at_once, threads_each
+from fedcams.cli.jobs import Worker, carry_out_at_once, threads_each
 from fedcams.cli.progress import Progress
+from fedcams.cli.session import Settings
 from fedcams.experiment import Experiment
 from fedcams.runs import RunError
 from forked_commands import forked_commands
