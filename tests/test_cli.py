@@ -109,7 +109,7 @@ def test_a_module_that_cannot_be_imported_is_named(folder: Path) -> None:
     assert message in refused("--import", "garbled", "list")
     message = "--import falls: RuntimeError: boom (falls.py, line 2); fix the module"
     assert message in refused("--import", "falls", "list")
-    for name in ("./falls.py", ".falls"):
+    for name in ("./falls.py", "falls.py", ".falls"):
         assert f"--import {name}: give the name of a module" in refused("--import", name, "list")
 
 

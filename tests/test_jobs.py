@@ -6,13 +6,16 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 import torch
 
-from fedcams.cli import worker
-from fedcams.cli.jobs import Settings, Worker, threads_each
+from fedcams.cli import jobs, worker
+from fedcams.cli.jobs import Worker, carry_out_at_once, threads_each
 from fedcams.cli.progress import Progress
+from fedcams.cli.session import Settings
 from fedcams.experiment import Experiment
 from fedcams.runs import RunError
 from forked_commands import forked_commands
@@ -91,3 +94,29 @@ def test_a_worker_that_cannot_start_is_reported(folder: Path, monkeypatch: pytes
     with pytest.raises(RunError, match="its process ended early \\(exit code 1\\)"):
         worker.carry_out(Experiment(), folder / "x", Progress(quiet=True))
     worker.close()
+
+
+def test_an_error_of_the_screen_stops_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed pipe, for example; its worker is in the middle of a run, and must not be given another one."""
+    stopped = Event()
+
+    class Busy:
+        def __init__(self, *_: Any) -> None:
+            self.is_alive = True
+
+        def carry_out(self, experiment: Experiment, folder: Path, screen: Progress) -> None:
+            if experiment.seed == 2:
+                raise BrokenPipeError
+            assert stopped.wait(5), "this run goes on"
+            raise RunError("stopped")
+
+        def stop(self, by: Any = None) -> None:
+            stopped.set()
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(jobs, "Worker", Busy)
+    tasks = {tmp_path / str(seed): Experiment(seed=seed) for seed in (1, 2, 3)}
+    with pytest.raises(BrokenPipeError):
+        list(carry_out_at_once(tasks, Settings(), 2, Progress(quiet=True)))

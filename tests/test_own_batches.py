@@ -347,6 +347,10 @@ def test_clients_with_names_and_their_own_scores(tmp_path: Any) -> None:
     assert scores["süd"]["loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, Y[2])), rel=1e-5)
     assert history.evaluate_clients({"ost": PLAIN[2]}) == {"ost": scores["süd"]}
     assert history.evaluate_clients({"a new site": PLAIN[2]}) == {"a new site": scores["süd"]}
+    with pytest.raises(fedcams.SpecError, match="new is a NoneType; give a pair of tensors"):
+        history.evaluate_clients({"new": None})
+    with pytest.raises(fedcams.SpecError, match="data is a list; give a mapping from names to examples"):
+        history.evaluate_clients([PLAIN[2]])  # type: ignore[arg-type]
     with pytest.raises(fedcams.FedcamsError, match="another run: clients"):
         run(linear(), dict(zip("abcd", PLAIN, strict=True)), out=tmp_path / "run")
 

@@ -249,6 +249,7 @@ def test_folders_are_named_after_labels(label: str, folder: str) -> None:
         ("description = 3", "description=3; description must be a string"),
         ("seeds = []", "own.toml: seeds=.*; give a list"),
         ("seeds = ['x']", "seed=x: 'x' is not a number"),
+        ("seeds = [1, 2, 1]", r"own.toml: seeds=\[1, 2, 1\]; give each seed once"),
         ("seeds = [1]\nseed = 2", "own.toml: seed=2 and seeds are both given; give only one"),
         ("seeds = [1]\n[[run]]\nseed = 2", r"\[\[run\]\] 1: seed=2 and seeds are both given"),
         (

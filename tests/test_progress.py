@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from fedcams.cli.progress import Forecast, Progress, Row, duration, losses
+from fedcams.cli.progress import Forecast, Progress, Row, duration, losses, results
 from fedcams.experiment import Experiment
 from fedcams.runs import Run
 from fedcams.simulation import RoundRecord
@@ -58,6 +58,13 @@ def test_refused_updates_are_counted_at_once() -> None:
 
 def test_quiet_shows_nothing() -> None:
     assert shown(rounds=25, terminal=True, quiet=True) == shown(rounds=25, terminal=False, quiet=True) == ""
+
+
+def test_results_show_labels_and_folders_unchanged() -> None:
+    out, experiment = StringIO(), Experiment(label="[mine] [/b]")
+    done = [Run(Path(folder) / "a", experiment, [record(1)], [], {}, []) for folder in ("one [b]", "two [i]")]
+    Console(file=out, width=150).print(*results(done))
+    assert all(f"  {name} " in out.getvalue() for name in ("one [b]", "two [i]", "[mine] [/b]"))
 
 
 def test_runs_at_once_have_a_line_each_with_their_place_among_all() -> None:

@@ -770,6 +770,8 @@ def test_a_run_without_rounds_is_refused_by_name_and_noted_among_others(runs: Pa
         ("partition.json", '{"histogram": [[1, 2], [3]]}', "damaged"),
         ("partition.json", '{"histogram": [1, 2]}', "not a table"),
         ("environment.json", "[", "environment.json: damaged"),
+        ("environment.json", '{"resumed": 3}', "damaged"),
+        ("environment.json", '{"resumed": [3]}', "damaged"),
     ],
 )
 def test_damage_is_named(name: str, content: str, message: str, tmp_path: Path) -> None:

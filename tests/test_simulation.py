@@ -483,6 +483,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("rounds=0; allowed: 1 or more", {"rounds": 0}),
     (r"rounds=2.5; give a whole number", {"rounds": 2.5}),
     (r"seed='a'; give a whole number", {"seed": "a"}),
+    (r"theory_every=True; give a whole number", {"theory_every": True}),
     (r"cohort=0.5; give a whole number from 1, or a sampler", {"cohort": 0.5}),
     (r"cohort=0; give a whole number from 1", {"cohort": 0}),
     (r"cohort=True; give a whole number from 1", {"cohort": True}),

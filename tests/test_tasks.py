@@ -321,9 +321,15 @@ def test_missing_and_damaged_plays_are_named(tmp_path: Path) -> None:
     ):
         task("shakespeare").load(tmp_path)
     (tmp_path / "shakespeare").mkdir()
-    (tmp_path / "shakespeare" / "plays.zip").write_bytes(b"PK not really")
-    with pytest.raises(DataError, match=r"plays.zip cannot be read: .*; download it again"):
-        task("shakespeare").load(tmp_path)
+    archive = tmp_path / "shakespeare" / "plays.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as plays:
+        plays.writestr("hamlet.txt", "HAMLET\tTo be, or not to be\n" * 100)
+    whole = archive.read_bytes()
+    place = whole.index(b"hamlet.txt") + len("hamlet.txt")  # where the compressed text begins
+    for damaged in (b"PK not really", whole[:place] + b"\xff" * 8 + whole[place + 8 :]):
+        archive.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"plays.zip cannot be read: .*; download it again"):
+            task("shakespeare").load(tmp_path)
 
 
 # -- digits ------------------------------------------------------------------------------------------------------

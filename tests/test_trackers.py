@@ -21,7 +21,7 @@ from torch import nn
 import fedcams
 from fedcams import runs
 from fedcams.cli.progress import Progress
-from fedcams.cli.session import Session
+from fedcams.cli.session import Session, Settings
 from fedcams.errors import SpecError
 from fedcams.experiment import Experiment
 from fedcams.extras import ExtraMissing
@@ -61,7 +61,7 @@ class Stopping(Fake):
 
 
 def session(*trackers: Tracker) -> Session:
-    return Session(trackers=trackers, screen=Progress(quiet=True))
+    return Session(Settings(), trackers, Progress(quiet=True))
 
 
 def test_a_tracker_follows_a_run(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,40 +16,11 @@ from threading import Lock
 from typing import Any, NamedTuple, Self
 
 from fedcams.cli.progress import Screen
-from fedcams.cli.session import AGAIN, Session, known
+from fedcams.cli.session import AGAIN, Settings, known
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, read_run
 from fedcams.simulation import RoundRecord
-from fedcams.trackers import tracker
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What every worker receives first; modules register your own pieces, and trackers are given by their specs."""
-
-    data: Path | None = None
-    device: str = "cpu"
-    track: Sequence[str] = ()
-    checkpoint_every: int = 25
-    modules: Sequence[str] = ()
-    keep_rows: bool = False
-
-    def to_json(self) -> str:
-        """Return the settings as one line."""
-        data = None if self.data is None else str(self.data)
-        return json.dumps({**vars(self), "data": data, "track": [*self.track], "modules": [*self.modules]})
-
-    @classmethod
-    def from_json(cls, line: str) -> Self:
-        """Return the settings that `to_json` wrote."""
-        values = json.loads(line)
-        return cls(**{**values, "data": None if values["data"] is None else Path(values["data"])})
-
-    def session(self, screen: Screen) -> Session:
-        """Return a session with these settings, which reports to this screen."""
-        trackers = [tracker(spec) for spec in self.track]
-        return Session(self.data, self.device, trackers, self.checkpoint_every, screen, self.keep_rows)
 
 
 class Outcome(NamedTuple):
@@ -160,6 +131,9 @@ class Workers:
         except FedcamsError as error:
             if not self._stopped:
                 self.screen.say(f"{self.screen.title(folder, experiment)}: {failure(error)}")
+            raise
+        except BaseException:  # of the screen: the worker goes on with this run, and must not get another one
+            self.stop()
             raise
         finally:
             with self._lock:  # `_take` replaces the list

@@ -120,7 +120,7 @@ def load(modules: Sequence[str]) -> None:
     """Import modules that register your own pieces; the working directory is searched too."""
     sys.path.insert(0, str(Path.cwd()))
     for module in modules:
-        if not all(part.isidentifier() for part in module.split(".")):
+        if module.endswith(".py") or not all(part.isidentifier() for part in module.split(".")):
             raise SpecError(f"--import {module}: give the name of a module, such as my_pieces for ./my_pieces.py")
         try:
             importlib.import_module(module)

@@ -254,13 +254,15 @@ def results(done: Sequence[Run]) -> list[Table]:
 
 
 def _table(done: Sequence[Run], name: str) -> Table:
-    table = Table(name, *(Column(name, justify="right") for name in NUMBERS), box=SIMPLE_HEAD)
+    table = Table(Column(Text(name)), *(Column(name, justify="right") for name in NUMBERS), box=SIMPLE_HEAD)
     for label in dict.fromkeys(run.experiment.label for run in done):
         same = [run for run in done if run.experiment.label == label]
         sent = (sum(getattr(record, key) for run in same for record in run.records) for key in ("wire_up", "wire_down"))
         rounds = ", ".join(sorted({str(len(run.records)) for run in same}))
         accuracies = (_accuracy(same, key) for key in ("test_accuracy", "averaged_accuracy"))
-        table.add_row(label, str(len(same)), rounds, *accuracies, *(decimal(round(each / len(same))) for each in sent))
+        table.add_row(
+            Text(label), str(len(same)), rounds, *accuracies, *(decimal(round(each / len(same))) for each in sent)
+        )
     return table
 
 

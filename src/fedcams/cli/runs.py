@@ -15,8 +15,9 @@ from fedcams.errors import SpecError
 from fedcams.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from fedcams.cli.jobs import Outcome, Settings
+    from fedcams.cli.jobs import Outcome
     from fedcams.cli.progress import Progress
+    from fedcams.cli.session import Settings
     from fedcams.experiment import Experiment
     from fedcams.experiment.sweep import Trial
     from fedcams.runs import Run
@@ -96,7 +97,7 @@ def run(
 
     More rounds than before (-s rounds=600) extend the runs, unless a schedule depends on their length.
     """
-    from fedcams.cli.jobs import Settings
+    from fedcams.cli.session import Settings
     from fedcams.experiment.preset import choose
 
     chosen = choose(presets, only or [], _settings(settings or []))
@@ -122,7 +123,7 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Continue a run from its last checkpoint, or all runs in a folder."""
-    from fedcams.cli.jobs import Settings
+    from fedcams.cli.session import Settings
     from fedcams.runs.folder import read_experiment, runs_below
 
     tasks = {path: read_experiment(path) for path in runs_below(folder) or [folder]}
@@ -156,8 +157,7 @@ def sweep(
 
     Finished runs are skipped, so you can repeat the same command after a stop.
     """
-    from fedcams.cli.jobs import Settings
-    from fedcams.cli.session import are_finished
+    from fedcams.cli.session import Settings, are_finished
     from fedcams.experiment import sweep as sweeps
     from fedcams.runs import read_run
 

@@ -4,36 +4,61 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from fedcams import runs
-from fedcams.cli.progress import Progress, Screen
+from fedcams.cli.progress import Screen
 from fedcams.errors import SpecError, first_sentence
 from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, Watch, is_run, read_run
 from fedcams.runs.folder import ROUNDS, read_experiment
 from fedcams.simulation import RoundRecord
-from fedcams.trackers import Tracker, check_trackers, end
+from fedcams.trackers import Tracker, check_trackers, end, tracker
 
 AGAIN = "run the same command again to continue from the last checkpoint"
 
 
 @dataclass(frozen=True)
-class Session:
-    """Where the data is, which device trains, and what follows the rounds."""
+class Settings:
+    """How runs are carried out; modules register your own pieces, and trackers are given by their specs."""
 
     data: Path | None = None
     device: str = "cpu"
-    trackers: Sequence[Tracker] = ()
+    track: Sequence[str] = ()
     checkpoint_every: int = 25
-    screen: Screen = field(default_factory=Progress)
+    modules: Sequence[str] = ()
     keep_rows: bool = False
     """Whether finished runs may be extended later, even if clients keep state."""
+
+    def to_json(self) -> str:
+        """Return the settings as one line, which every worker receives first."""
+        data = None if self.data is None else str(self.data)
+        return json.dumps({**vars(self), "data": data, "track": [*self.track], "modules": [*self.modules]})
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Return the settings that `to_json` wrote."""
+        values = json.loads(line)
+        return cls(**{**values, "data": None if values["data"] is None else Path(values["data"])})
+
+    def session(self, screen: Screen) -> Session:
+        """Return a session with these settings, which reports to this screen."""
+        return Session(self, [tracker(spec) for spec in self.track], screen)
+
+
+@dataclass(frozen=True)
+class Session:
+    """Carries out runs, one after the other, and tells a screen and trackers about their rounds."""
+
+    settings: Settings
+    trackers: Sequence[Tracker]
+    screen: Screen
 
     def carry_out(self, experiment: Experiment, folder: Path) -> Run:
         """Run an experiment in its folder, or continue or extend it there; return the finished run."""
@@ -57,8 +82,7 @@ class Session:
 
     @property
     def _options(self) -> dict[str, Any]:
-        options = {"data": self.data, "device": self.device}
-        return {**options, "checkpoint_every": self.checkpoint_every, "keep_rows": self.keep_rows}
+        return {key: getattr(self.settings, key) for key in ("data", "device", "checkpoint_every", "keep_rows")}
 
     @contextlib.contextmanager
     def watching(self, run: Run) -> Iterator[Watch]:
@@ -66,16 +90,16 @@ class Session:
         check_trackers(self.trackers, run.experiment.privacy)
         with contextlib.ExitStack() as stack:
             show = stack.enter_context(self.screen.follow(run))
-            for tracker in self.trackers:
-                stack.push(functools.partial(end, tracker))
-                with naming(tracker, "cannot start", "set it up, or leave it out of --track"):
-                    tracker.start(run)
+            for each in self.trackers:
+                stack.push(functools.partial(end, each))
+                with naming(each, "cannot start", "set it up, or leave it out of --track"):
+                    each.start(run)
 
             def watch(record: RoundRecord, timing: dict[str, Any]) -> None:
                 show(record, timing)
-                for tracker in self.trackers:
-                    with naming(tracker, f"failed in round {record.round}", AGAIN):
-                        tracker.log(record, timing)
+                for each in self.trackers:
+                    with naming(each, f"failed in round {record.round}", AGAIN):
+                        each.log(record, timing)
 
             yield watch
 

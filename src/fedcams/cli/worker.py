@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fedcams.cli.jobs import Settings
 from fedcams.cli.main import load
 from fedcams.cli.progress import title
+from fedcams.cli.session import Session, Settings
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.experiment import Experiment
 
 if TYPE_CHECKING:
-    from fedcams.cli.session import Session
     from fedcams.runs import Run, Watch
     from fedcams.simulation import RoundRecord
 

@@ -235,6 +235,8 @@ def _pop_seeds(values: dict[str, Any], where: str) -> list[dict[str, Any]]:
     seeds = values.pop("seeds")
     if not isinstance(seeds, list) or not seeds:
         raise SpecError(f"{where}: seeds={seeds!r}; give a list of one or more, as in seeds = [1, 2, 3]")
+    if any(seeds.count(seed) > 1 for seed in seeds):
+        raise SpecError(f"{where}: seeds={seeds!r}; give each seed once")
     _check_seed(values, found := [{"seed": seed} for seed in seeds], where)
     return found
 

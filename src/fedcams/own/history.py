@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedcams.engines import Examples
 from fedcams.engines.problem import copied
 from fedcams.errors import SpecError
 from fedcams.extras import load
@@ -212,12 +213,12 @@ class History:
         """
         simulation, problem, x, buffers = self.simulation, self.simulation.problem, self.state.x, self.state.buffers
         metrics, engine, not_means = simulation.metrics, simulation.engine, simulation.not_means
-        found = {}
-        for number, client in zip(problem.clients, self.client_ids, strict=True) if data is None else enumerate(data):
-            own = problem.clients[number] if data is None else test_examples(data[client], problem, str(client))
-            assert own is not None
-            found[client] = evaluate(problem, x, buffers, own, metrics, engine, not_means)
-        return found
+        if not isinstance(data, Mapping | None):
+            raise SpecError(f"data is a {type(data).__name__}; give a mapping from names to examples")
+        found: Iterator[tuple[Any, Examples]] = zip(self.client_ids, problem.clients.values(), strict=True)
+        if data is not None:
+            found = ((name, test_examples(own, problem, str(name))) for name, own in data.items())
+        return {name: evaluate(problem, x, buffers, own, metrics, engine, not_means) for name, own in found}
 
     def _model(self, x: Tensor, buffers: Tensor | None) -> nn.Module:
         return copied(self.simulation.problem.load(x, buffers)).eval()

@@ -239,12 +239,10 @@ def refuse_class(name: str, function: Any) -> None:
         raise SpecError(f"{name}={function.__name__} is a class; give an instance, such as {function.__name__}()")
 
 
-def test_examples(test: Any, problem: Problem, name: str) -> Examples | None:
-    """Return the test examples, checked like the clients' examples; None if there are none."""
-    clients = problem.clients
-    if test is None or not isinstance(clients, Clients):
-        return None
-    examples = clients.reader.read(test, name)
+def test_examples(test: Any, problem: Problem, name: str) -> Examples:
+    """Return the test examples, checked like the clients' examples."""
+    assert isinstance(problem.clients, Clients)
+    examples = problem.clients.reader.read(test, name)
     with torch.no_grad(), torch_generator():
         some = map_tensors(lambda part: part.to(problem.device), take(examples[0], slice(2)))
         _try_model(problem.model, problem.prepare, some, name)

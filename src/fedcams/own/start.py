@@ -146,7 +146,7 @@ def simulate(
         rounds=rounds,
         seed=seed,
         engine=engine,
-        test=test_examples(test, problem, "test"),
+        test=None if test is None else test_examples(test, problem, "test"),
         metrics=named_metrics(metric, problem.loss),
         sampling_weights=_sampling_weights(sampler, problem),
         evaluate_every=evaluate_every,
@@ -160,8 +160,8 @@ def simulate(
 
 
 def _whole(name: str, value: Any, low: int | None = None) -> int:
-    """Return a Python or NumPy integer as an int; refuses other values, and those below `low`."""
-    if not isinstance(value, int | np.integer):
+    """Return a Python or NumPy integer as an int; refuses other values, `True` among them, and those below `low`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise SpecError(f"{name}={value!r}; give a whole number")
     if low is not None and value < low:
         raise SpecError(f"{name}={value}; allowed: {low} or more")

@@ -17,7 +17,7 @@ from fedcams.recipes import RECIPES
 from fedcams.report.order import in_order
 from fedcams.rounds.alarm import Alarm
 from fedcams.runs import Run, RunError, is_run, read_run
-from fedcams.runs.folder import EXPERIMENT, ROUNDS, THEORY, TIMINGS, runs_below
+from fedcams.runs.folder import ENVIRONMENT, EXPERIMENT, ROUNDS, THEORY, TIMINGS, runs_below
 from fedcams.simulation.record import DEFAULTS, FIELDS
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250df", "#807840")
@@ -232,6 +232,8 @@ def _check(run: Run) -> None:
         raise ValueError(f"{THEORY}: rounds are not in ascending order")
     if not all(isinstance(line, dict) for line in list[object](run.timings)):
         raise ValueError("a timing is not an object")
+    if not all(isinstance(sitting, dict) for sitting in run.environment.get("resumed", [])):
+        raise ValueError(f"{ENVIRONMENT}: what it says of a resumption is not an object")
     if np.isinf(run.seconds).any():
         raise ValueError(f"{TIMINGS}: seconds are not finite in some rounds")
     if run.histogram and np.array(run.histogram, np.int64).ndim != 2:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedcams.errors import DataError
+from fedcams.errors import DataError, first_line
 from fedcams.registry import integer, register
 from fedcams.tasks.base import Task, TaskData, data_folder
 
@@ -105,8 +105,8 @@ def read_plays(folder: Path) -> dict[str, str]:
         if (folder / ARCHIVE).is_file():
             with zipfile.ZipFile(folder / ARCHIVE) as archive:
                 found |= {name: archive.read(name) for name in archive.namelist() if name.endswith(".txt")}
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:  # damaged, encrypted, or newer than ours
-        raise DataError(f"{folder / ARCHIVE} cannot be read: {error}; download it again") from None
+    except Exception as error:  # a damaged archive can raise anything
+        raise DataError(f"{folder / ARCHIVE} cannot be read: {first_line(error)}; download it again") from error
     if not found:
         raise DataError(
             f"shakespeare: {folder} has no plays; put {ARCHIVE} or its .txt files there, from {SOURCE} "
