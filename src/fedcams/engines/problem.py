@@ -111,8 +111,9 @@ class Problem:
         if any(map(_mixes_examples, self.model.modules())):
             return False
         x, y = take(self.examples_of(next(iter(self.clients))), slice(1))
+        own = map_tensors(torch.clone, x)  # a model may change its inputs in place
         with self.evaluating() as model:
-            return self.losses(call(model, self.prepare(x)), y).dim() > 0
+            return self.losses(call(model, self.prepare(own)), y).dim() > 0
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[nn.Module]:

@@ -109,13 +109,18 @@ def _keywords(model: nn.Module) -> Collection[str] | None:
 def _try_model(model: nn.Module, prepare: Callable[[Any], Any], inputs: Tree, name: str) -> Any:
     """Return the outputs; an error of the model also says which inputs it got."""
     try:
-        return call(model, prepare(inputs))
+        return _outputs(model, prepare, inputs)
     except Exception as error:
         dtype = dtype_name(next(model.parameters()))
         raise SpecError(
             f"the model fails with the inputs of {name}, {described(inputs)}: {first_line(error)}; give inputs that "
             f"the model takes (its parameters are {dtype}), or convert them in prepare="
         ) from error
+
+
+def _outputs(model: nn.Module, prepare: Callable[[Any], Any], inputs: Tree) -> Any:
+    """Return what the model makes of a copy of the inputs: it may change them in place."""
+    return call(model, prepare(map_tensors(torch.clone, inputs)))
 
 
 def _try_loss(loss: Loss, model: nn.Module, prepare: Callable[[Any], Any], outputs: Any, some: Examples) -> None:
@@ -126,7 +131,8 @@ def _try_loss(loss: Loss, model: nn.Module, prepare: Callable[[Any], Any], outpu
         value = loss(outputs, some[1])
     _check_loss(value, size(some))
     try:
-        alone = [loss(call(model, prepare(x)), y) for x, y in (take(some, slice(i, i + 1)) for i in range(size(some)))]
+        each = (take(some, slice(i, i + 1)) for i in range(size(some)))
+        alone = [loss(_outputs(model, prepare, x), y) for x, y in each]
     except Exception:  # training may never have a batch of one example
         return
     _check_parts(value, alone, outputs, some[1])

@@ -62,7 +62,7 @@ class Habits(NamedTuple):
     def of(cls, problem: Problem) -> Habits:
         """Return the habits of a problem's model."""
         client = _some_client(problem)
-        x, y = take(problem.examples_of(client), slice(2))
+        x, y = map_tensors(torch.clone, take(problem.examples_of(client), slice(2)))  # a model may change its inputs
         training, prepared_x = problem.model.training, problem.prepare(x)
         try:
             # On a CPU, oneDNN's backward pass of a 1x1 convolution with channels last writes beyond its memory.
