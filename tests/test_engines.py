@@ -442,6 +442,19 @@ def test_a_recurrent_layer_is_named_where_it_cannot_be_stacked() -> None:
         choose("stacked", small_problem("lstm", (4,), torch.float32, "sgd"))
 
 
+@pytest.mark.parametrize("options", [{"padding_idx": 0}, {"scale_grad_by_freq": True}], ids=str)
+def test_a_table_with_gradients_of_its_own_is_left_to_the_loop(options: dict[str, Any]) -> None:
+    """A trial may see no difference, if the texts that it takes need no padding and repeat no word."""
+    table, tokens = nn.Embedding(9, 4, **options), torch.arange(20).view(5, 4) % 8 + 1
+    task = Problem(nn.Sequential(table, nn.Flatten()), per_example, {0: (tokens, torch.arange(5))}, local("sgd"))
+    with pytest.raises(SpecError, match=r"layer '0' is an Embedding with padding_idx or scale_grad_by_freq"):
+        train("stacked", task)
+    assert str(choose("auto", task)) == "loop"
+    table.requires_grad_(False)
+    task.model.append(nn.Linear(16, 9))  # type: ignore[operator]
+    assert str(choose("auto", dataclasses.replace(task))) == "stacked"
+
+
 def test_training_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     for spec in ("loop", *FAST):

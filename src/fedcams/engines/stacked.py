@@ -46,13 +46,9 @@ class Stacked(Engine):
     needs_trial = True
 
     def supports(self, problem: Problem) -> str:
-        draws = (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU)  # a batched computation draws in another order
         for name, module in problem.model.named_modules():
-            if isinstance(module, draws) and getattr(module, "p", 1.0) > 0:
-                return f"engine=stacked: layer {name!r} is a random {type(module).__name__}; use engine=loop"
-            if isinstance(module, torch.nn.RNNBase):
-                kind = type(module).__name__
-                return f"engine=stacked: layer {name!r} is an {kind}, which torch.func cannot batch; use engine=loop"
+            if what := _not_batched(module):
+                return f"engine=stacked: layer {name!r} is {what}; use engine=loop"
         if mixes_rows(problem.local):
             why = f"local={problem.local.name} mixes clients, or changes one that is not active"
             return f"engine=stacked: {why}; use engine=loop, or see fedcams.local.base.only_active"
@@ -114,6 +110,20 @@ class Stacked(Engine):
         if self.compile:
             return [(slice(0, rows), width)]
         return [(slice(0, grid.active[step]), width)] if problem.may_pad else list(grid.groups(step))
+
+
+def _not_batched(module: torch.nn.Module) -> str:
+    """Return what a layer is that torch.func does not compute for each client as alone; an empty string for others."""
+    kind, draws = type(module).__name__, (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU)
+    if isinstance(module, draws) and getattr(module, "p", 1.0) > 0:
+        return f"a random {kind}"  # a batched computation draws in another order
+    if isinstance(module, torch.nn.RNNBase):
+        return f"an {kind}, which torch.func cannot batch"
+    if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+        own_gradients = module.padding_idx is not None or module.scale_grad_by_freq
+        if own_gradients and module.weight.requires_grad:
+            return f"an {kind} with padding_idx or scale_grad_by_freq, which torch.func ignores in gradients"
+    return ""
 
 
 def can_compile(problem: Problem) -> bool:
