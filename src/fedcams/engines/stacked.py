@@ -13,7 +13,7 @@ from fedcams.engines.base import CohortUpdate, Engine, local_rate
 from fedcams.engines.batches import Grid, Integers, lay_out, weighted
 from fedcams.engines.compiled import Rows, compiled_step, compiling_pays, has_compiler
 from fedcams.engines.problem import Pool, Problem
-from fedcams.engines.trees import Tree, arguments, map_tensors, numbers_per_example, take
+from fedcams.engines.trees import Tree, call_with, map_tensors, numbers_per_example, take
 from fedcams.errors import SpecError
 from fedcams.local import BatchOrder, Slots, batch_order
 from fedcams.local.base import mixes_rows
@@ -192,6 +192,7 @@ class _Stack:
         cls, problem: Problem, received: Tensor, buffers: Tensor | None, shift: Tensor | None, rate: float
     ) -> _Stack:
         count, received = len(received), received.to(problem.dtype)
+        problem.rewind()
         held = {name: b.detach().expand(count, *b.shape).clone() for name, b in problem.model.named_buffers()}
         if buffers is not None and problem.buffer_layout is not None:
             for name, part in problem.buffer_layout.split(buffers).items():
@@ -239,10 +240,9 @@ def _gradients(
 
     Clients are independent, so the gradient of the sum of their losses contains the gradient of each one.
     """
-    model = problem.model
 
     def losses(p: dict[str, Tensor], b: dict[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
-        return problem.losses(torch.func.functional_call(model, (p, b), *arguments(inputs)), targets)
+        return problem.losses(call_with(problem.model, p, b, inputs), targets)
 
     leaf = parameters.detach().requires_grad_()
     each = torch.func.vmap(losses)(problem.layout.split(leaf), buffers, x, y)

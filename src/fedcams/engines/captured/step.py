@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedcams.engines.captured.keyed_draws import FusedDropout, key_words, keyed_draws
 from fedcams.engines.graphs.engine import has_kernels
 from fedcams.engines.problem import Problem
-from fedcams.engines.trees import Tree, arguments, map_tensors, size
+from fedcams.engines.trees import Tree, call_with, map_tensors, size
 from fedcams.local import Slots
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ def _losses(
         weights = {**parameters, **frozen}
         if how.channels_last:
             weights |= _filters_with_channels_last(problem.model, weights)
-        tensors = (weights, buffers)
-        outputs = torch.func.functional_call(problem.model, tensors, *arguments(batch.x))
-        return problem.losses(outputs, batch.y)
+        return problem.losses(call_with(problem.model, weights, buffers, batch.x), batch.y)
 
 
 def _filters_with_channels_last(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
