@@ -440,6 +440,18 @@ def test_auto_takes_the_loop_where_only_that_is_right(model: nn.Module) -> None:
     assert model.training == mode
 
 
+@pytest.mark.parametrize("strength", [1.0, 0.03])
+@pytest.mark.parametrize("first", [1, 20])
+def test_auto_sees_examples_mix(first: int, strength: float) -> None:
+    """Also a little, and where all examples of the first client are one."""
+
+    def penalised(outputs: Tensor, targets: Tensor) -> Tensor:
+        return per_example(outputs, targets) + strength * outputs.mean(0).square().sum()
+
+    task = dataclasses.replace(problem(sizes=[first, 20], dtype=torch.float32), loss=penalised)
+    assert str(choose("auto", task)) == "loop"
+
+
 @pytest.mark.parametrize("name", registered("model"))
 def test_auto_takes_the_fast_one_for_what_comes_with_it(name: str) -> None:
     """Also where a client has one example: all that is tried on then are copies of it."""

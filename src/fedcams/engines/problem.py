@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,6 +58,20 @@ class Shards(Mapping[int, Examples]):
     def sizes(self) -> list[int]:
         """Return the number of examples of each client."""
         return [len(part) for part in self.parts]
+
+
+SEARCHED = 10
+"""How many clients may be loaded to find one with two examples."""
+
+
+def with_two_examples(clients: Mapping[int, Examples]) -> tuple[int, Examples]:
+    """Return a client with its examples: the first of ten that has two examples, or else the first."""
+    for client in itertools.islice(clients, SEARCHED):
+        examples = clients[client]
+        if size(examples[1]) > 1:
+            return client, examples
+    first = next(iter(clients))
+    return first, clients[first]
 
 
 class Pool(NamedTuple):

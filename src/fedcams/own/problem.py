@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcams.engines import Examples, Loss, Problem
-from fedcams.engines.problem import copied
+from fedcams.engines.problem import copied, with_two_examples
 from fedcams.engines.trees import Tree, call, described, dtype_name, map_tensors, size, take
 from fedcams.errors import SpecError, first_line, first_sentence
 from fedcams.keys import torch_generator
@@ -24,9 +23,6 @@ from fedcams.simulation.clients import Clients
 from fedcams.simulation.evaluate import SCORE, Metrics, is_paired, naming_failure
 from fedcams.simulation.examples import Collate, Reader, check_targets, shapes
 from fedcams.tasks import Augmentation, accuracy, class_axis, cross_entropy
-
-SEARCHED = 10
-"""How many clients may be loaded to find one with two examples."""
 
 
 def make_problem(
@@ -46,7 +42,7 @@ def make_problem(
     model = _placed(model, device).eval()
     dtype = torch.promote_types(next(p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
     known = Clients(clients, Reader(None, collate, _keywords(model), dtype))
-    first, examples = _with_two_examples(known)
+    first, examples = with_two_examples(known)  # which show a sum or a mean over pairs
     name = f"client {known.given[first]}"
     known.reader = replace(known.reader, like=(name, shapes(*examples)))
     some: Examples = map_tensors(lambda part: part.to(_device(model)), take(examples, slice(2)))
@@ -60,16 +56,6 @@ def make_problem(
         else:
             _try_loss(loss, model, prepare, outputs, some)
     return Problem(model, loss, known, local, prepare, augment)
-
-
-def _with_two_examples(clients: Clients) -> tuple[int, Examples]:
-    """Return a client with its examples: the first of ten with two examples, which show a sum or a mean over pairs."""
-    for client in itertools.islice(clients, SEARCHED):
-        examples = clients[client]
-        if size(examples[1]) > 1:
-            return client, examples
-    first = next(iter(clients))
-    return first, clients[first]
 
 
 def _placed(model: Any, device: str | torch.device | None) -> nn.Module:
