@@ -338,6 +338,31 @@ def test_models_of_another_precision_than_vectors(fast: str, dtype: torch.dtype)
     assert_close(ours, truth, {torch.float64: 1e-5}.get(dtype, 0.1))
 
 
+class Spare(nn.Linear):
+    """Has a parameter that it does not use."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__(*shape)
+        self.spare = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1))
+
+
+@pytest.mark.parametrize("spec", ["loop", *FAST])
+def test_half_precision_stays_in_the_model(spec: str) -> None:
+    """A sum of many losses would stand still in it, and the rounding of what was received is no training."""
+    task = problem(spec="sgd(lr=1e-6, batch=1, steps=400)", sizes=[20], dtype=torch.bfloat16)
+    task = dataclasses.replace(task, model=Spare(16, 4).bfloat16())
+    start = torch.linspace(0.1, 0.3, task.layout.d)  # none of which fits
+    update = engine(spec).train(task, start, None, [0], round=1, seed=0)
+    spare = task.layout.split(update.delta)["spare"]
+    assert torch.equal(spare, torch.zeros_like(spare))
+    model = task.load(start, None).float()
+    x, y = task.clients[0]
+    assert torch.allclose(update.loss.float(), per_example(model(x.float()), y).mean(), rtol=0.01)
+
+
 @pytest.mark.parametrize("fast", FAST)
 def test_losses_of_several_numbers_each_are_averaged(fast: str) -> None:
     """As of `[n, 1]` in a regression, or one for each place of a sequence."""

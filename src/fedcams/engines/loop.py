@@ -55,7 +55,8 @@ def _train_one(
     x, y = problem.examples_of(client)
     steps = batch_order(problem.local, size(x), seed, round, client)
     draws = problem.draws(len(steps.order), seed, round, client)
-    row = start.detach().to(problem.device, problem.dtype, copy=True)[None]
+    received = start.detach().to(problem.device, problem.dtype)
+    row = received.clone()[None]
     gpu = [problem.device] if problem.device.type == "cuda" else []
     with torch_generator(gpu), problem.naming([client]):
         seed_torch(derive(seed, "dropout", round, client), problem.device)
@@ -63,7 +64,7 @@ def _train_one(
     left = None
     if buffers is not None and problem.buffer_layout is not None:
         left = problem.buffer_layout.read(problem.model, out=torch.empty_like(buffers))
-    return row[0].to(start) - start, left, total / len(steps.order), size(x), len(steps.sizes)
+    return row[0].to(start) - received.to(start), left, total / len(steps.order), size(x), len(steps.sizes)
 
 
 def _descend_(
@@ -74,7 +75,7 @@ def _descend_(
     model, rule = problem.model, problem.local.in_sections(problem.layout.sizes)
     parameters = [p for p in model.parameters() if p.requires_grad]
     slots = rule.init(row)
-    total, seen = torch.zeros((), dtype=problem.dtype, device=problem.device), 0
+    total, seen = torch.zeros((), dtype=problem.sum_dtype, device=problem.device), 0
     for batch in steps.batches():
         chosen = torch.from_numpy(batch).to(problem.device)
         inputs, targets = take(x, chosen), take(y, chosen)
@@ -86,5 +87,5 @@ def _descend_(
             gradient.add_(shift)
         rule.step_(row, gradient, slots, rate)
         problem.load(row[0], None)
-        total, seen = total + loss.detach() * len(batch), seen + len(batch)
+        total, seen = total + loss.detach().to(total) * len(batch), seen + len(batch)
     return total

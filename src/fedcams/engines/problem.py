@@ -199,6 +199,11 @@ class Problem:
         return next(p.dtype for p in self.model.parameters() if p.requires_grad)
 
     @functools.cached_property
+    def sum_dtype(self) -> torch.dtype:
+        """The precision of sums over the steps of a round: in half precision, a large one would stand still."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    @functools.cached_property
     def device(self) -> torch.device:
         """The device that the model is on."""
         return next(self.model.parameters()).device

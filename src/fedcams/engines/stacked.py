@@ -78,14 +78,14 @@ class Stacked(Engine):
         draws = [problem.draws(len(orders[i].order), seed, round, cohort[i]) for i in order]
         held, shifts = (None if rows is None else _chosen(rows, order) for rows in (buffers, shift))
         stack = _Stack.of(problem, _chosen(start, order), held, shifts, used)
-        losses = stack.parameters.new_zeros(grid.size.shape)
+        losses = stack.parameters.new_zeros(grid.size.shape, dtype=problem.sum_dtype)
         clients = np.array(cohort, object)[order]  # ids of 64 bits next to smaller ones would become floats
         if not self.compile:  # compiled steps were recorded in training mode
             problem.model.train()
         for step, batch in enumerate(_batches(problem, pool, grid, draws)):
             for rows, width in self._parts(problem, grid, step):
                 with problem.naming(clients[rows].tolist()):
-                    losses[step, rows] = stack.step_(rows, batch.part(rows, width), self.compile)
+                    losses[step, rows] = stack.step_(rows, batch.part(rows, width), self.compile).to(losses.dtype)
         back = None if order == sorted(order) else np.argsort(order)
         delta, after, loss = stack.delta().to(start.dtype), stack.joined_buffers(start.dtype), _mean_loss(losses, grid)
         return CohortUpdate(

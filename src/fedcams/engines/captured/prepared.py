@@ -128,7 +128,7 @@ class Round:
         """Return a round with empty results."""
         used, count = local_rate(problem, rate), len(cohort)
         left = None if buffers is None else buffers.new_empty(count, buffers.shape[-1])
-        loss = torch.zeros(count, device=problem.device, dtype=problem.dtype)
+        loss = torch.zeros(count, device=problem.device, dtype=problem.sum_dtype)
         results = CohortUpdate(start.new_empty(count, start.shape[-1]), left, loss, [0] * count, [0] * count, used)
         held = None if buffers is None else rows(buffers, cohort)
         channels_last = prepared(problem).habits_of(problem).channels_last

@@ -65,7 +65,8 @@ class Memory(NamedTuple):
         shift = torch.zeros_like(row) if shifted else None
         buffers = {name: buffer.detach().clone() for name, buffer in problem.model.named_buffers()}
         words = torch.tensor(key_words(0), device=problem.device)
-        return cls(row, problem.rule.init(row), buffers, row.new_zeros(1), shift, row.new_zeros(()), words)
+        loss = row.new_zeros((), dtype=problem.sum_dtype)
+        return cls(row, problem.rule.init(row), buffers, row.new_zeros(1), shift, loss, words)
 
     def changing(self) -> Iterator[Tensor]:
         """Yield the tensors that a step changes."""
