@@ -503,6 +503,25 @@ def test_a_table_with_gradients_of_its_own_is_left_to_the_loop(options: dict[str
     assert str(choose("auto", dataclasses.replace(task))) == "stacked"
 
 
+class Optional(nn.Linear):
+    """One input is optional, such as a mask."""
+
+    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+        return super().forward(x if more is None else x + more)
+
+
+@pytest.mark.parametrize("other", ["first", "second", "tensor"])
+def test_examples_of_several_forms_are_left_to_the_loop(other: str) -> None:
+    """An input that only some clients have must not be lost."""
+    x, y = torch.ones(5, 4), torch.arange(5) % 3
+    both: Any = [{"x": x}, x if other == "tensor" else {"x": x, "more": x}]
+    clients = {client: (inputs, y) for client, inputs in enumerate(reversed(both) if other == "first" else both)}
+    task = Problem(Optional(4, 3), per_example, clients, local("sgd"))
+    with pytest.raises(SpecError, match=r"clients 0, 1 differ in form .*or use engine=loop"):
+        train("stacked", task)
+    assert train("loop", task).examples == [5, 5]
+
+
 def test_training_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     for spec in ("loop", *FAST):

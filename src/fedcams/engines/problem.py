@@ -228,10 +228,10 @@ class Problem:
         ends = np.cumsum([size(x) for x, _ in parts])
         try:
             x, y = concatenate(parts)
-        except (RuntimeError, KeyError, ValueError) as error:
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             who = ", ".join(map(str, cohort))
-            fix = "give all clients examples of one shape, or use engine=loop"
-            raise SpecError(f"the examples of clients {who} differ in shape ({error}); {fix}") from None
+            fix = "give all clients examples of one form, or use engine=loop"
+            raise SpecError(f"the examples of clients {who} differ in form ({error}); {fix}") from None
         return Pool(x, y, np.split(np.arange(ends[-1]), ends[:-1]))
 
     def draws(self, examples: int, seed: int, round: int, client: int) -> Tensor | None:
