@@ -503,6 +503,21 @@ def test_a_table_with_gradients_of_its_own_is_left_to_the_loop(options: dict[str
     assert str(choose("auto", dataclasses.replace(task))) == "stacked"
 
 
+def test_sparse_gradients_are_those_of_the_loop_too() -> None:
+    tokens, y = torch.arange(20).view(5, 4) % 9, torch.arange(5)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        table = nn.Embedding(9, 4)
+    tasks = [
+        Problem(
+            nn.Sequential(nn.Embedding(9, 4, sparse=sparse), nn.Flatten()), per_example, {0: (tokens, y)}, local("sgd")
+        )
+        for sparse in (False, True)
+    ]
+    dense, sparse = (engine("loop").train(task, table.weight.detach().flatten(), None, [0], 1, 0) for task in tasks)
+    assert_close(sparse, dense, 1e-6)
+
+
 class Optional(nn.Linear):
     """One input is optional, such as a mask."""
 

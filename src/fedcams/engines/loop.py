@@ -82,7 +82,7 @@ def _descend_(
         changes = None if draws is None else draws[seen : seen + len(batch)]
         loss = problem.loss(call(model, problem.inputs(inputs, changes)), targets).mean()
         parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        gradient = torch.cat([part.flatten() for part in parts])[None].to(row.dtype)
+        gradient = torch.cat([part.to_dense().flatten() for part in parts])[None].to(row.dtype)
         if shift is not None:
             gradient.add_(shift)
         rule.step_(row, gradient, slots, rate)
