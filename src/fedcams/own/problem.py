@@ -63,6 +63,9 @@ def _placed(model: Any, device: str | torch.device | None) -> nn.Module:
         raise SpecError(f"model={model!r}; give a torch.nn.Module")
     if lazy := [name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]:
         raise SpecError(f"model: the parameter {lazy[0]!r} has no shape yet; call the model once with some inputs")
+    if hooked := [name for name, p in model.named_parameters() if p._backward_hooks]:
+        fix = "change its gradient in a local rule of your own"
+        raise SpecError(f"model: the parameter {hooked[0]!r} has a hook, which copies of the model lose; {fix}")
     Layout.of(model)  # refuses a model that cannot be trained, before anything else
     if "meta" in (str(device), _device(model).type):
         raise SpecError("model: parameters on the device meta have no values; give a model on cpu, or model.to_empty()")
