@@ -363,6 +363,23 @@ def test_half_precision_stays_in_the_model(spec: str) -> None:
     assert torch.allclose(update.loss.float(), per_example(model(x.float()), y).mean(), rtol=0.01)
 
 
+class Scaled(nn.Linear):
+    """A layer in half precision, and a scale in float32."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__(*shape, dtype=torch.bfloat16)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1).bfloat16()) * self.scale
+
+
+def test_parameters_of_several_precisions_keep_theirs() -> None:
+    task = dataclasses.replace(problem(spec="sgd(lr=1e-4)", dtype=torch.float32), model=Scaled(16, 4))
+    update = engine(choose("auto", task)).train(task, *task.read(), [0], round=1, seed=0)
+    assert bool((task.layout.split(update.delta)["scale"] != 0).all()), "bfloat16 would round it away"
+
+
 @pytest.mark.parametrize("fast", FAST)
 def test_losses_of_several_numbers_each_are_averaged(fast: str) -> None:
     """As of `[n, 1]` in a regression, or one for each place of a sequence."""

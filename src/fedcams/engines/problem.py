@@ -195,8 +195,8 @@ class Problem:
 
     @functools.cached_property
     def dtype(self) -> torch.dtype:
-        """The precision in which the model trains."""
-        return next(p.dtype for p in self.model.parameters() if p.requires_grad)
+        """The precision in which the model trains: the widest one of its parameters."""
+        return functools.reduce(torch.promote_types, (p.dtype for p in self.model.parameters() if p.requires_grad))
 
     @functools.cached_property
     def sum_dtype(self) -> torch.dtype:
