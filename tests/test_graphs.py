@@ -253,6 +253,17 @@ def test_a_loss_that_is_a_mean_is_refused() -> None:
         prepared(mean).train(mean, "float32", 8, 1, *start(mean), [0], round=1, seed=0)
 
 
+def test_a_loss_that_mixes_examples_is_refused() -> None:
+    """It would mix clients as well: the engine computes the losses of a whole cohort at once."""
+    task = problem("mlp(hidden=8)", "sgd", (4,))
+
+    def penalised(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none") + 0.1 * outputs.mean(0).square().sum()
+
+    with pytest.raises(SpecError, match="the loss of an example depends on the others in its batch; use engine=loop"):
+        check_loss(dataclasses.replace(task, loss=penalised))
+
+
 def test_an_old_triton_or_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")

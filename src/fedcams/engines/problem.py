@@ -123,12 +123,23 @@ class Problem:
     @functools.cached_property
     def may_pad(self) -> bool:
         """Return whether examples of weight zero change nothing: no layer mixes examples, and each has its own loss."""
-        if any(map(_mixes_examples, self.model.modules())):
-            return False
-        x, y = take(self.examples_of(next(iter(self.clients))), slice(1))
-        own = map_tensors(torch.clone, x)  # a model may change its inputs in place
+        return not any(map(_mixes_examples, self.model.modules())) and self.has_loss_per_example
+
+    @functools.cached_property
+    def has_loss_per_example(self) -> bool:
+        """Whether the loss function returns the loss of each example, which depends on no other; tried with two."""
+        own = self.examples_of(with_two_examples(self.clients)[0])
+        x, y = take(own, torch.arange(2, device=self.device) % size(own))  # a copy, as a model may change it in place
         with self.evaluating() as model:
-            return self.losses(call(model, self.prepare(own)), y).dim() > 0
+            outputs = call(model, self.prepare(x))
+            together = self.losses(outputs, y)
+            if together.shape != (2,):
+                return False
+            try:
+                alone = [self.losses(*take((outputs, y), slice(place, place + 1))) for place in range(2)]
+                return torch.allclose(together, torch.cat(alone), rtol=1e-3, atol=1e-6, equal_nan=True)
+            except Exception:  # a loss may raise anything for one example, or for a part of the outputs
+                return False
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
