@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 
 from fedcams.engines.base import CohortUpdate, Engine, engine
-from fedcams.engines.problem import Problem, copied, with_two_examples
+from fedcams.engines.modules import copied
+from fedcams.engines.problem import Problem, with_two_examples
 from fedcams.engines.trees import size, take
 from fedcams.errors import SpecError
 from fedcams.local import local

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -276,30 +275,3 @@ def _mixes_examples(module: nn.Module) -> bool:
     """
     is_batch_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
     return is_batch_norm or bool(getattr(module, "track_running_stats", False))
-
-
-def copied(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
-    """Return a deep copy of a model, which uses the `shared` tensors themselves.
-
-    What a `forward` left in an attribute, such as a map of attention, has a graph or belongs to a transform that is
-    over, and torch refuses to copy it. The copy gets its values, or an empty tensor if these are gone.
-    """
-    known = {id(tensor): tensor for tensor in shared}
-    attributes = (value for module in model.modules() for value in vars(module).values())
-    left = {id(value): _values(value) for value in attributes if isinstance(value, torch.Tensor) and _is_left(value)}
-    return copy.deepcopy(model, {**left, **known})
-
-
-def _is_left(tensor: Tensor) -> bool:
-    try:
-        tensor.untyped_storage()
-    except NotImplementedError:  # it was made inside torch.func
-        return True
-    return not tensor.is_leaf
-
-
-def _values(tensor: Tensor) -> Tensor:
-    try:
-        return tensor.detach().clone()
-    except RuntimeError:
-        return torch.empty(0)

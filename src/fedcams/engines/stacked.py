@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from fedcams.engines.base import CohortUpdate, Engine, local_rate
-from fedcams.engines.batches import Grid, Integers, lay_out, weighted
+from fedcams.engines.batches import Grid, Integers, lay_out, padded_width, weighted
 from fedcams.engines.compiled import Rows, compiled_step, compiling_pays, has_compiler
+from fedcams.engines.modules import call_with
 from fedcams.engines.problem import Pool, Problem
-from fedcams.engines.trees import Tree, call_with, map_tensors, numbers_per_example, take
+from fedcams.engines.trees import Tree, map_tensors, numbers_per_example, take
 from fedcams.errors import SpecError
-from fedcams.local import BatchOrder, Slots, batch_order
+from fedcams.local import Slots, batch_order
 from fedcams.local.base import mixes_rows
 from fedcams.registry import flag, register
 
@@ -74,7 +75,8 @@ class Stacked(Engine):
         ]
         order = sorted(range(len(cohort)), key=lambda i: -len(orders[i].sizes))  # so that active rows are the first
         ordered = [orders[i] for i in order]
-        grid = lay_out(ordered, [pool.places[i] for i in order], self._width(problem, ordered))
+        width = padded_width(problem.local, ordered) if self.compile else None  # compiled code needs few shapes
+        grid = lay_out(ordered, [pool.places[i] for i in order], width)
         draws = [problem.draws(len(orders[i].order), seed, round, cohort[i]) for i in order]
         held, shifts = (None if rows is None else _chosen(rows, order) for rows in (buffers, shift))
         stack = _Stack.of(problem, _chosen(start, order), held, shifts, used)
@@ -96,13 +98,6 @@ class Stacked(Engine):
             [len(each.sizes) for each in orders],
             used,
         )
-
-    def _width(self, problem: Problem, orders: list[BatchOrder]) -> int | None:
-        """Return the grid's width: compiled code needs few shapes, so the largest batch is rounded up to sixteenths."""
-        if not self.compile:
-            return None
-        part = max(1, problem.local.batch // 16)
-        return min(problem.local.batch, -(-max(max(each.sizes) for each in orders) // part) * part)
 
     def _parts(self, problem: Problem, grid: Grid, step: int) -> list[tuple[Which, int]]:
         """Return what is computed at once: rows, and the width of their batches."""

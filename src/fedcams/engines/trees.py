@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 Tree = Any
 """A tensor, or a tuple or dict of trees."""
@@ -93,16 +93,3 @@ def call(model: Callable[..., Any], inputs: Tree) -> Any:
     """Call a model with inputs: `model(x)`, `model(a, b)` for a tuple, `model(key=...)` for a dict."""
     positional, named = arguments(inputs)
     return model(*positional, **named)
-
-
-def call_with(model: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tree) -> Any:
-    """Call a model with other parameters and buffers than its own; buffers change in place.
-
-    A model may put a new tensor in place of a buffer, as `self.seen = self.seen + 1` does.
-    """
-    tensors = {**parameters, **buffers}
-    outputs = torch.func.functional_call(model, tensors, *arguments(inputs))  # leaves in `tensors` what is there then
-    for name, buffer in buffers.items():
-        if tensors[name] is not buffer:
-            buffer.copy_(tensors[name].detach())
-    return outputs

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcams.engines import Examples, Loss, Problem
-from fedcams.engines.problem import copied, with_two_examples
+from fedcams.engines.modules import copied
+from fedcams.engines.problem import with_two_examples
 from fedcams.engines.trees import Tree, call, described, dtype_name, map_tensors, size, take
 from fedcams.errors import SpecError, first_line, first_sentence
 from fedcams.keys import torch_generator

@@ -12,8 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedcams.engines.captured.keyed_draws import FusedDropout, key_words, keyed_draws
 from fedcams.engines.graphs.engine import has_kernels
+from fedcams.engines.modules import call_with
 from fedcams.engines.problem import Problem
-from fedcams.engines.trees import Tree, call_with, map_tensors, size
+from fedcams.engines.trees import Tree, map_tensors, size
 from fedcams.local import Slots
 
 if TYPE_CHECKING:
