@@ -552,6 +552,27 @@ def test_sparse_gradients_are_those_of_the_loop_too() -> None:
     assert_close(sparse, dense, 1e-6)
 
 
+class UnitRows(nn.Linear):
+    """Scales its weights in place before it uses them, as a cosine classifier does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.div_(self.weight.data.norm(dim=1, keepdim=True))
+        return super().forward(x.flatten(1))
+
+
+def test_weights_that_forward_changes_train_as_in_plain_torch() -> None:
+    task = dataclasses.replace(problem(spec="sgd(lr=0.5, batch=4)"), model=UnitRows(16, 4).double())
+    model, (x, y) = copy.deepcopy(task.model), task.clients[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for rows in batch_order(task.local, len(x), seed=5, round=3, client=0).batches():
+        optimizer.zero_grad()
+        per_example(model(x[rows]), y[rows]).mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    before = task.layout.read(task.model, out=torch.empty(task.layout.d, dtype=torch.float64))
+    after = task.layout.read(model, out=torch.empty_like(before))
+    assert torch.allclose(train(choose("auto", task), task, [0]).delta[0], after - before, rtol=1e-9, atol=1e-12)
+
+
 class Optional(nn.Linear):
     """One input is optional, such as a mask."""
 

@@ -81,6 +81,7 @@ def _descend_(
         inputs, targets = take(x, chosen), take(y, chosen)
         changes = None if draws is None else draws[seen : seen + len(batch)]
         loss = problem.loss(call(model, problem.inputs(inputs, changes)), targets).mean()
+        torch.cat([p.detach().flatten() for p in parameters], out=row[0])  # forward may change them, as `max_norm` does
         parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.to_dense().flatten() for part in parts])[None].to(row.dtype)
         if shift is not None:
