@@ -374,12 +374,17 @@ class Scaled(nn.Linear):
         return super().forward(x.flatten(1).bfloat16()) * self.scale
 
 
-def test_parameters_of_several_precisions_keep_theirs() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        task = dataclasses.replace(problem(spec="sgd(lr=1e-3)", dtype=torch.float32), model=Scaled(16, 4))
-    update = engine(choose("auto", task)).train(task, *task.read(), [0], round=1, seed=0)
-    assert bool((task.layout.split(update.delta)["scale"] != 0).all()), "bfloat16 would round it away"
+def test_parameters_of_several_precisions_train_in_the_widest() -> None:
+    """In bfloat16, small steps would be rounded away one by one."""
+    lengths = []
+    for steps in (1, 8):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            task = problem(spec=f"sgd(lr=1e-4, batch=20, steps={steps})", dtype=torch.float32)
+            task = dataclasses.replace(task, model=Scaled(16, 4))
+        update = engine(choose("auto", task)).train(task, *task.read(), [0], round=1, seed=0)
+        lengths.append({name: float(part.norm()) for name, part in task.layout.split(update.delta).items()})
+    assert all(7 < lengths[1][name] / length < 9 for name, length in lengths[0].items())
 
 
 @pytest.mark.parametrize("fast", FAST)

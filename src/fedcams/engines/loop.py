@@ -74,6 +74,7 @@ def _descend_(
     """Take all steps of the model `row [1, d]`; returns the sum of the losses of all examples seen."""
     model, rule = problem.model, problem.local.in_sections(problem.layout.sizes)
     parameters = [p for p in model.parameters() if p.requires_grad]
+    exact = all(p.dtype == row.dtype for p in parameters)  # others hold a rounded copy of the row
     slots = rule.init(row)
     total, seen = torch.zeros((), dtype=problem.sum_dtype, device=problem.device), 0
     for batch in steps.batches():
@@ -81,7 +82,8 @@ def _descend_(
         inputs, targets = take(x, chosen), take(y, chosen)
         changes = None if draws is None else draws[seen : seen + len(batch)]
         loss = problem.loss(call(model, problem.inputs(inputs, changes)), targets).mean()
-        torch.cat([p.detach().flatten() for p in parameters], out=row[0])  # forward may change them, as `max_norm` does
+        if exact:  # forward may change parameters, as `max_norm` does
+            torch.cat([p.detach().flatten() for p in parameters], out=row[0])
         parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.to_dense().flatten() for part in parts])[None].to(row.dtype)
         if shift is not None:
