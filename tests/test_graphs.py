@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from fedcams import Layout, models
 from fedcams.engines import CohortUpdate, Problem, Shards, choose, engine
@@ -219,6 +220,25 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_first_sentence_of_tor
         translate(Written(lambda model, x: torch.stack(list(x))))  # torch explains at length what a Proxy is
     said = "engine=graphs cannot follow Written (Proxy object cannot be iterated); use engine=stacked"
     assert str(refused.value) == said
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
+    model[1].register_forward_hook(lambda module, given, found: 2 * found)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "refused"),
+    [
+        (Written(lambda model, x: model.conv(torch.relu(x))), "layer 'conv' is used 2 times"),
+        (hooked(), "layer '1' has a hook"),
+        (nn.Sequential(weight_norm(nn.Conv2d(3, 3, 1))), "layer '0' has a hook or a parametrization"),
+    ],
+)
+def test_what_tracing_does_not_show_is_refused(model: nn.Module, refused: str) -> None:
+    with pytest.raises(SpecError, match=f"{refused}.*use engine=stacked"):
+        translate(model)
 
 
 def test_an_activation_may_write_over_what_only_it_uses() -> None:
