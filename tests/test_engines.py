@@ -338,6 +338,55 @@ def test_models_of_another_precision_than_vectors(fast: str, dtype: torch.dtype)
     assert_close(ours, truth, {torch.float64: 1e-5}.get(dtype, 0.1))
 
 
+class Spare(nn.Linear):
+    """Has a parameter that it does not use."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__(*shape)
+        self.spare = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1))
+
+
+@pytest.mark.parametrize("spec", ["loop", *FAST])
+def test_half_precision_stays_in_the_model(spec: str) -> None:
+    """A sum of many losses would stand still in it, and the rounding of what was received is no training."""
+    task = problem(spec="sgd(lr=1e-6, batch=1, steps=400)", sizes=[20], dtype=torch.bfloat16)
+    task = dataclasses.replace(task, model=Spare(16, 4).bfloat16())
+    start = torch.linspace(0.1, 0.3, task.layout.d)  # none of which fits
+    update = engine(spec).train(task, start, None, [0], round=1, seed=0)
+    spare = task.layout.split(update.delta)["spare"]
+    assert torch.equal(spare, torch.zeros_like(spare))
+    model = task.load(start, None).float()
+    x, y = task.clients[0]
+    assert torch.allclose(update.loss.float(), per_example(model(x.float()), y).mean(), rtol=0.01)
+
+
+class Scaled(nn.Linear):
+    """A layer in half precision, and a scale in float32."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__(*shape, dtype=torch.bfloat16)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1).bfloat16()) * self.scale
+
+
+def test_parameters_of_several_precisions_train_in_the_widest() -> None:
+    """In bfloat16, small steps would be rounded away one by one."""
+    lengths = []
+    for steps in (1, 8):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            task = problem(spec=f"sgd(lr=1e-4, batch=20, steps={steps})", dtype=torch.float32)
+            task = dataclasses.replace(task, model=Scaled(16, 4))
+        update = engine(choose("auto", task)).train(task, *task.read(), [0], round=1, seed=0)
+        lengths.append({name: float(part.norm()) for name, part in task.layout.split(update.delta).items()})
+    assert all(7 < lengths[1][name] / length < 9 for name, length in lengths[0].items())
+
+
 @pytest.mark.parametrize("fast", FAST)
 def test_losses_of_several_numbers_each_are_averaged(fast: str) -> None:
     """As of `[n, 1]` in a regression, or one for each place of a sequence."""
@@ -391,23 +440,37 @@ class Drawing(nn.Linear):
 class Centring(nn.Linear):
     """Its examples see each other, so that padding would be seen as well."""
 
+    strength = 1.0
+
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
-        return super().forward(x - x.mean(0))
+        return super().forward(x - self.strength * x.mean(0))
 
 
 class Counting(nn.Linear):
-    """Puts a new tensor in place of its buffer, which a batched computation does not get to see."""
+    """Puts new tensors in place of its buffers, one of which does not travel."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__(*shape)
         self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("seen", torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
+        x, self.seen = x.flatten(1), self.seen + 1
         if self.training:
             self.mean = 0.9 * self.mean + 0.1 * x.detach()[0]
-        return super().forward(x - self.mean)
+        return super().forward(x - self.mean) * (1 + 0.1 * self.seen)
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_a_model_may_replace_its_buffers(fast: str) -> None:
+    """Those that do not travel start anew for every client, also after an evaluation."""
+    task = dataclasses.replace(problem(), model=Counting(16, 4).double())
+    start, held = torch.ones(task.layout.d, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
+    for _ in range(2):
+        both = (engine(spec).train(task, start, held, list(task.clients), 1, 0) for spec in ("loop", fast))
+        assert_close(*both, 1e-9)
+        task.model(torch.zeros(1, 16, dtype=torch.float64))
 
 
 ALONE = [
@@ -415,7 +478,6 @@ ALONE = [
     Branching(16, 4),
     Drawing(16, 4),
     Centring(16, 4),
-    Counting(16, 4),
     nn.Sequential(mlp(), Trains(4, 4)),
 ]
 
@@ -429,6 +491,31 @@ def test_auto_takes_the_loop_where_only_that_is_right(model: nn.Module) -> None:
     assert model.training == mode
 
 
+@pytest.mark.parametrize("strength", [1.0, 0.03])
+@pytest.mark.parametrize("first", [1, 20])
+def test_auto_sees_examples_mix(first: int, strength: float) -> None:
+    """Also a little, and where all examples of the first client are one."""
+    model = Centring(16, 4)
+    model.strength = strength
+    task = dataclasses.replace(problem(sizes=[first, 20], dtype=torch.float32), model=model)
+    assert str(choose("auto", task)) == "loop"
+
+
+def one_mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets)[None]
+
+
+def penalised(outputs: Tensor, targets: Tensor) -> Tensor:
+    return per_example(outputs, targets) + outputs.mean(0).square().sum()
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("loss", [one_mean, penalised])
+def test_losses_that_depend_on_the_batch_are_not_padded(fast: str, loss: Any) -> None:
+    truth, ours = (train(spec, dataclasses.replace(problem(), loss=loss)) for spec in ("loop", fast))
+    assert_close(ours, truth, 1e-9)
+
+
 @pytest.mark.parametrize("name", registered("model"))
 def test_auto_takes_the_fast_one_for_what_comes_with_it(name: str) -> None:
     """Also where a client has one example: all that is tried on then are copies of it."""
@@ -440,6 +527,74 @@ def test_auto_takes_the_fast_one_for_what_comes_with_it(name: str) -> None:
 def test_a_recurrent_layer_is_named_where_it_cannot_be_stacked() -> None:
     with pytest.raises(SpecError, match=r"layer 'lstm' is an LSTM, which torch.func cannot batch; use engine=loop"):
         choose("stacked", small_problem("lstm", (4,), torch.float32, "sgd"))
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 0}, {"scale_grad_by_freq": True}], ids=str)
+def test_a_table_with_gradients_of_its_own_is_left_to_the_loop(options: dict[str, Any]) -> None:
+    """A trial may see no difference, if the texts that it takes need no padding and repeat no word."""
+    table, tokens = nn.Embedding(9, 4, **options), torch.arange(20).view(5, 4) % 8 + 1
+    task = Problem(nn.Sequential(table, nn.Flatten()), per_example, {0: (tokens, torch.arange(5))}, local("sgd"))
+    with pytest.raises(SpecError, match=r"layer '0' is an Embedding with padding_idx or scale_grad_by_freq"):
+        train("stacked", task)
+    assert str(choose("auto", task)) == "loop"
+    table.requires_grad_(False)
+    task.model.append(nn.Linear(16, 9))  # type: ignore[operator]
+    assert str(choose("auto", dataclasses.replace(task))) == "stacked"
+
+
+def test_sparse_gradients_are_those_of_the_loop_too() -> None:
+    tokens, y = torch.arange(20).view(5, 4) % 9, torch.arange(5)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        table = nn.Embedding(9, 4)
+    tasks = [
+        Problem(
+            nn.Sequential(nn.Embedding(9, 4, sparse=sparse), nn.Flatten()), per_example, {0: (tokens, y)}, local("sgd")
+        )
+        for sparse in (False, True)
+    ]
+    dense, sparse = (engine("loop").train(task, table.weight.detach().flatten(), None, [0], 1, 0) for task in tasks)
+    assert_close(sparse, dense, 1e-6)
+
+
+class UnitRows(nn.Linear):
+    """Scales its weights in place before it uses them, as a cosine classifier does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.div_(self.weight.data.norm(dim=1, keepdim=True))
+        return super().forward(x.flatten(1))
+
+
+def test_weights_that_forward_changes_train_as_in_plain_torch() -> None:
+    task = dataclasses.replace(problem(spec="sgd(lr=0.5, batch=4)"), model=UnitRows(16, 4).double())
+    model, (x, y) = copy.deepcopy(task.model), task.clients[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for rows in batch_order(task.local, len(x), seed=5, round=3, client=0).batches():
+        optimizer.zero_grad()
+        per_example(model(x[rows]), y[rows]).mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    before = task.layout.read(task.model, out=torch.empty(task.layout.d, dtype=torch.float64))
+    after = task.layout.read(model, out=torch.empty_like(before))
+    assert torch.allclose(train(choose("auto", task), task, [0]).delta[0], after - before, rtol=1e-9, atol=1e-12)
+
+
+class Optional(nn.Linear):
+    """One input is optional, such as a mask."""
+
+    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+        return super().forward(x if more is None else x + more)
+
+
+@pytest.mark.parametrize("other", ["first", "second", "tensor"])
+def test_examples_of_several_forms_are_left_to_the_loop(other: str) -> None:
+    """An input that only some clients have must not be lost."""
+    x, y = torch.ones(5, 4), torch.arange(5) % 3
+    both: Any = [{"x": x}, x if other == "tensor" else {"x": x, "more": x}]
+    clients = {client: (inputs, y) for client, inputs in enumerate(reversed(both) if other == "first" else both)}
+    task = Problem(Optional(4, 3), per_example, clients, local("sgd"))
+    with pytest.raises(SpecError, match=r"clients 0, 1 differ in form .*or use engine=loop"):
+        train("stacked", task)
+    assert train("loop", task).examples == [5, 5]
 
 
 def test_training_leaves_the_global_generator_alone() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from fedcams import Layout, models
 from fedcams.engines import CohortUpdate, Problem, Shards, choose, engine
@@ -221,6 +222,25 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_first_sentence_of_tor
     assert str(refused.value) == said
 
 
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
+    model[1].register_forward_hook(lambda module, given, found: 2 * found)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "refused"),
+    [
+        (Written(lambda model, x: model.conv(torch.relu(x))), "layer 'conv' is used 2 times"),
+        (hooked(), "layer '1' has a hook"),
+        (nn.Sequential(weight_norm(nn.Conv2d(3, 3, 1))), "layer '0' has a hook or a parametrization"),
+    ],
+)
+def test_what_tracing_does_not_show_is_refused(model: nn.Module, refused: str) -> None:
+    with pytest.raises(SpecError, match=f"{refused}.*use engine=stacked"):
+        translate(model)
+
+
 def test_an_activation_may_write_over_what_only_it_uses() -> None:
     program = translate(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)))
     assert [operation.post for operation in program.operations.values()] == ["relu"]
@@ -251,6 +271,17 @@ def test_a_loss_that_is_a_mean_is_refused() -> None:
         check_loss(mean)
     with pytest.raises(SpecError, match="needs the loss of each example"):
         prepared(mean).train(mean, "float32", 8, 1, *start(mean), [0], round=1, seed=0)
+
+
+def test_a_loss_that_mixes_examples_is_refused() -> None:
+    """It would mix clients as well: the engine computes the losses of a whole cohort at once."""
+    task = problem("mlp(hidden=8)", "sgd", (4,))
+
+    def penalised(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none") + 0.1 * outputs.mean(0).square().sum()
+
+    with pytest.raises(SpecError, match="the loss of an example depends on the others in its batch; use engine=loop"):
+        check_loss(dataclasses.replace(task, loss=penalised))
 
 
 def test_an_old_triton_or_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -653,3 +653,20 @@ def test_what_can_never_work_is_refused_before_the_first_round() -> None:
         fedcams.simulate(nn.Linear(3, 2), [client] * 2, cohort=1, min_replies=2)
     with pytest.raises(SpecError, match=r"out='' names no folder"):  # it would fill the current one
         fedcams.simulate(nn.Linear(3, 2), [client] * 2, cohort=1, out="")
+
+
+class InPlace(nn.Linear):
+    """Scales its inputs in place, which does no harm to the batches of a loader."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x /= 2
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+def test_a_model_that_changes_its_inputs_leaves_the_users_data_alone(engine: str) -> None:
+    given = copy.deepcopy(data(3))
+    history = start(None, InPlace(3, 2), given[:2], test=given[2], rounds=2, engine=engine).run()
+    history.evaluate_clients()
+    assert all(torch.equal(ours, theirs) for pair, kept in zip(given, data(3), strict=True)
+               for ours, theirs in zip(pair, kept, strict=True))  # fmt: skip

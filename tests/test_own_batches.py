@@ -162,7 +162,7 @@ def test_collate_pads_each_client_to_its_own_length() -> None:
     torch.testing.assert_close(flat(found), flat(expected), rtol=1e-5, atol=1e-6)
     with pytest.raises(SpecError, match=r"do not stack into one tensor .*; pad them to one shape, or give collate="):
         run(Bag(), ragged)
-    with pytest.raises(SpecError, match=r"the examples of clients .* differ in shape .*; .*or use engine=loop"):
+    with pytest.raises(SpecError, match=r"the examples of clients .* differ in form .*; .*or use engine=loop"):
         run(Bag(), ragged, collate=pad, engine="stacked")
 
 

@@ -456,6 +456,15 @@ class Complex(nn.Module):
         self.w = nn.Parameter(torch.ones(8, 2, dtype=torch.complex64))
 
 
+def hooked() -> nn.Module:
+    """Keeps a bias as it is, by a hook."""
+    bias = nn.Parameter(torch.zeros(3))
+    bias.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
+    model = nn.Linear(8, 3)
+    model.bias = bias
+    return model
+
+
 REGRESSION = [(x, x[:, 0]) for x, _ in CLIENTS]
 THREE = (torch.ones(3, 8), torch.tensor([0, 1, 2]))
 BAD: list[tuple[str, dict[str, Any]]] = [
@@ -490,6 +499,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (r"cohort='5'; give a whole number from 1", {"cohort": "5"}),
     ("give a torch.nn.Module", {"model": nn.Linear}),
     ("model: the parameter 'weight' has no shape yet; call the model once", {"model": nn.LazyLinear(3)}),
+    ("model: the parameter 'bias' has a hook, which copies of the model lose; change", {"model": hooked()}),
     ("model: parameters on the device meta have no values", {"model": nn.Linear(8, 3, device="meta")}),
     ("model: parameters on the device meta have no values", {"device": "meta"}),
     (

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedcams.engines.problem import Problem
-from fedcams.local import BatchOrder, batch_order
+from fedcams.local import BatchOrder, Local, batch_order
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +71,12 @@ def lay_out(
     example = np.where(real, example, example[..., :1])
     draw[real] = np.arange(size.sum())
     return Grid(example.swapaxes(0, 1), draw.swapaxes(0, 1), size.T)
+
+
+def padded_width(local: Local, orders: Sequence[BatchOrder]) -> int:
+    """Return the size to which batches are padded: that of a full one, or for small clients some sixteenths of it."""
+    part = max(1, local.batch // 16)
+    return min(local.batch, -(-max(max(each.sizes) for each in orders) // part) * part)
 
 
 class Batches:

@@ -55,7 +55,8 @@ def _train_one(
     x, y = problem.examples_of(client)
     steps = batch_order(problem.local, size(x), seed, round, client)
     draws = problem.draws(len(steps.order), seed, round, client)
-    row = start.detach().to(problem.device, problem.dtype, copy=True)[None]
+    received = start.detach().to(problem.device, problem.dtype)
+    row = received.clone()[None]
     gpu = [problem.device] if problem.device.type == "cuda" else []
     with torch_generator(gpu), problem.naming([client]):
         seed_torch(derive(seed, "dropout", round, client), problem.device)
@@ -63,7 +64,7 @@ def _train_one(
     left = None
     if buffers is not None and problem.buffer_layout is not None:
         left = problem.buffer_layout.read(problem.model, out=torch.empty_like(buffers))
-    return row[0].to(start) - start, left, total / len(steps.order), size(x), len(steps.sizes)
+    return row[0].to(start) - received.to(start), left, total / len(steps.order), size(x), len(steps.sizes)
 
 
 def _descend_(
@@ -73,18 +74,21 @@ def _descend_(
     """Take all steps of the model `row [1, d]`; returns the sum of the losses of all examples seen."""
     model, rule = problem.model, problem.local.in_sections(problem.layout.sizes)
     parameters = [p for p in model.parameters() if p.requires_grad]
+    exact = all(p.dtype == row.dtype for p in parameters)  # others hold a rounded copy of the row
     slots = rule.init(row)
-    total, seen = torch.zeros((), dtype=problem.dtype, device=problem.device), 0
+    total, seen = torch.zeros((), dtype=problem.sum_dtype, device=problem.device), 0
     for batch in steps.batches():
         chosen = torch.from_numpy(batch).to(problem.device)
         inputs, targets = take(x, chosen), take(y, chosen)
         changes = None if draws is None else draws[seen : seen + len(batch)]
         loss = problem.loss(call(model, problem.inputs(inputs, changes)), targets).mean()
+        if exact:  # forward may change parameters, as `max_norm` does
+            torch.cat([p.detach().flatten() for p in parameters], out=row[0])
         parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        gradient = torch.cat([part.flatten() for part in parts])[None].to(row.dtype)
+        gradient = torch.cat([part.to_dense().flatten() for part in parts])[None].to(row.dtype)
         if shift is not None:
             gradient.add_(shift)
         rule.step_(row, gradient, slots, rate)
         problem.load(row[0], None)
-        total, seen = total + loss.detach() * len(batch), seen + len(batch)
+        total, seen = total + loss.detach().to(total) * len(batch), seen + len(batch)
     return total

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,6 +59,20 @@ class Shards(Mapping[int, Examples]):
         return [len(part) for part in self.parts]
 
 
+SEARCHED = 10
+"""How many clients may be loaded to find one with two examples."""
+
+
+def with_two_examples(clients: Mapping[int, Examples]) -> tuple[int, Examples]:
+    """Return a client with its examples: the first of ten that has two examples, or else the first."""
+    for client in itertools.islice(clients, SEARCHED):
+        examples = clients[client]
+        if size(examples[1]) > 1:
+            return client, examples
+    first = next(iter(clients))
+    return first, clients[first]
+
+
 class Pool(NamedTuple):
     """The examples of some clients in one place."""
 
@@ -108,11 +122,23 @@ class Problem:
     @functools.cached_property
     def may_pad(self) -> bool:
         """Return whether examples of weight zero change nothing: no layer mixes examples, and each has its own loss."""
-        if any(map(_mixes_examples, self.model.modules())):
-            return False
-        x, y = take(self.examples_of(next(iter(self.clients))), slice(1))
+        return not any(map(_mixes_examples, self.model.modules())) and self.has_loss_per_example
+
+    @functools.cached_property
+    def has_loss_per_example(self) -> bool:
+        """Whether the loss function returns the loss of each example, which depends on no other; tried with two."""
+        own = self.examples_of(with_two_examples(self.clients)[0])
+        x, y = take(own, torch.arange(2, device=self.device) % size(own))  # a copy, as a model may change it in place
         with self.evaluating() as model:
-            return self.losses(call(model, self.prepare(x)), y).dim() > 0
+            outputs = call(model, self.prepare(x))
+            together = self.losses(outputs, y)
+            if together.shape != (2,):
+                return False
+            try:
+                alone = [self.losses(*take((outputs, y), slice(place, place + 1))) for place in range(2)]
+                return torch.allclose(together, torch.cat(alone), rtol=1e-3, atol=1e-6, equal_nan=True)
+            except Exception:  # a loss may raise anything for one example, or for a part of the outputs
+                return False
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
@@ -179,8 +205,13 @@ class Problem:
 
     @functools.cached_property
     def dtype(self) -> torch.dtype:
-        """The precision in which the model trains."""
-        return next(p.dtype for p in self.model.parameters() if p.requires_grad)
+        """The precision in which the model trains: the widest one of its parameters."""
+        return functools.reduce(torch.promote_types, (p.dtype for p in self.model.parameters() if p.requires_grad))
+
+    @functools.cached_property
+    def sum_dtype(self) -> torch.dtype:
+        """The precision of sums over the steps of a round: in half precision, a large one would stand still."""
+        return torch.promote_types(self.dtype, torch.float32)
 
     @functools.cached_property
     def device(self) -> torch.device:
@@ -207,10 +238,10 @@ class Problem:
         ends = np.cumsum([size(x) for x, _ in parts])
         try:
             x, y = concatenate(parts)
-        except (RuntimeError, KeyError, ValueError) as error:
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             who = ", ".join(map(str, cohort))
-            fix = "give all clients examples of one shape, or use engine=loop"
-            raise SpecError(f"the examples of clients {who} differ in shape ({error}); {fix}") from None
+            fix = "give all clients examples of one form, or use engine=loop"
+            raise SpecError(f"the examples of clients {who} differ in form ({error}); {fix}") from None
         return Pool(x, y, np.split(np.arange(ends[-1]), ends[:-1]))
 
     def draws(self, examples: int, seed: int, round: int, client: int) -> Tensor | None:
@@ -244,30 +275,3 @@ def _mixes_examples(module: nn.Module) -> bool:
     """
     is_batch_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
     return is_batch_norm or bool(getattr(module, "track_running_stats", False))
-
-
-def copied(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
-    """Return a deep copy of a model, which uses the `shared` tensors themselves.
-
-    What a `forward` left in an attribute, such as a map of attention, has a graph or belongs to a transform that is
-    over, and torch refuses to copy it. The copy gets its values, or an empty tensor if these are gone.
-    """
-    known = {id(tensor): tensor for tensor in shared}
-    attributes = (value for module in model.modules() for value in vars(module).values())
-    left = {id(value): _values(value) for value in attributes if isinstance(value, torch.Tensor) and _is_left(value)}
-    return copy.deepcopy(model, {**left, **known})
-
-
-def _is_left(tensor: Tensor) -> bool:
-    try:
-        tensor.untyped_storage()
-    except NotImplementedError:  # it was made inside torch.func
-        return True
-    return not tensor.is_leaf
-
-
-def _values(tensor: Tensor) -> Tensor:
-    try:
-        return tensor.detach().clone()
-    except RuntimeError:
-        return torch.empty(0)

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from fedcams.engines.base import CohortUpdate, Engine, local_rate
-from fedcams.engines.batches import Grid, Integers, lay_out, weighted
+from fedcams.engines.batches import Grid, Integers, lay_out, padded_width, weighted
 from fedcams.engines.compiled import Rows, compiled_step, compiling_pays, has_compiler
+from fedcams.engines.modules import call_with
 from fedcams.engines.problem import Pool, Problem
-from fedcams.engines.trees import Tree, arguments, map_tensors, numbers_per_example, take
+from fedcams.engines.trees import Tree, map_tensors, numbers_per_example, take
 from fedcams.errors import SpecError
-from fedcams.local import BatchOrder, Slots, batch_order
+from fedcams.local import Slots, batch_order
 from fedcams.local.base import mixes_rows
 from fedcams.registry import flag, register
 
@@ -46,13 +47,9 @@ class Stacked(Engine):
     needs_trial = True
 
     def supports(self, problem: Problem) -> str:
-        draws = (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU)  # a batched computation draws in another order
         for name, module in problem.model.named_modules():
-            if isinstance(module, draws) and getattr(module, "p", 1.0) > 0:
-                return f"engine=stacked: layer {name!r} is a random {type(module).__name__}; use engine=loop"
-            if isinstance(module, torch.nn.RNNBase):
-                kind = type(module).__name__
-                return f"engine=stacked: layer {name!r} is an {kind}, which torch.func cannot batch; use engine=loop"
+            if what := _not_batched(module):
+                return f"engine=stacked: layer {name!r} is {what}; use engine=loop"
         if mixes_rows(problem.local):
             why = f"local={problem.local.name} mixes clients, or changes one that is not active"
             return f"engine=stacked: {why}; use engine=loop, or see fedcams.local.base.only_active"
@@ -78,18 +75,19 @@ class Stacked(Engine):
         ]
         order = sorted(range(len(cohort)), key=lambda i: -len(orders[i].sizes))  # so that active rows are the first
         ordered = [orders[i] for i in order]
-        grid = lay_out(ordered, [pool.places[i] for i in order], self._width(problem, ordered))
+        width = padded_width(problem.local, ordered) if self.compile else None  # compiled code needs few shapes
+        grid = lay_out(ordered, [pool.places[i] for i in order], width)
         draws = [problem.draws(len(orders[i].order), seed, round, cohort[i]) for i in order]
         held, shifts = (None if rows is None else _chosen(rows, order) for rows in (buffers, shift))
         stack = _Stack.of(problem, _chosen(start, order), held, shifts, used)
-        losses = stack.parameters.new_zeros(grid.size.shape)
+        losses = stack.parameters.new_zeros(grid.size.shape, dtype=problem.sum_dtype)
         clients = np.array(cohort, object)[order]  # ids of 64 bits next to smaller ones would become floats
         if not self.compile:  # compiled steps were recorded in training mode
             problem.model.train()
         for step, batch in enumerate(_batches(problem, pool, grid, draws)):
             for rows, width in self._parts(problem, grid, step):
                 with problem.naming(clients[rows].tolist()):
-                    losses[step, rows] = stack.step_(rows, batch.part(rows, width), self.compile)
+                    losses[step, rows] = stack.step_(rows, batch.part(rows, width), self.compile).to(losses.dtype)
         back = None if order == sorted(order) else np.argsort(order)
         delta, after, loss = stack.delta().to(start.dtype), stack.joined_buffers(start.dtype), _mean_loss(losses, grid)
         return CohortUpdate(
@@ -101,19 +99,26 @@ class Stacked(Engine):
             used,
         )
 
-    def _width(self, problem: Problem, orders: list[BatchOrder]) -> int | None:
-        """Return the grid's width: compiled code needs few shapes, so the largest batch is rounded up to sixteenths."""
-        if not self.compile:
-            return None
-        part = max(1, problem.local.batch // 16)
-        return min(problem.local.batch, -(-max(max(each.sizes) for each in orders) // part) * part)
-
     def _parts(self, problem: Problem, grid: Grid, step: int) -> list[tuple[Which, int]]:
         """Return what is computed at once: rows, and the width of their batches."""
         rows, width = grid.example.shape[1:]
         if self.compile:
             return [(slice(0, rows), width)]
         return [(slice(0, grid.active[step]), width)] if problem.may_pad else list(grid.groups(step))
+
+
+def _not_batched(module: torch.nn.Module) -> str:
+    """Return what a layer is that torch.func does not compute for each client as alone; an empty string for others."""
+    kind, draws = type(module).__name__, (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU)
+    if isinstance(module, draws) and getattr(module, "p", 1.0) > 0:
+        return f"a random {kind}"  # a batched computation draws in another order
+    if isinstance(module, torch.nn.RNNBase):
+        return f"an {kind}, which torch.func cannot batch"
+    if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+        own_gradients = module.padding_idx is not None or module.scale_grad_by_freq
+        if own_gradients and module.weight.requires_grad:
+            return f"an {kind} with padding_idx or scale_grad_by_freq, which torch.func ignores in gradients"
+    return ""
 
 
 def can_compile(problem: Problem) -> bool:
@@ -182,6 +187,7 @@ class _Stack:
         cls, problem: Problem, received: Tensor, buffers: Tensor | None, shift: Tensor | None, rate: float
     ) -> _Stack:
         count, received = len(received), received.to(problem.dtype)
+        problem.rewind()
         held = {name: b.detach().expand(count, *b.shape).clone() for name, b in problem.model.named_buffers()}
         if buffers is not None and problem.buffer_layout is not None:
             for name, part in problem.buffer_layout.split(buffers).items():
@@ -229,10 +235,9 @@ def _gradients(
 
     Clients are independent, so the gradient of the sum of their losses contains the gradient of each one.
     """
-    model = problem.model
 
     def losses(p: dict[str, Tensor], b: dict[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
-        return problem.losses(torch.func.functional_call(model, (p, b), *arguments(inputs)), targets)
+        return problem.losses(call_with(problem.model, p, b, inputs), targets)
 
     leaf = parameters.detach().requires_grad_()
     each = torch.func.vmap(losses)(problem.layout.split(leaf), buffers, x, y)

@@ -70,12 +70,14 @@ def numbers_per_example(tree: Tree) -> int:
 def concatenate(trees: Sequence[Tree]) -> Tree:
     """Return the examples of several trees of the same shape as one tree; scalars are stacked.
 
-    What is not a tensor becomes None. Raises RuntimeError if examples differ in shape.
+    What is not a tensor becomes None. Raises RuntimeError if examples differ in shape or in their keys.
     """
     first = trees[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(list(trees)) if first.dim() else torch.stack(list(trees))
     if isinstance(first, Mapping):
+        if other := [tree for tree in trees if tree.keys() != first.keys()]:
+            raise RuntimeError(f"the keys are {', '.join(map(str, first))} and {', '.join(map(str, other[0]))}")
         return _like(first, {key: concatenate([tree[key] for tree in trees]) for key in first})
     return tuple(map(concatenate, zip(*trees, strict=True))) if isinstance(first, tuple) else None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcams.engines import Examples
-from fedcams.engines.problem import copied
+from fedcams.engines.modules import copied
 from fedcams.errors import SpecError
 from fedcams.extras import load
 from fedcams.own.display import html_table, plot_records

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcams.engines import Examples, Loss, Problem
-from fedcams.engines.problem import copied
+from fedcams.engines.modules import copied
+from fedcams.engines.problem import with_two_examples
 from fedcams.engines.trees import Tree, call, described, dtype_name, map_tensors, size, take
 from fedcams.errors import SpecError, first_line, first_sentence
 from fedcams.keys import torch_generator
@@ -24,9 +24,6 @@ from fedcams.simulation.clients import Clients
 from fedcams.simulation.evaluate import SCORE, Metrics, is_paired, naming_failure
 from fedcams.simulation.examples import Collate, Reader, check_targets, shapes
 from fedcams.tasks import Augmentation, accuracy, class_axis, cross_entropy
-
-SEARCHED = 10
-"""How many clients may be loaded to find one with two examples."""
 
 
 def make_problem(
@@ -46,7 +43,7 @@ def make_problem(
     model = _placed(model, device).eval()
     dtype = torch.promote_types(next(p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
     known = Clients(clients, Reader(None, collate, _keywords(model), dtype))
-    first, examples = _with_two_examples(known)
+    first, examples = with_two_examples(known)  # which show a sum or a mean over pairs
     name = f"client {known.given[first]}"
     known.reader = replace(known.reader, like=(name, shapes(*examples)))
     some: Examples = map_tensors(lambda part: part.to(_device(model)), take(examples, slice(2)))
@@ -62,21 +59,14 @@ def make_problem(
     return Problem(model, loss, known, local, prepare, augment)
 
 
-def _with_two_examples(clients: Clients) -> tuple[int, Examples]:
-    """Return a client with its examples: the first of ten with two examples, which show a sum or a mean over pairs."""
-    for client in itertools.islice(clients, SEARCHED):
-        examples = clients[client]
-        if size(examples[1]) > 1:
-            return client, examples
-    first = next(iter(clients))
-    return first, clients[first]
-
-
 def _placed(model: Any, device: str | torch.device | None) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={model!r}; give a torch.nn.Module")
     if lazy := [name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]:
         raise SpecError(f"model: the parameter {lazy[0]!r} has no shape yet; call the model once with some inputs")
+    if hooked := [name for name, p in model.named_parameters() if p._backward_hooks]:
+        fix = "change its gradient in a local rule of your own"
+        raise SpecError(f"model: the parameter {hooked[0]!r} has a hook, which copies of the model lose; {fix}")
     Layout.of(model)  # refuses a model that cannot be trained, before anything else
     if "meta" in (str(device), _device(model).type):
         raise SpecError("model: parameters on the device meta have no values; give a model on cpu, or model.to_empty()")
@@ -109,13 +99,18 @@ def _keywords(model: nn.Module) -> Collection[str] | None:
 def _try_model(model: nn.Module, prepare: Callable[[Any], Any], inputs: Tree, name: str) -> Any:
     """Return the outputs; an error of the model also says which inputs it got."""
     try:
-        return call(model, prepare(inputs))
+        return _outputs(model, prepare, inputs)
     except Exception as error:
         dtype = dtype_name(next(model.parameters()))
         raise SpecError(
             f"the model fails with the inputs of {name}, {described(inputs)}: {first_line(error)}; give inputs that "
             f"the model takes (its parameters are {dtype}), or convert them in prepare="
         ) from error
+
+
+def _outputs(model: nn.Module, prepare: Callable[[Any], Any], inputs: Tree) -> Any:
+    """Return what the model makes of a copy of the inputs: it may change them in place."""
+    return call(model, prepare(map_tensors(torch.clone, inputs)))
 
 
 def _try_loss(loss: Loss, model: nn.Module, prepare: Callable[[Any], Any], outputs: Any, some: Examples) -> None:
@@ -126,7 +121,8 @@ def _try_loss(loss: Loss, model: nn.Module, prepare: Callable[[Any], Any], outpu
         value = loss(outputs, some[1])
     _check_loss(value, size(some))
     try:
-        alone = [loss(call(model, prepare(x)), y) for x, y in (take(some, slice(i, i + 1)) for i in range(size(some)))]
+        each = (take(some, slice(i, i + 1)) for i in range(size(some)))
+        alone = [loss(_outputs(model, prepare, x), y) for x, y in each]
     except Exception:  # training may never have a batch of one example
         return
     _check_parts(value, alone, outputs, some[1])

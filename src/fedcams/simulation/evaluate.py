@@ -102,10 +102,10 @@ def _evaluate(
 
 
 def _batches(problem: Problem, test: Examples) -> Iterator[tuple[Tree, Tree]]:
-    """Yield the test set in parts, on the model's device."""
+    """Yield copies of parts of the test set, on the model's device: a model may change its inputs in place."""
     step = BATCH if all(isinstance(part, torch.Tensor) for part in test) else STRUCTURED_BATCH
     for first in range(0, size(test), step):
-        yield map_tensors(lambda part: part.to(problem.device), take(test, slice(first, first + step)))
+        yield map_tensors(lambda part: part.to(problem.device, copy=True), take(test, slice(first, first + step)))
 
 
 def is_paired(values: Tensor, count: int) -> bool:

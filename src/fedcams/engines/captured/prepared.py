@@ -62,7 +62,7 @@ class Habits(NamedTuple):
     def of(cls, problem: Problem) -> Habits:
         """Return the habits of a problem's model."""
         client = _some_client(problem)
-        x, y = take(problem.examples_of(client), slice(2))
+        x, y = map_tensors(torch.clone, take(problem.examples_of(client), slice(2)))  # a model may change its inputs
         training, prepared_x = problem.model.training, problem.prepare(x)
         try:
             # On a CPU, oneDNN's backward pass of a 1x1 convolution with channels last writes beyond its memory.
@@ -128,7 +128,7 @@ class Round:
         """Return a round with empty results."""
         used, count = local_rate(problem, rate), len(cohort)
         left = None if buffers is None else buffers.new_empty(count, buffers.shape[-1])
-        loss = torch.zeros(count, device=problem.device, dtype=problem.dtype)
+        loss = torch.zeros(count, device=problem.device, dtype=problem.sum_dtype)
         results = CohortUpdate(start.new_empty(count, start.shape[-1]), left, loss, [0] * count, [0] * count, used)
         held = None if buffers is None else rows(buffers, cohort)
         channels_last = prepared(problem).habits_of(problem).channels_last

@@ -149,7 +149,7 @@ class Seat:
     ) -> None:
         """Write the change `[d]`, the buffers `[b]` and the mean loss `[]` of a client that saw this many examples."""
         with self.working(), torch.no_grad():
-            delta.copy_(self.memory.row[0].to(delta.dtype)).sub_(start)
+            delta.copy_(self.memory.row[0]).sub_(start.to(self.memory.row.dtype))
             torch.div(self.memory.loss, seen, out=loss)
             if buffers is not None and problem.buffer_layout is not None:
                 problem.buffer_layout.join(self.memory.buffers, out=buffers)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedcams.engines.batches import Integers, lay_out
+from fedcams.engines.batches import Integers, lay_out, padded_width
 from fedcams.engines.captured.step import Batch
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import map_tensors, numbers_per_example, take
-from fedcams.local import BatchOrder, batch_order
+from fedcams.local import batch_order
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ class Staging:
         self.x, self.y, places = problem.pool([client])
         self.order = batch_order(problem.local, len(places[0]), seed, round, client)
         self.examples, self.seen = len(places[0]), len(self.order.order)
-        self.width = padded_width(problem, self.order) if problem.may_pad else max(self.order.sizes)
+        self.width = padded_width(problem.local, [self.order]) if problem.may_pad else max(self.order.sizes)
         self.grid = lay_out([self.order], places, self.width)
         self.draws = problem.draws(self.seen, seed, round, client)
 
@@ -77,12 +77,6 @@ class Staging:
 
     def _upload(self, places: Integers) -> Tensor:
         return torch.from_numpy(places.flatten()).to(self.problem.device)
-
-
-def padded_width(problem: Problem, order: BatchOrder) -> int:
-    """Return the size to which batches are padded: that of a full one, or for small clients some sixteenths of it."""
-    part = max(1, problem.local.batch // 16)
-    return min(problem.local.batch, -(-max(order.sizes) // part) * part)
 
 
 def _real(problem: Problem, sizes: list[int], width: int) -> Tensor:

@@ -12,8 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedcams.engines.captured.keyed_draws import FusedDropout, key_words, keyed_draws
 from fedcams.engines.graphs.engine import has_kernels
+from fedcams.engines.modules import call_with
 from fedcams.engines.problem import Problem
-from fedcams.engines.trees import Tree, arguments, map_tensors, size
+from fedcams.engines.trees import Tree, map_tensors, size
 from fedcams.local import Slots
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class Memory(NamedTuple):
         shift = torch.zeros_like(row) if shifted else None
         buffers = {name: buffer.detach().clone() for name, buffer in problem.model.named_buffers()}
         words = torch.tensor(key_words(0), device=problem.device)
-        return cls(row, problem.rule.init(row), buffers, row.new_zeros(1), shift, row.new_zeros(()), words)
+        loss = row.new_zeros((), dtype=problem.sum_dtype)
+        return cls(row, problem.rule.init(row), buffers, row.new_zeros(1), shift, loss, words)
 
     def changing(self) -> Iterator[Tensor]:
         """Yield the tensors that a step changes."""
@@ -106,9 +108,7 @@ def _losses(
         weights = {**parameters, **frozen}
         if how.channels_last:
             weights |= _filters_with_channels_last(problem.model, weights)
-        tensors = (weights, buffers)
-        outputs = torch.func.functional_call(problem.model, tensors, *arguments(batch.x))
-        return problem.losses(outputs, batch.y)
+        return problem.losses(call_with(problem.model, weights, buffers, batch.x), batch.y)
 
 
 def _filters_with_channels_last(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:

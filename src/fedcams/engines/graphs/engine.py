@@ -138,3 +138,5 @@ def check_loss(problem: Problem) -> None:
         each = problem.loss(model(problem.prepare(x[:1])), y[:1])
     if each.dim() != 1:
         raise SpecError(f"engine=graphs needs the loss of each example, got shape {list(each.shape)}; use engine=loop")
+    if not problem.has_loss_per_example:
+        raise SpecError("engine=graphs: the loss of an example depends on the others in its batch; use engine=loop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
 
 from fedcams.engines.graphs.program import Conv, ConvNorm, Norm, Parameterless, Program, Unfused
 from fedcams.errors import SpecError, first_sentence
@@ -40,7 +42,20 @@ def translate(model: nn.Module) -> Program:
             raise SpecError(f"engine=graphs: parameter {name!r} is frozen; use engine=stacked")
     if len(list(model.named_parameters(remove_duplicate=False))) != len(list(model.parameters())):
         raise SpecError("engine=graphs: two layers share a parameter; use engine=stacked")
+    _check_calls(model, traced)
     return _Translation(traced).program()
+
+
+def _check_calls(model: nn.Module, traced: fx.GraphModule) -> None:
+    """Refuse what tracing does not see, hooks and computed parameters, and a layer whose gradients would need a sum."""
+    for name, module in model.named_modules():
+        hooks = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
+        if any(hooks) or is_parametrized(module):
+            raise SpecError(f"engine=graphs: layer {name!r} has a hook or a parametrization; use engine=stacked")
+    calls = Counter(str(node.target) for node in traced.graph.nodes if node.op == "call_module")
+    for name, count in calls.items():
+        if count > 1 and any(True for _ in traced.get_submodule(name).parameters()):
+            raise SpecError(f"engine=graphs: layer {name!r} is used {count} times; use engine=stacked")
 
 
 class _Translation:
