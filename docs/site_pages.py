@@ -29,7 +29,7 @@ FIRST = ("simulate", "over_test_set", "Method", "server", "compressor", "Layout"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>([.,:;)]*)', re.DOTALL)
 NORM = "&#x02016;"
 """The bars of a norm: as operators they would grow to different heights."""
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -75,6 +75,12 @@ def test_punctuation_stays_on_the_line_of_its_formula() -> None:
     assert site_pages.on_page_content(f"{inline} so").endswith("</math> so")
 
 
+def test_a_bracket_before_a_link_is_no_part_of_it() -> None:
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="wire-format.md"), meta={})
+    shown = site_pages.on_page_markdown("of [0, n); see the [licence](../LICENSE).", page)
+    assert shown == "of [0, n); see the licence (`LICENSE`)."
+
+
 # -- the built site ---------------------------------------------------------------------------------------------------
 
 SOURCES = [ROOT / "mkdocs.yml", *DOCS.rglob("*.md"), *DOCS.rglob("*.py"), *DOCS.glob("assets/*")]
