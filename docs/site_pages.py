@@ -26,10 +26,10 @@ WIDE = ("leaderboard.md", "demo/summary.md", "comparison.md")
 """Pages whose tables need the room of the table of contents."""
 FIRST = ("simulate", "over_test_set", "Method", "server", "compressor", "Layout", "encode", "decode", "payload_size")
 """The order in which readers need the names of `fedcams`; the others follow alphabetically."""
-FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>([.,:;)]*)', re.DOTALL)
 NORM = "&#x02016;"
 """The bars of a norm: as operators they would grow to different heights."""
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -77,7 +77,10 @@ def on_page_content(html: str, **_: Any) -> str:
         block = formula[1] == "div"
         drawn = convert(unescape(formula[2]).strip(), display="block" if block else "inline")
         drawn = drawn.replace(f"<mo>{NORM}</mo>", f'<mi mathvariant="normal">{NORM}</mi>')
-        return f'<div class="formula">{drawn}</div>' if block else drawn
+        if block:
+            return f'<div class="formula">{drawn}</div>{formula[3]}'
+        # A browser may begin a line with what follows a formula, even with a comma.
+        return f'<span class="unbroken">{drawn}{formula[3]}</span>' if formula[3] else drawn
 
     return FORMULA.sub(shown, html)
 

@@ -291,6 +291,14 @@ def test_the_version_is_the_same_wherever_it_stands() -> None:
     assert f"\nversion: {stated}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
 
 
+def test_flower_installs_nothing_for_the_apps() -> None:
+    """For each run, it would fetch what an app lists, torch included, into a new environment, or fail offline."""
+    projects = [*ROOT.glob("examples/*/pyproject.toml"), ROOT / "src/fedcams/template/pyproject.toml.txt"]
+    assert len(projects) > 2
+    for path in projects:
+        assert "dependencies" not in tomllib.loads(path.read_text("utf-8"))["project"], path
+
+
 def test_names_are_loaded_when_they_are_asked_for() -> None:
     package = importlib.import_module("fedcams")
     assert all(callable(getattr(package, name)) for name in package.__all__ if name != "__version__")

@@ -67,6 +67,20 @@ def test_versions_can_be_chosen_only_where_mike_lists_them(mike: bool, monkeypat
     assert ("version" in config.extra) == mike
 
 
+def test_punctuation_stays_on_the_line_of_its_formula() -> None:
+    inline = '<span class="arithmatex">\\(b\\)</span>'
+    assert re.search(
+        r'<span class="unbroken"><math .*</math>\),</span> so$', site_pages.on_page_content(f"{inline}), so")
+    )
+    assert site_pages.on_page_content(f"{inline} so").endswith("</math> so")
+
+
+def test_a_bracket_before_a_link_is_no_part_of_it() -> None:
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="wire-format.md"), meta={})
+    shown = site_pages.on_page_markdown("of [0, n); see the [licence](../LICENSE).", page)
+    assert shown == "of [0, n); see the licence (`LICENSE`)."
+
+
 # -- the built site ---------------------------------------------------------------------------------------------------
 
 SOURCES = [ROOT / "mkdocs.yml", *DOCS.rglob("*.md"), *DOCS.rglob("*.py"), *DOCS.glob("assets/*")]
@@ -123,3 +137,13 @@ def test_pages_fit_and_no_reader_meets_a_barrier(site: Path, tab: Any, name: str
         for _ in range(2):
             tab.locator("[data-md-component=palette] label:visible").click()  # light to dark, and back
             assert barriers(tab) == [], (width, tab.evaluate("document.body.dataset.mdColorScheme"))
+
+
+def test_no_page_scrolls_sideways_on_a_phone(site: Path, tab: Any) -> None:
+    tab.set_viewport_size({"width": WIDTHS["phone"], "height": 900})
+    wide = {}
+    for page in NAV:
+        tab.goto((site / page).with_suffix(".html").as_uri())
+        if (width := tab.evaluate("document.documentElement.scrollWidth")) > WIDTHS["phone"]:
+            wide[page] = width
+    assert wide == {}
