@@ -44,8 +44,9 @@ def together(
         signature = inspect.signature(check)
         left = [parameter for name, parameter in signature.parameters.items() if name not in keys]
         test.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
-        texts = [] if callable(known) else [value for case in known for value in case.values()]
-        test.__dict__.update(dict.fromkeys((text for text in texts if isinstance(text, str)), True))  # read by -k
+        values = [] if callable(known) else [value for case in known for value in case.values()]
+        texts = [ids(value) for value in values if isinstance(value, str) or ids is not str]
+        test.__dict__.update(dict.fromkeys(texts, True))  # read by -k
         return test
 
     return one_test
