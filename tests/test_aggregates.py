@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedcams
 import oracle
 from fedcams.aggregate import Aggregator
 from fedcams.aggregates import Aggregate
@@ -37,16 +40,17 @@ def method(weighting: str) -> Any:
 
 @each_aggregate
 def test_what_every_aggregate_keeps(aggregate: Aggregate) -> None:
-    """Equal rows give themselves, one more or less is no matter of memory, and the rows are only read."""
+    """A mean lies between the rows, and is theirs if they are equal; the rows are only read."""
     rows = draw(7, 50)
     before = rows.clone()
     out = aggregate.combine(rows, [1.0] * 7)
     assert torch.equal(rows, before)
-    assert out.shape == (50,)
-    assert bool((rows.min(0).values - 1e-6 <= out).all())
-    assert bool((out <= rows.max(0).values + 1e-6).all())
-    torch.testing.assert_close(aggregate.combine(rows[:1].repeat(5, 1), [1.0] * 5), rows[0], rtol=1e-6, atol=1e-7)
-    assert torch.equal(aggregate.combine(rows[:1], [1.0]), rows[0])
+    assert (out.shape, out.dtype) == ((50,), rows.dtype)
+    if aggregate.is_mean:
+        assert bool((rows.min(0).values - 1e-6 <= out).all())
+        assert bool((out <= rows.max(0).values + 1e-6).all())
+        torch.testing.assert_close(aggregate.combine(rows[:1].repeat(5, 1), [1.0] * 5), rows[0], rtol=1e-6, atol=1e-7)
+        assert torch.equal(aggregate.combine(rows[:1], [1.0]), rows[0])
     aggregate.check(method("uniform"))
     for bad in (rows[:0], rows[0]):
         with pytest.raises(UpdateError, match="give one weight per row, and at least one"):
@@ -188,7 +192,7 @@ def test_two_wild_clients_of_ten_do_not_move_a_robust_mean_far(spec: str, size: 
     assert float((out - honest.mean(0)).norm()) < 0.5 * float(honest.mean(0).norm())
 
 
-@each_aggregate
+@pytest.mark.parametrize("aggregate", [aggregate for aggregate in AGGREGATES if aggregate.is_mean], ids=str)
 def test_rows_of_buffers_are_combined_as_changes(aggregate: Aggregate) -> None:
     """In any order of arrival; an aggregate that scales rows scales changes, and no variance falls below zero."""
     layout = Layout(("a.running_mean", "a.running_var"), ((3,), (3,)))
@@ -203,6 +207,39 @@ def test_rows_of_buffers_are_combined_as_changes(aggregate: Aggregate) -> None:
     expected = aggregate.combine((rows - before).double(), [1.0] * 9) + before
     torch.testing.assert_close(found[0].double(), expected, rtol=1e-4, atol=1e-4)
     assert bool((found[0][3:] >= 0).all())
+
+
+@dataclass(frozen=True)
+class Wrong(Aggregate):
+    def combine(self, rows: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+        return rows.double().mean(0)
+
+
+def test_another_dtype_names_the_aggregate() -> None:
+    total = RobustMean(Wrong(), Layout.flat(2), torch.device("cpu"), None)
+    total.add_rows([0], IDENTITY, {"values": draw(1, 2)}, [1.0])
+    with pytest.raises(SpecError, match=r"combine returns torch.float64 \[2\]; return torch.float32 \[2\]"):
+        total.mean()
+
+
+@dataclass(frozen=True)
+class Vote(Aggregate):
+    is_mean = False
+
+    def combine(self, rows: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+        return rows.sign().sum(0).sign()
+
+
+def test_buffers_have_a_mean_whatever_combines_the_updates() -> None:
+    """The sign of a change would move every running variance by one."""
+    found = []
+    for aggregate in ("mean", Vote()):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+        clients = [(draw(20, 4, seed=i), torch.arange(20) % 3) for i in range(4)]
+        settings = {"rounds": 1, "cohort": 4, "server": "fedavg", "local": "sgd(lr=1e-3)"}
+        found.append(fedcams.simulate(model, clients, aggregate=aggregate, **settings).run())
+    assert torch.equal(*(history.state.buffers for history in found))
 
 
 # -- averages ----------------------------------------------------------------------------------------------------------

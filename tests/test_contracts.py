@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedcams import Aggregator, ErrorFeedback, Layout, LayoutError, Method, RowStore, SpecError, compressor
-from fedcams.compress import Compressor
+from fedcams.compress import Code, Compressor, Field
 from fedcams.errors import UpdateError
 from fedcams.registry import registered
 from fedcams.wire import pack, size, sizes, unpack
@@ -73,13 +76,22 @@ def test_what_holds_in_expectation(codec: Compressor, d: int) -> None:
     bound = codec.squared_error_bound(layout)
     if codec.in_expectation and bound is not None:
         errors = (decoded - x.double()).square().sum(-1) / x.double().square().sum()
-        assert abs(float(errors.mean()) - bound) <= 5 * float(errors.std()) / trials**0.5 + 1e-6
+        assert float(errors.mean()) - bound <= 5 * float(errors.std()) / trials**0.5 + 1e-6
     if codec.unbiased:
         spread = decoded.std(0) / trials**0.5
-        assert bool(((decoded.mean(0) - x.double()).abs() <= 6 * spread + 1e-6).all())
+        rare = 12 * float((decoded.amax(0) - decoded.amin(0)).max()) / trials  # a jump that no trial may have drawn
+        assert bool(((decoded.mean(0) - x.double()).abs() <= 6 * spread + rare + 1e-6).all())
         assert bound is None or bound < 1
     if not draws:
         assert bool((decoded == decoded[0]).all()), "claims nothing in expectation, so it must not draw"
+
+
+@pytest.mark.parametrize("spec", ["randk(ratio=1/16)", "randk(k=3)"])
+def test_random_coordinates_lose_what_their_bound_says(spec: str) -> None:
+    codec, layout, x = compressor(spec), Layout.flat(1000), vectors(1000)["random"]
+    decoded = codec.decode(codec.encode(x.repeat(4000, 1), layout, list(range(4000))), layout).double()
+    errors = (decoded - x.double()).square().sum(-1) / x.double().square().sum()
+    assert float(errors.mean()) == pytest.approx(codec.squared_error_bound(layout), abs=5 * float(errors.std()) / 63)
 
 
 @everyone
@@ -94,7 +106,9 @@ def test_round_trip_through_bytes_is_exact(codec: Compressor, d: int) -> None:
             assert read.compressor == codec
             assert read.pack() == data
             for field, tensor in code.items():
-                assert torch.equal(read.code[field].view(torch.uint8), tensor.view(torch.uint8)), (name, field)
+                received = read.code[field]
+                same = not len(tensor) or torch.equal(received.view(torch.uint8), tensor.view(torch.uint8))
+                assert same, (name, field)
             decoded = read.decode()
             assert torch.equal(decoded, codec.decode(code, layout)), name
             assert bool(torch.isfinite(decoded).all()), name
@@ -290,3 +304,24 @@ def test_codes_on_a_gpu_are_those_of_the_cpu(codec: Compressor, d: int) -> None:
         assert sizes(codec, there, layout) == sizes(codec, here, layout)
         decoded = codec.decode({name: tensor.cuda() for name, tensor in here.items()}, layout)
         assert torch.equal(decoded.cpu(), codec.decode(here, layout))
+
+
+def test_a_field_may_be_empty() -> None:
+    """As that of a tensor without numbers, for a compressor with a field per tensor."""
+
+    @dataclass(frozen=True)
+    class Halves(Compressor):
+        def fields(self, layout: Layout) -> dict[str, Field]:
+            return {name: Field("f32", size) for name, size in zip(layout.names, layout.sizes, strict=True)}
+
+        def compress(self, x: torch.Tensor, layout: Layout, keys: Sequence[int]) -> Code:
+            return {name: part.flatten(1).clone() for name, part in layout.split(x).items()}
+
+        def accumulate_(self, out: torch.Tensor, code: Code, layout: Layout, weight: float) -> None:
+            out.add_(torch.cat(list(code.values()), -1), alpha=weight)
+
+    layout, x = Layout(("a", "b"), ((3,), (0, 1, 9))), torch.tensor([[1.0, 2.0, 3.0]])
+    for rows in (x, x[0], x.repeat(4, 1).view(2, 2, 3)):
+        assert torch.equal(Halves().decode(Halves().encode(rows, layout), layout), rows)
+    code = {"a": x[0], "b": torch.empty_strided((0,), (0,))}  # as an empty field is read
+    assert len(pack(Halves(), code, layout)) == size(Halves(), code, layout)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 import oracle
+from fedcams import simulate
 from fedcams.compress import Compressor
 from fedcams.control import Control
 from fedcams.errors import SpecError, UpdateError
@@ -91,7 +94,8 @@ def test_what_every_control_keeps(control: Control) -> None:
     assert not c.requires_grad
     c = torch.randn(D, generator=draw)
     rows, delta = torch.randn(3, D, generator=draw), torch.randn(3, D, generator=draw)
-    rates, kept = torch.tensor([0.1, 0.0, 0.3]), (c.clone(), rows.clone(), delta.clone())
+    delta[1], rates = 0, torch.tensor([0.1, 0.0, 0.3])
+    kept = c.clone(), rows.clone(), delta.clone()
     shift, change = control.shift(c, rows), control.change(c, rows, delta, rates)
     assert all(torch.equal(a, b) for a, b in zip((c, rows, delta), kept, strict=True))
     assert bool(torch.isfinite(change).all())
@@ -124,3 +128,39 @@ def test_scaffold_refuses_what_it_cannot_use() -> None:
     for population in (0, 2):
         with pytest.raises(UpdateError, match=f"accepted=3 of population={population}; give the number of clients"):
             scaffold.step_(torch.zeros(D), torch.ones(D), 3, population)
+
+
+@dataclass(frozen=True)
+class Wrong(Control):
+    """Returns what the test gives it."""
+
+    def shift(self, c: Tensor, rows: Tensor) -> Tensor:
+        return self.shifted(c, rows)
+
+    def change(self, c: Tensor, rows: Tensor, delta: Tensor, rate_sum: Tensor) -> Tensor:
+        return self.changed(delta, rate_sum)
+
+    def step_(self, c: Tensor, mean_change: Tensor, accepted: int, population: int) -> None:
+        c.copy_(mean_change)
+
+    shifted: ClassVar[Callable[..., Tensor]]
+    changed: ClassVar[Callable[..., Tensor]]
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_what_has_another_shape_or_dtype_names_the_control(monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    """A shift `[d]` would otherwise give each client one number of it."""
+    clients = [(torch.randn(10, 4), torch.arange(10) % 2) for _ in range(3)]
+    for shifted, changed, message in (
+        (
+            lambda c, rows: c,
+            lambda delta, rates: delta,
+            r"shift returns torch.float32 \[10\]; return torch.float32 \[3, 10\]",
+        ),
+        (lambda c, rows: rows, lambda delta, rates: delta.mean(0), r"change returns torch.float32 \[10\]; return"),
+        (lambda c, rows: rows, lambda delta, rates: delta / rates[:, None], r"change returns torch.float64 \[3, 10\]"),
+    ):
+        monkeypatch.setattr(Wrong, "shifted", staticmethod(shifted), raising=False)
+        monkeypatch.setattr(Wrong, "changed", staticmethod(changed), raising=False)
+        with pytest.raises(SpecError, match=message):
+            simulate(torch.nn.Linear(4, 2), clients, control=Wrong(), rounds=1, cohort=3, engine=engine).run()

@@ -7,6 +7,7 @@ import random
 import sys
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch.nn.functional import cross_entropy
 
 from fedcams import keys
 from fedcams.errors import DataError, SpecError
+from fedcams.experiment import Experiment
+from fedcams.experiment import build as build_experiment
 from fedcams.extras import ExtraMissing
 from fedcams.models import build, model
 from fedcams.partition import partition
@@ -226,6 +229,33 @@ def test_everything_moves_to_a_device(spec: Task, folder: Path) -> None:
 
 
 # -- data --------------------------------------------------------------------------------------------------------
+
+
+def test_a_regression_has_one_class_and_floats_for_targets() -> None:
+    x, y = torch.randn(40, 3), torch.randn(40)
+
+    @dataclass(frozen=True)
+    class Line(Task):
+        model = "linear"
+
+        def load(self, folder: Path | None = None) -> TaskData:
+            return TaskData(x, y, x, y, 1, loss=squared, metric=lambda outputs, targets: -squared(outputs, targets))
+
+    def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs[:, 0] - targets).square()
+
+    built = build_experiment(Experiment(task=Line(), partition="iid", clients=4, sampler="full"))  # type: ignore[arg-type]
+    assert built.histogram.tolist() == [[10]] * 4
+    _, record = built.simulation.advance_(built.state)
+    assert record.test_loss is not None
+    assert record.test_loss == pytest.approx(-(record.test_accuracy or 0))
+    for wrong, classes, message in (
+        (y.double(), 1, r"targets are torch.float64 \[40\]; expected: int64 or float32 \[40\]"),
+        (y / 0, 1, "train: the targets have NaN or infinity; leave such examples out"),
+        (y, 2, r"targets are torch.float32 \[40\]; expected: int64 \[40\]"),
+    ):
+        with pytest.raises(DataError, match=message):
+            TaskData(x, wrong, x, y, classes, loss=squared, metric=squared)
 
 
 def test_data_that_do_not_fit_are_refused() -> None:

@@ -35,3 +35,8 @@ def test_every_case_is_run_and_all_that_fail_are_named() -> None:
 def test_no_cases_are_refused() -> None:
     with pytest.raises(AssertionError, match="no number to test"):
         together("number", [])
+
+
+def test_the_names_of_cases_select_the_test() -> None:
+    """`-k` searches the names of a test function's attributes too."""
+    assert {"a", "b"} <= set(vars(check))

@@ -21,7 +21,7 @@ def together(
 
     For checks of a moment, which pytest takes longer to start and report than they take to run. `names` and `cases` are
     as there, but a function may make the cases when the test runs; `ids` turns a value into the name that a failure
-    shows. Fixtures are made once for all cases.
+    shows. Fixtures are made once for all cases. `-k` selects the test by any text among the cases that are known.
     """
     keys = (names,) if isinstance(names, str) else names
     known = cases if callable(cases) else listed(keys, cases)
@@ -44,6 +44,9 @@ def together(
         signature = inspect.signature(check)
         left = [parameter for name, parameter in signature.parameters.items() if name not in keys]
         test.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        values = [] if callable(known) else [value for case in known for value in case.values()]
+        texts = [ids(value) for value in values if isinstance(value, str) or ids is not str]
+        test.__dict__.update(dict.fromkeys(texts, True))  # read by -k
         return test
 
     return one_test

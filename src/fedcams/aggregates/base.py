@@ -31,6 +31,8 @@ class Aggregate(Spec, ABC):
     """The publication that describes it."""
     streaming: ClassVar[bool] = False
     """Whether it is the weighted mean, which needs only one decoded row at a time; others see all rows."""
+    is_mean: ClassVar[bool] = True
+    """Whether each coordinate lies between those of the rows; if not, as with a vote, buffers get the weighted mean."""
 
     @abstractmethod
     def combine(self, rows: Tensor, weights: Sequence[float]) -> Tensor:

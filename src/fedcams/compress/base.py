@@ -142,7 +142,7 @@ class Compressor(Spec, ABC):
         self.check_lengths(code, layout)
         if not out.is_contiguous() or out.requires_grad:
             raise LayoutError("out is not contiguous, or requires gradients; give out.detach().contiguous()")
-        rows = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in code.items()}
+        rows = {name: tensor.reshape(out.shape[:-1].numel(), tensor.shape[-1]) for name, tensor in code.items()}
         self.accumulate_(out.view(-1, layout.d), rows, layout, weight)
         return out
 

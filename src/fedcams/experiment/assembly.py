@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +82,14 @@ def assemble(experiment: Experiment, loaded: TaskData, device: str | torch.devic
         evaluate_every=experiment.evaluate_every,
         probes=experiment.probes,
     )
-    return Built(simulation, simulation.start(), label_histogram(parts, loaded.train_y.cpu().numpy(), loaded.classes))
+    return Built(simulation, simulation.start(), _histogram(loaded, parts))
+
+
+def _histogram(loaded: TaskData, parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Count each client's examples by target; targets of a regression by their groups, if they have some."""
+    if loaded.train_y.is_floating_point():
+        return label_histogram(parts, loaded.labels.cpu().numpy())
+    return label_histogram(parts, loaded.train_y.cpu().numpy(), loaded.classes)
 
 
 def _check_fit(experiment: Experiment, loaded: TaskData) -> None:

@@ -67,6 +67,8 @@ class ServerOptimizer(Spec, ABC):
     """The publication that describes it."""
     state_type: ClassVar[type[Any]]
     """The NamedTuple that holds its state; `state_type(**saved)` restores what `state._asdict()` returned."""
+    elementwise: ClassVar[bool] = True
+    """Whether each coordinate steps on its own; if not, as with a norm, `update_` gets whole vectors, not pieces."""
 
     def init(self, x: Tensor) -> State:
         """Return the state before the first step: t = 0 and zero vectors like `x [d]`, which must be a float vector."""
@@ -93,9 +95,10 @@ class ServerOptimizer(Spec, ABC):
         return x, self.state_type(t, **vectors)
 
     def _step_in_pieces_(self, t: int, *whole: Tensor) -> None:
-        """Apply the formula piece by piece, so that temporaries stay in the cache."""
+        """Apply the formula piece by piece if it is elementwise, so that temporaries stay in the cache."""
         length = PIECE.get(whole[0].device.type, PIECE["cuda"])
-        parts = [whole] if len(whole[0]) <= length else zip(*(vector.split(length) for vector in whole), strict=True)
+        undivided = not self.elementwise or len(whole[0]) <= length
+        parts = [whole] if undivided else zip(*(vector.split(length) for vector in whole), strict=True)
         for pieces in parts:
             self.update_(t, *pieces)
 
@@ -103,6 +106,7 @@ class ServerOptimizer(Spec, ABC):
     def update_(self, t: int, x: Tensor, delta: Tensor, *args: Any, **kwargs: Any) -> None:
         """Apply the formula of step t = 1, 2, … in place to a piece of `x` and of the state's vectors, given in order.
 
+        A sum or a norm over a piece is not that of the vector: set `elementwise = False` to get whole vectors.
         `delta` is the same piece of the mean update. Write `β m + (1-β) Δ` as `m.lerp_(Δ, 1-β)`: its weights sum to one
         even if float32 rounds β, which leaves a third of the error in `v` after 200 steps. Keep one temporary at a
         time: with two, glibc returns the memory to the system, and page faults make every piece take twice as long.

@@ -21,7 +21,7 @@ from fedcams.feedback import encode_with_feedback_
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, RESIDUAL, Method
-from fedcams.rounds.cohort import Arrival, Outgoing, Received, beside_the_model, some_rows
+from fedcams.rounds.cohort import Arrival, Outgoing, Received, beside_the_model, check_returned, some_rows
 from fedcams.rounds.messages import UPDATE, Instruction, Refusal, Reply, expect_streams
 from fedcams.rounds.private import NoiseKeys, add_noise_, check_buffers, without_facts_
 from fedcams.rounds.sending import Sending, not_finite, unsound
@@ -84,7 +84,12 @@ class Client:
 
 def shift_of(client: Client, ids: Sequence[int], control: Tensor | None) -> Tensor | None:
     """Return what the method's control variates add to every gradient of these clients `[C, d]`; None without them."""
-    return None if control is None else client.method.control.shift(control, client.controls(ids, control.device))
+    if control is None:
+        return None
+    rows = client.controls(ids, control.device)
+    shift = client.method.control.shift(control, rows)
+    check_returned(f"{client.method.control}: shift", shift, rows)
+    return shift
 
 
 def respond_(
@@ -167,7 +172,9 @@ def _control_change(client: Client, method: Method, sending: Sending) -> Tensor 
         return None
     old = client.controls(sending.facts.ids, control.device)
     sums = torch.tensor([steps * sending.facts.rate for steps in sending.facts.steps], dtype=torch.float64)
-    return method.control.change(control, old, sending.h, sums.to(control.device))
+    change = method.control.change(control, old, sending.h, sums.to(control.device))
+    check_returned(f"{method.control}: change", change, old)
+    return change
 
 
 def _encode_(client: Client, method: Method, sending: Sending, needs: Collection[str]) -> Outgoing:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fedcams.compress import Code, Compressor
-from fedcams.errors import FedcamsError, UpdateError
+from fedcams.errors import FedcamsError, SpecError, UpdateError
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, Method
 from fedcams.rounds.messages import UPDATE, Reply, expect_streams
@@ -131,3 +131,9 @@ def code_rows(code: Code, places: Sequence[int]) -> dict[str, Tensor]:
 def some_rows(rows: Tensor, places: Sequence[int]) -> Tensor:
     """Return the rows `[C, ...]` at these places; a selection of all rows is not copied."""
     return rows if len(places) == len(rows) else rows[torch.tensor(places, dtype=torch.long, device=rows.device)]
+
+
+def check_returned(by: str, found: Tensor, like: Tensor) -> None:
+    """Refuse what a method of a piece returns unless it has the shape and the dtype of `like`; `by` names both."""
+    if (found.shape, found.dtype) != (like.shape, like.dtype):
+        raise SpecError(f"{by} returns {found.dtype} {list(found.shape)}; return {like.dtype} {list(like.shape)}")

@@ -94,9 +94,10 @@ class Intake:
     def _empty_sum(self, name: str, in_order: bool) -> Aggregator | RobustMean:
         """Return what combines a stream. Control variates always have a mean: the server's is that of all clients'."""
         layout, device = self.streams[name].layout, self.state.x.device
-        if self.method.aggregate.streaming or name == CONTROL:
+        aggregate, is_buffers = self.method.aggregate, name == BUFFERS
+        if aggregate.streaming or name == CONTROL or (is_buffers and not aggregate.is_mean):
             return Aggregator(layout, device, in_order)
-        return RobustMean(self.method.aggregate, layout, device, self.state.buffers if name == BUFFERS else None)
+        return RobustMean(aggregate, layout, device, self.state.buffers if is_buffers else None)
 
     def bounds_by(self, norms: Norms) -> dict[str, float]:
         """Return the guard's bound on the norms of each stream, given those of the cohort as far as they are known."""

@@ -11,6 +11,7 @@ from fedcams.aggregates import Aggregate
 from fedcams.buffers import without_negative_variances_
 from fedcams.compress import Code, Compressor
 from fedcams.layout import Layout
+from fedcams.rounds.cohort import check_returned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +40,7 @@ class RobustMean:
         if self.before is not None:
             rows -= self.before
         combined = self.aggregate.combine(rows, [self._weights[client] for client in ids])
+        check_returned(f"{self.aggregate}: combine", combined, rows[0])
         if self.before is not None:
             without_negative_variances_(combined.add_(self.before), self.layout)
         self.layout.check_finite(combined, "mean of the updates")

@@ -56,6 +56,8 @@ class Sampler(Spec, ABC):
         self, population: int, round: int, seed: int, weights: NDArray[np.float64] | None = None
     ) -> NDArray[np.int64]:
         """Return the cohort among clients 0, 1, 2, ..., in any order; fast for many clients."""
+        if self.needs_weights:
+            weights = check_weights(self.name, weights)
         drawn = np.asarray(self.draw(population, generator(seed, "cohort", round), weights))
         if drawn.size == 0:
             return np.empty(0, np.int64)
@@ -77,7 +79,10 @@ class Sampler(Spec, ABC):
 
     @abstractmethod
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
-        """Draw distinct places in [0, population), in any order; place i, of `weights[i]`, is the i-th client by id."""
+        """Draw distinct places in [0, population), in any order; place i, of `weights[i]`, is the i-th client by id.
+
+        The weights of a sampler that needs them are there, positive and finite.
+        """
 
     @abstractmethod
     def expected(self, population: int) -> float:

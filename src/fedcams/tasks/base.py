@@ -30,9 +30,9 @@ Score = Callable[["Tensor", "Tensor"], "Tensor"]
 class TaskData:
     """The data of a task.
 
-    Images are uint8 `[n, c, h, w]`, tokens of text int64 `[n, length]`, other features float32 `[n, ...]`; targets are
-    int64 `[n]`, or `[n, length]` for tokens. Store examples as they are, augment them if `augment` is given, and pass
-    the model what `prepare` returns.
+    Images are uint8 `[n, c, h, w]`, tokens of text int64 `[n, length]`, other features float32 `[n, ...]`. Targets are
+    int64 `[n]`, or `[n, length]` for tokens; those of a regression are float32 `[n]`. Store examples as they are,
+    augment them if `augment` is given, and pass the model what `prepare` returns.
     """
 
     train_x: Tensor
@@ -40,6 +40,7 @@ class TaskData:
     test_x: Tensor
     test_y: Tensor
     classes: int
+    """The number of outputs of a model: 1 for regression."""
     loss: Score
     """Returns one loss per example, `[n]`."""
     metric: Score
@@ -71,8 +72,8 @@ class TaskData:
 
     @property
     def labels(self) -> Tensor:
-        """Return the label of each example for partitions, `[n]`: its target; for sequences its group, or 0 for all."""
-        if self.train_y.dim() == 1:
+        """Return the label of each example for partitions, `[n]`: its class; without one its group, or 0 for all."""
+        if self.train_y.dim() == 1 and self.train_y.dtype == torch.int64:
             return self.train_y
         return torch.zeros(len(self.train_y), dtype=torch.int64) if self.groups is None else self.groups
 
@@ -98,14 +99,20 @@ class TaskData:
 def check_examples(where: str, x: Tensor, y: Tensor, shape: tuple[int, ...], classes: int) -> None:
     """Refuse x unless it is `[n, *shape]`, n > 0, and y unless it is n targets below `classes`.
 
-    x is of uint8 or float32, or int64 for tokens, which may have a target each.
+    x is of uint8 or float32, or int64 for tokens, which may have a target each. With one class, for regression, targets
+    may be finite floats.
     """
     if len(x) == 0 or tuple(x.shape[1:]) != shape or x.dtype not in (torch.uint8, torch.float32, torch.int64):
         expected = f"uint8 or float32 [n, {', '.join(map(str, shape))}], n > 0"
         raise DataError(f"{where}: the examples are {x.dtype} {list(x.shape)}; expected: {expected}")
+    if classes == 1 and y.dtype == torch.float32 and y.shape == (len(x),):
+        if not bool(y.isfinite().all()):
+            raise DataError(f"{where}: the targets have NaN or infinity; leave such examples out")
+        return
     one_each = x.dtype == torch.int64 and y.shape == x.shape
     if not (y.shape == (len(x),) or one_each) or y.dtype != torch.int64:
-        raise DataError(f"{where}: the targets are {y.dtype} {list(y.shape)}; expected: int64 [{len(x)}]")
+        wanted = "int64 or float32" if classes == 1 else "int64"
+        raise DataError(f"{where}: the targets are {y.dtype} {list(y.shape)}; expected: {wanted} [{len(x)}]")
     low, high = (int(end) for end in y.aminmax())
     if low < 0 or high >= classes:
         raise DataError(f"{where}: targets range from {low} to {high}; allowed: 0 to {classes - 1}")

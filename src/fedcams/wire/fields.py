@@ -37,6 +37,8 @@ def pack_field(name: str, field: Field, code: Code, layout: Layout) -> memoryvie
         return signs_encode(row.numpy(), code[field.at].detach().cpu().numpy(), layout.cells).data
     if field.kind == "uint":
         return pack_uints(row.to(torch.int64).numpy(), field.bits).data
+    if not row.numel():  # as read, its stride may be 0, with which torch refuses to view it as bytes
+        return memoryview(b"")
     return row.view(torch.uint8).numpy().data
 
 
