@@ -772,6 +772,10 @@ def test_a_run_without_rounds_is_refused_by_name_and_noted_among_others(runs: Pa
         ("environment.json", "[", "environment.json: damaged"),
         ("environment.json", '{"resumed": 3}', "damaged"),
         ("environment.json", '{"resumed": [3]}', "damaged"),
+        ("environment.json", '{"a":' * 100_000, "environment.json: damaged"),
+        ("timings.jsonl", "[" * 100_000 + "\n", "timings.jsonl: damaged"),
+        ("experiment.toml", "label = " + "[" * 10_000, "not a TOML file"),
+        ("experiment.toml", "rounds = " + "9" * 10_000, "not a TOML file"),
     ],
 )
 def test_damage_is_named(name: str, content: str, message: str, tmp_path: Path) -> None:
@@ -780,6 +784,21 @@ def test_damage_is_named(name: str, content: str, message: str, tmp_path: Path) 
     said = refused([run])
     assert message in said
     assert str(run) in said
+
+
+@pytest.mark.parametrize("value", ["5", "NaN"])
+def test_bytes_down_have_all_their_parts_or_none(tmp_path: Path, value: str) -> None:
+    run = write_run(tmp_path / "run", rising(0.5))
+    lines = (run / "rounds.jsonl").read_text()
+    assert '"wire_down_dense": null' in lines
+    (run / "rounds.jsonl").write_text(lines.replace('"wire_down_dense": null', f'"wire_down_dense": {value}', 1))
+    assert "wire_down_deltas, wire_down_catchup, wire_down_dense are (" in refused([run])
+
+
+def test_half_a_character_in_a_file_can_be_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rising(0.5))
+    (run / "environment.json").write_text('{"device": "\\ud800"}')
+    assert "device \\ud800" in report([run], tmp_path / "report").read_text()
 
 
 def test_a_file_of_the_users_is_not_called_a_damaged_run(tmp_path: Path) -> None:

@@ -175,5 +175,5 @@ def _rising(rounds: list[object], last: int) -> int:
 def _round(line: bytes) -> object:
     try:
         return json.loads(line)["round"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
