@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
 
 from fedcams.compress.identity import IDENTITY
 from fedcams.control.base import NoControl
@@ -35,6 +36,7 @@ from fedcams.flower.records import (
     readable,
     told_by_metrics,
 )
+from fedcams.flower.replies import pull
 from fedcams.flower.roster import APP_RAISED
 from fedcams.layout import Layout
 from fedcams.rounds.client import Client, ClientUpdate, reply_of, respond_
@@ -70,6 +72,17 @@ class Inbox:
         with disk_errors("make", folder):
             private_folder(folder)
 
+    def fetch(self, grid: Grid, name: str, client: int, plain: bool) -> bool:
+        """Take the client's reply to the message with this id, if it is there; return whether it was."""
+        try:
+            message = pull(grid, name)
+        except UpdateError as error:
+            self.refused[client] = readable(error)
+            return True
+        if message is not None:
+            self.take(client, plain, message)
+        return message is not None
+
     def take(self, client: int, plain: bool, message: Message) -> None:
         """Check a reply as far as possible without decoding it; if it is refused, record the reason in `refused`."""
         if message.has_error():
@@ -95,6 +108,11 @@ class Inbox:
             self.metrics[client] = bounded_metrics(message.content)
         except UpdateError as error:
             self._note(client, f"left out: {error}")
+
+    @property
+    def heard(self) -> set[int]:
+        """The clients that are known to have answered, or to be gone."""
+        return {*self.came, *self.refusals, *self.refused, *self.absent}
 
     def first_refusal(self, client: int) -> Refusal | None:
         """Return the client's refusal if a second instruction can help, and replace it by a note; None otherwise."""
