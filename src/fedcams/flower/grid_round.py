@@ -23,6 +23,7 @@ from fedcams.rounds import server as server_side
 from fedcams.rounds.messages import PROTOCOL, Instruction
 from fedcams.rounds.private import draw_cohort, epsilon_after
 from fedcams.rounds.server import Concluded, Server, ServerState
+from fedcams.runs.files import refuse_linked_folders
 
 if TYPE_CHECKING:
     from fedcams.flower.strategy import FedCAMS
@@ -68,6 +69,7 @@ class GridRound:
         inbox.absent |= dict.fromkeys(cohort - there.keys(), NOT_THERE)
         self.config = self.strategy.round_config(state, self.config, grid, self._arrays)
         state, down = self._exchange(grid, state, instructions, asked, inbox)
+        refuse_linked_folders(self.checkpoint.folder)  # replicas are written from here on
         # refusals count even if the round is then skipped: the next one sends the dense model to clients out of step
         intake = server_side.take_answers(self.server, state, asked, inbox, in_order=True)
         state, concluded = server_side.conclude_(self.server, state, intake)

@@ -43,7 +43,7 @@ from fedcams.rounds.client import Client, ClientUpdate, reply_of, respond_
 from fedcams.rounds.cohort import Received, streams_up
 from fedcams.rounds.messages import Refusal, Reply, answer_from_parts, reply_size
 from fedcams.rounds.server import Server, ServerState
-from fedcams.runs.files import disk_errors
+from fedcams.runs.files import disk_errors, refuse_linked_folders
 
 SLACK = 2
 """A reply may be this many times as long as a dense one: top-k with a ratio near one is longer than the vector."""
@@ -101,6 +101,7 @@ class Inbox:
         if not parts:
             return
         path = self.folder / str(client)
+        refuse_linked_folders(self.folder.parent)
         with disk_errors("write", path), open(path, "wb", opener=_private) as file:
             file.writelines(parts)
         self.came[client] = [len(part) for part in parts]
