@@ -229,6 +229,8 @@ def _check(run: Run) -> None:
         numbers = np.array(column if kinds is NUMBERS else [], np.float64)  # refuses integers that no float can hold
         if name in COUNTED and not np.isfinite(numbers).all():
             raise ValueError(f"{ROUNDS}: {name} is missing or not finite in some rounds")
+    if odd := [name for name in run.probed if not name.isprintable()]:
+        raise ValueError(f"{ROUNDS}: {odd[0]!r} is no name of a probe")
     for parts in zip(*map(run.recorded, SPLIT), strict=True):
         if parts != (None,) * len(SPLIT) and not all(part is not None and math.isfinite(part) for part in parts):
             raise ValueError(f"{ROUNDS}: {', '.join(SPLIT)} are {parts} in one round")
