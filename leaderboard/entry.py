@@ -45,6 +45,8 @@ SOUND: dict[str, Callable[[Any], bool]] = {
     "averaged": lambda value: value is None or _is_percent(value),
     "seeds": lambda value: isinstance(value, list) and bool(value),
     "source": lambda value: isinstance(value, str),
+    "device": lambda value: isinstance(value, str),
+    "versions": lambda value: isinstance(value, str),
 }
 """Key of an entry -> whether the page can show its value."""
 

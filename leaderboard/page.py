@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 from PIL import Image
 
+from fedcams.escaping import plain
 from fedcams.report.collection import look
 from fedcams.report.figures import MARKERS, STYLE
 from fedcams.report.numbers import human_bytes
@@ -80,7 +81,7 @@ def groups(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 def title(entry: Entry) -> str:
     """Return a setting in a few words, such as `CIFAR-10, ResNet-18, dirichlet`."""
     task, model, partition = (str(entry.setting[key]) for key in ("task", "model", "partition"))
-    return ", ".join([TASKS.get(task, task), MODELS.get(model, f"`{model}`"), f"`{partition}`"])
+    return ", ".join([TASKS.get(task, plain(task)), MODELS.get(model, _code(model)), _code(partition)])
 
 
 def _named(ranked: Sequence[list[Entry]]) -> dict[str, list[Entry]]:
@@ -94,11 +95,10 @@ def _named(ranked: Sequence[list[Entry]]) -> dict[str, list[Entry]]:
 
 
 def _setting(entry: Entry) -> str:
-    said = entry.setting
+    said = {key: plain(str(value)) for key, value in entry.setting.items()}
     part = "" if said["train_fraction"] == "1" else f" that each train on {said['train_fraction']} of their data"
-    return (
-        f"{said['rounds']} rounds, {said['clients']} clients{part}, cohorts `{said['sampler']}`, `{said['local']}`.\n"
-    )
+    sampler, local = _code(entry.setting["sampler"]), _code(entry.setting["local"])
+    return f"{said['rounds']} rounds, {said['clients']} clients{part}, cohorts {sampler}, {local}.\n"
 
 
 def _table(group: Sequence[Entry]) -> Iterator[str]:
@@ -106,12 +106,12 @@ def _table(group: Sequence[Entry]) -> Iterator[str]:
     yield "|---|--:|--:|--:|--:|--:|--:|--:|---|---|---|---|"
     dense = max((entry.total for entry in group if entry.dense), default=None)
     for entry in group:
-        specs = [f"`{entry.method.get(key, default)}`" for key, default in DEFAULTS.items()]
+        specs = [_code(entry.method.get(key, default)) for key, default in DEFAULTS.items()]
         averaged = "" if entry.averaged is None else f"{entry.averaged:.2f}"
         sizes = [human_bytes(size) for size in (entry.total, entry.bytes_up, entry.bytes_down)]
         fewer = "" if dense is None else f"{dense / entry.total:.1f}x"
         cells = [
-            entry.label.replace("|", r"\|"),
+            plain(entry.label),
             f"{entry.accuracy:.2f}",
             averaged,
             fewer,
@@ -126,15 +126,21 @@ def _table(group: Sequence[Entry]) -> Iterator[str]:
 
 def _made_with(entry: Entry) -> list[str]:
     """Return the device with each of the versions, which may differ between seeds."""
-    device = "CPU" if entry.device == "cpu" else entry.device
-    return [f"{device}, {versions.replace('python', 'Python')}" for versions in entry.versions.split("; ")]
+    device = "CPU" if entry.device == "cpu" else plain(entry.device)
+    return [f"{device}, {plain(versions).replace('python', 'Python')}" for versions in entry.versions.split("; ")]
 
 
 DEFAULTS = {"server": "fedams", "uplink": "identity", "downlink": "none"}
 
 
 def _source(source: str) -> str:
-    return f"[{source}](../{source})" if (ROOT / source).is_dir() else f"`{source}`"
+    return f"[{source}](../{source})" if (ROOT / source).is_dir() else _code(source)
+
+
+def _code(value: object) -> str:
+    """Return a value as code in one cell of a table, which nothing in it can end."""
+    text = " ".join(str(value).split()).replace("`", "'").replace("|", r"\|")
+    return f"`{text}`"
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------

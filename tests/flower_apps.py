@@ -39,8 +39,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
-    monkeypatch.setattr("fedcams.flower.roster.PAUSE", 0.01)
-    monkeypatch.setattr("fedcams.flower.grid_round.PAUSE", 0.01)
+    for module in ("grid_round", "replies", "roster"):
+        monkeypatch.setattr(f"fedcams.flower.{module}.PAUSE", 0.01)
 
 
 def experiment(**changes: Any) -> Experiment:

@@ -7,6 +7,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Message
@@ -17,6 +18,7 @@ from fedcams.flower.checkpoint import read_ledger
 from fedcams.report import report
 from fedcams.report.page import ReportError
 from fedcams.runs import RunError, resume, run
+from fedcams.simulation import RoundRecord
 from flower_apps import experiment, federation, quick
 from flower_apps import run as run_federation
 from test_runs import lasting, small, stopped
@@ -120,6 +122,43 @@ def test_a_linked_folder_for_a_report_is_refused(tmp_path: Path) -> None:
     ):
         report([tmp_path / "run"], tmp_path / "run" / "report")
     assert contents(tmp_path / "outside") == {}
+
+
+def plant(link: Path, outside: Path) -> dict[str, bytes]:
+    """Put a link to another folder in the place of one of ours; return what is there."""
+    outside.mkdir()
+    (outside / "precious.safetensors").write_bytes(b"precious")
+    link.rename(link.with_name("before"))
+    link.symlink_to(outside)
+    return contents(outside)
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint/rows"])
+def test_a_link_that_is_planted_during_a_run_is_refused_too(tmp_path: Path, name: str) -> None:
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    before: dict[str, bytes] = {}
+
+    def watch(record: RoundRecord, timing: dict[str, Any]) -> None:
+        if record.round == 2:
+            before.update(plant(folder / name, outside))
+
+    with pytest.raises(RunError, match=r"is a symbolic link, and nothing outside of .* is written or deleted; remove"):
+        run(small(), folder, checkpoint_every=1, watch=watch)
+    assert contents(outside) == before != {}
+
+
+@pytest.mark.parametrize("name", ["replies", "replicas"])
+def test_a_link_that_is_planted_during_a_federation_is_refused_too(tmp_path: Path, name: str) -> None:
+    what, outside = experiment(rounds=3, downlink="replica(blockq(bits=2))"), tmp_path / "outside"
+
+    def fault(node: int, message: Message, reply: Message | None) -> Message | None:
+        if message.metadata.group_id == "2" and not outside.exists():
+            plant(tmp_path / "checkpoint" / name, outside)
+        return reply
+
+    with pytest.raises(RunError, match="is a symbolic link"):
+        run_federation(*federation(tmp_path, what, fault), 3)
+    assert contents(outside) == {"precious.safetensors": b"precious"}
 
 
 @pytest.mark.parametrize("name", ["state.json", "ledger.jsonl", "replies", "replicas", "run.json.tmp"])

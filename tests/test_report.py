@@ -772,6 +772,11 @@ def test_a_run_without_rounds_is_refused_by_name_and_noted_among_others(runs: Pa
         ("environment.json", "[", "environment.json: damaged"),
         ("environment.json", '{"resumed": 3}', "damaged"),
         ("environment.json", '{"resumed": [3]}', "damaged"),
+        ("environment.json", '{"a":' * 100_000, "environment.json: damaged"),
+        ("rounds.jsonl", '{"round": 1, "cohort": [], "\\u001b[2J": 1}\n', "is no name of a probe"),
+        ("timings.jsonl", "[" * 100_000 + "\n", "timings.jsonl: damaged"),
+        ("experiment.toml", "label = " + "[" * 10_000, "not a TOML file"),
+        ("experiment.toml", "rounds = " + "9" * 10_000, "not a TOML file"),
     ],
 )
 def test_damage_is_named(name: str, content: str, message: str, tmp_path: Path) -> None:
@@ -780,6 +785,21 @@ def test_damage_is_named(name: str, content: str, message: str, tmp_path: Path) 
     said = refused([run])
     assert message in said
     assert str(run) in said
+
+
+@pytest.mark.parametrize("value", ["5", "NaN"])
+def test_bytes_down_have_all_their_parts_or_none(tmp_path: Path, value: str) -> None:
+    run = write_run(tmp_path / "run", rising(0.5))
+    lines = (run / "rounds.jsonl").read_text()
+    assert '"wire_down_dense": null' in lines
+    (run / "rounds.jsonl").write_text(lines.replace('"wire_down_dense": null', f'"wire_down_dense": {value}', 1))
+    assert "wire_down_deltas, wire_down_catchup, wire_down_dense are (" in refused([run])
+
+
+def test_half_a_character_in_a_file_can_be_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rising(0.5))
+    (run / "environment.json").write_text('{"device": "\\ud800"}')
+    assert "device \\ud800" in report([run], tmp_path / "report").read_text()
 
 
 def test_a_file_of_the_users_is_not_called_a_damaged_run(tmp_path: Path) -> None:
@@ -867,7 +887,7 @@ def test_refusals_are_shown_with_a_reason(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rising(0.5, 3), label="guarded")
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     for line in lines[1:]:
-        line["refused"] = {"1": "UpdateError: an update of norm 1e3 <b>"}
+        line["refused"] = {"1": "UpdateError: an update of norm 1e3 <b>\x1b[2J"}
     (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     collection = collect([folder])
     cohorts = sum(len(line["cohort"]) for line in lines)
@@ -877,4 +897,5 @@ def test_refusals_are_shown_with_a_reason(tmp_path: Path) -> None:
     assert collection.methods[0].refusals[0].startswith(said)
     assert "Refused: guarded" in notes(collection)
     assert "1e3 <b>" not in notes(collection)
-    assert "- Refused: guarded" in markdown(collection, summarize(collection))
+    assert "- Refused: guarded" in (shown := markdown(collection, summarize(collection)))
+    assert "\x1b" not in shown, "it would command a terminal"

@@ -227,6 +227,20 @@ def test_a_csv_file_is_not_written_through_a_link(tmp_path: Path, kind: str) -> 
     assert len(path.read_text("utf-8").splitlines()) == 3
 
 
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+def test_a_link_that_takes_the_place_of_a_csv_file_is_replaced_again(tmp_path: Path, kind: str) -> None:
+    precious, path, following = tmp_path / "precious", tmp_path / "rounds.csv", tracker("csv")
+    precious.write_bytes(b"precious")
+    following.start(Run(tmp_path, TINY, [], [], {}, []))
+    for number in (1, 2, 3):
+        following.log(RoundRecord(round=number, cohort=[0]), {})
+        if number == 1:
+            path.unlink()
+            os.link(precious, path) if kind == "hard" else path.symlink_to(precious)
+    assert precious.read_bytes() == b"precious"
+    assert len(path.read_text("utf-8").splitlines()) == 4
+
+
 def test_a_csv_file_begins_with_the_rounds_before_it(tmp_path: Path) -> None:
     def stop(record: RoundRecord, timing: dict[str, Any]) -> None:
         if record.round == 2:

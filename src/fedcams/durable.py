@@ -45,7 +45,7 @@ def write_whole(path: Path, *parts: bytes | memoryview, over: Path | None = None
 
 def write_text(path: Path, text: str) -> None:
     """Write a text for others to read, such as a table, in the same way: a link in its place is not followed."""
-    write_whole(path, text.encode(), mode=EVERYONE)
+    write_whole(path, text.encode(errors="backslashreplace"), mode=EVERYONE)  # JSON may contain half a character
 
 
 def _open_own(temporary: Path, over: Path | None, mode: int) -> int:
@@ -121,7 +121,7 @@ def unsealed(data: bytes) -> dict[str, Any] | None:
         values = dict(json.loads(data))
         del values["digest"]
         return values if sealed(values) == data else None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -7,11 +7,14 @@ import re
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """What spreadsheets take for the beginning of a formula."""
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Characters with which text commands a terminal."""
 
 
 def plain(text: str) -> str:
-    """Return text escaped so that Markdown shows it unchanged."""
-    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+    """Return text escaped so that Markdown shows it unchanged, except for control characters."""
+    shown = CONTROLS.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", html.escape(shown, quote=False))
 
 
 def csv_cell(value: object) -> object:

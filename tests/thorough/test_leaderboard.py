@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,17 @@ def test_a_page_compares_with_dense_messages(tmp_path: Path) -> None:
     assert picture.stat().st_mtime_ns == before, "a picture that is current is not drawn again"
 
 
+def test_text_of_an_entry_is_text_and_never_markup() -> None:
+    evil = "`<script>alert(1)</script>`|[x](javascript:1)\n# Own"
+    entry = read_entries(ENTRIES)[0]
+    values = dict.fromkeys(("label", "source", "device", "versions"), evil)
+    shown = page([replace(entry, **values, setting=dict.fromkeys(entry.setting, evil), method={"uplink": evil})])
+    text = re.sub(r"`[^`\n]*`", "", re.sub(r"\\.", "", shown))  # without escaped characters, and without code
+    assert "<script>" not in text
+    assert "[x](" not in text
+    assert not any(line.startswith("# Own") for line in shown.splitlines())
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "short" / "1", [0.5, 0.6], rounds=3)
     with pytest.raises(SpecError, match=r"run: .*short/1 is not finished; run it to its end"):
@@ -163,6 +175,7 @@ def test_no_entry_takes_the_file_of_another(tmp_path: Path) -> None:
         ("averaged = ", "averaged = nan #", "averaged = nan"),
         ("bytes_up = ", "bytes_up = 0 #", "bytes_up = 0"),
         ("seeds = ", "seeds = 3 #", "seeds = 3"),
+        ("device = ", "device = 3 #", "device = 3"),
         ("rounds = ", "roundz = ", "missing or unknown: setting.rounds, setting.roundz"),
         ("[setting]", "setting = 3\n[method.setting]", "setting = 3"),
     ],

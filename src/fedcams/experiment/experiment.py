@@ -121,7 +121,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: cannot be read ({error.strerror}); check the path, and who may read it") from None
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: not a TOML file ({error}); save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # tomllib limits neither digits nor depth
         raise SpecError(f"{path}: not a TOML file ({error})") from None
 
 

@@ -104,7 +104,7 @@ def _refuse_old(path: Path) -> None:
         data = path.read_bytes()
     try:
         values = dict(json.loads(data))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return
     version, whole = values.get("fedcams_flower"), "digest" not in values or read_sealed(path, RESTORE) is not None
     if whole and version in LAST_READER:

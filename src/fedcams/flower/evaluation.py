@@ -7,13 +7,15 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from fedcams.errors import UpdateError
 from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.inbox import that_average, unweighted
-from fedcams.flower.records import readable
+from fedcams.flower.records import bounded_metrics, readable
+from fedcams.flower.replies import ask
 from fedcams.rounds.server import ServerState
 
 if TYPE_CHECKING:
@@ -71,16 +73,24 @@ class Evaluation:
         messages = list(self.strategy.configure_evaluate(state.round, self.arrays(state), self.config, self.grid))
         if not messages:
             return
-        arrived = self.grid.send_and_receive(messages, timeout=self.timeout)
-        replies = sorted(arrived, key=lambda reply: reply.metadata.src_node_id)  # their mean depends on the order
+        replies = ask(self.grid, messages, self.timeout)
         with tolerant("evaluation", state.round):
-            metrics = {i: reply.content for i, reply in enumerate(replies) if reply.has_content()}
-            nodes = {i: f"node {replies[i].metadata.src_node_id}" for i in metrics}
+            metrics = {i: kept for i, (node, reply) in enumerate(replies) if (kept := _kept(node, reply)) is not None}
+            nodes = {i: f"node {replies[i][0]}" for i in metrics}
             usable = to_average("evaluation", state.round, metrics, nodes, self.strategy.weighted_by_key)
-            found = self.strategy.aggregate_evaluate(state.round, [replies[i] for i in usable])
+            found = self.strategy.aggregate_evaluate(state.round, [replies[i][1] for i in usable])
             if found is not None:
                 logger.info("[ROUND %s] on the clients: %s", state.round, readable(dict(found)))
                 result.evaluate_metrics_clientapp[state.round] = found
+
+
+def _kept(node: int, reply: Message) -> RecordDict | None:
+    """Return the metrics in a node's reply; None if it has none, or more than are kept, which the log then says."""
+    try:
+        return bounded_metrics(reply.content) if reply.has_content() else None
+    except UpdateError as error:
+        logger.warning("node %s: left out: %s", node, error)
+        return None
 
 
 def to_average(

@@ -16,12 +16,14 @@ from fedcams.flower.arrays import ArrayNames
 from fedcams.flower.checkpoint import REPLIES, FlowerCheckpoint
 from fedcams.flower.inbox import Inbox, dense_size
 from fedcams.flower.records import ABOUT, INSTRUCTION, REST, about, message_record, readable, share
-from fedcams.flower.roster import PAUSE, Roster
+from fedcams.flower.replies import PAUSE
+from fedcams.flower.roster import Roster
 from fedcams.method import Method
 from fedcams.rounds import server as server_side
 from fedcams.rounds.messages import PROTOCOL, Instruction
 from fedcams.rounds.private import draw_cohort, epsilon_after
 from fedcams.rounds.server import Concluded, Server, ServerState
+from fedcams.runs.files import refuse_linked_folders
 
 if TYPE_CHECKING:
     from fedcams.flower.strategy import FedCAMS
@@ -67,6 +69,7 @@ class GridRound:
         inbox.absent |= dict.fromkeys(cohort - there.keys(), NOT_THERE)
         self.config = self.strategy.round_config(state, self.config, grid, self._arrays)
         state, down = self._exchange(grid, state, instructions, asked, inbox)
+        refuse_linked_folders(self.checkpoint.folder)  # replicas are written from here on
         # refusals count even if the round is then skipped: the next one sends the dense model to clients out of step
         intake = server_side.take_answers(self.server, state, asked, inbox, in_order=True)
         state, concluded = server_side.conclude_(self.server, state, intake)
@@ -128,18 +131,18 @@ class GridRound:
         instructions.clear()
         plain = frozenset(self.roster.plain)  # one of them may turn out to have the mod in the meantime
         while sent and (left := end - time.monotonic()) > 0:
-            for name in list(sent):
-                for message in grid.pull_messages([name]):
-                    client = sent.pop(name)
-                    inbox.take(client, client in plain, message)
-                    if (refusal := inbox.first_refusal(client)) is not None:
-                        instruction, state = server_side.resend(self.server, state, refusal)
-                        down += instruction.size
-                        sent |= self._send(grid, {client: instruction}, asked, left)
+            for name, client in list(sent.items()):
+                if not inbox.fetch(grid, name, client, client in plain):
+                    continue
+                del sent[name]
+                if (refusal := inbox.first_refusal(client)) is not None:
+                    instruction, state = server_side.resend(self.server, state, refusal)
+                    down += instruction.size
+                    sent |= self._send(grid, {client: instruction}, asked, left)
             self.roster.listen(grid)
             if sent:
                 time.sleep(PAUSE)
-        inbox.absent |= dict.fromkeys(sent.values(), NO_ANSWER)
+        inbox.absent |= dict.fromkeys(asked.keys() - inbox.heard, NO_ANSWER)
         self.roster.answered(asked.keys() - inbox.absent.keys())
         self.roster.forget(asked.keys() & inbox.absent.keys())  # but not nodes that have connected since
         return state, down
@@ -173,7 +176,7 @@ class GridRound:
         self, grid: Grid, content: RecordDict, round: int, client: int, node: int, seconds: float
     ) -> dict[str, int]:
         message = Message(content, node, MessageType.TRAIN, ttl=seconds, group_id=str(round))
-        return dict.fromkeys(grid.push_messages([message]), client)
+        return {name: client for name in grid.push_messages([message]) if name}  # none for a node that is gone
 
     def _content(self, parts: list[bytes], shared: dict[int, Array]) -> RecordDict:
         told, key = self._told, self.strategy.configrecord_key

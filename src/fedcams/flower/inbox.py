@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
 
 from fedcams.compress.identity import IDENTITY
 from fedcams.control.base import NoControl
@@ -35,13 +36,14 @@ from fedcams.flower.records import (
     readable,
     told_by_metrics,
 )
+from fedcams.flower.replies import pull
 from fedcams.flower.roster import APP_RAISED
 from fedcams.layout import Layout
 from fedcams.rounds.client import Client, ClientUpdate, reply_of, respond_
 from fedcams.rounds.cohort import Received, streams_up
 from fedcams.rounds.messages import Refusal, Reply, answer_from_parts, reply_size
 from fedcams.rounds.server import Server, ServerState
-from fedcams.runs.files import disk_errors
+from fedcams.runs.files import disk_errors, refuse_linked_folders
 
 SLACK = 2
 """A reply may be this many times as long as a dense one: top-k with a ratio near one is longer than the vector."""
@@ -70,6 +72,17 @@ class Inbox:
         with disk_errors("make", folder):
             private_folder(folder)
 
+    def fetch(self, grid: Grid, name: str, client: int, plain: bool) -> bool:
+        """Take the client's reply to the message with this id, if it is there; return whether it was."""
+        try:
+            message = pull(grid, name)
+        except UpdateError as error:
+            self.refused[client] = readable(error)
+            return True
+        if message is not None:
+            self.take(client, plain, message)
+        return message is not None
+
     def take(self, client: int, plain: bool, message: Message) -> None:
         """Check a reply as far as possible without decoding it; if it is refused, record the reason in `refused`."""
         if message.has_error():
@@ -88,6 +101,7 @@ class Inbox:
         if not parts:
             return
         path = self.folder / str(client)
+        refuse_linked_folders(self.folder.parent)
         with disk_errors("write", path), open(path, "wb", opener=_private) as file:
             file.writelines(parts)
         self.came[client] = [len(part) for part in parts]
@@ -95,6 +109,11 @@ class Inbox:
             self.metrics[client] = bounded_metrics(message.content)
         except UpdateError as error:
             self._note(client, f"left out: {error}")
+
+    @property
+    def heard(self) -> set[int]:
+        """The clients that are known to have answered, or to be gone."""
+        return {*self.came, *self.refusals, *self.refused, *self.absent}
 
     def first_refusal(self, client: int) -> Refusal | None:
         """Return the client's refusal if a second instruction can help, and replace it by a note; None otherwise."""

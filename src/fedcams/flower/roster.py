@@ -22,16 +22,15 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedcams.errors import UnknownVersion
+from fedcams.errors import UnknownVersion, UpdateError
 from fedcams.flower.records import ABOUT, about, about_of, readable
+from fedcams.flower.replies import PAUSE, pull
 from fedcams.rounds.messages import PROTOCOL, check_protocol
 
 APP_RAISED = (0, 2)
 """Flower's error codes for an app that raised, in simulations and deployments; others mean that a node is gone."""
 MOD_REFUSED = 6
 """Flower's error code for a mod that did not accept a message."""
-PAUSE = 0.5
-"""Seconds between two polls of the SuperLink."""
 LONGEST_PAUSE = 31
 """The most rounds for which a silent node is left out before it is greeted again."""
 RETRIES = 6
@@ -106,8 +105,17 @@ class Roster:
 
     def listen(self, grid: Grid) -> None:
         """Take the answers to greetings; Flower keeps them for `patience` only, which a round may outlast."""
-        for message in grid.pull_messages([name for name, _ in self.greeted.values()]) if self.greeted else []:
-            self._hear(message)
+        for node, (name, _) in list(self.greeted.items()):
+            try:
+                answer = pull(grid, name)
+            except UpdateError as error:
+                del self.greeted[node]
+                self.unheard.pop(node, None)
+                self._break(node, readable(error))
+            else:
+                if answer is not None:
+                    del self.greeted[node]
+                    self._hear(node, answer)
 
     def answered(self, clients: Iterable[int]) -> None:
         """Note that these clients answered an instruction."""
@@ -145,12 +153,7 @@ class Roster:
             for name in grid.push_messages([message]):
                 self.greeted[node] = (name, time.monotonic() + seconds)
 
-    def _hear(self, message: Message) -> None:
-        waiting = {name: node for node, (name, _) in self.greeted.items()}
-        node = waiting.get(message.metadata.reply_to_message_id)
-        if node is None:
-            return
-        del self.greeted[node]
+    def _hear(self, node: int, message: Message) -> None:
         unheard = self.unheard.pop(node, 0)
         if message.has_error():
             self._hear_error(node, message.error, unheard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -34,6 +35,8 @@ KINDS = {"cohort": frozenset({list}), "refused": frozenset({dict})}
 """The fields of a record that are not numbers."""
 COUNTED = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, int | float))
 """The fields that every record has as a finite number, such as bytes; others may not have been measured."""
+SPLIT = ("wire_down_deltas", "wire_down_catchup", "wire_down_dense")
+"""The parts of the bytes down: a record has all of them, or none if an older version wrote it."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,7 @@ def read_checked(folder: Path) -> Run:
         raise
     except UnknownName as error:
         raise RunError(f"{folder}: {error}; if it is your own, load it with fedcams --import MODULE") from None
-    except (FedcamsError, OSError, OverflowError, TypeError, ValueError) as error:
+    except (FedcamsError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if not (folder / ROUNDS).exists():  # perhaps a file of the user's that has this name
             raise RunError(f"{folder}: {EXPERIMENT} describes no run ({error}); name the folders of runs") from None
         raise RunError(f"{folder}: damaged ({error}); restore it, or delete the folder and run it again") from None
@@ -226,6 +229,11 @@ def _check(run: Run) -> None:
         numbers = np.array(column if kinds is NUMBERS else [], np.float64)  # refuses integers that no float can hold
         if name in COUNTED and not np.isfinite(numbers).all():
             raise ValueError(f"{ROUNDS}: {name} is missing or not finite in some rounds")
+    if odd := [name for name in run.probed if not name.isprintable()]:
+        raise ValueError(f"{ROUNDS}: {odd[0]!r} is no name of a probe")
+    for parts in zip(*map(run.recorded, SPLIT), strict=True):
+        if parts != (None,) * len(SPLIT) and not all(part is not None and math.isfinite(part) for part in parts):
+            raise ValueError(f"{ROUNDS}: {', '.join(SPLIT)} are {parts} in one round")
     if run.recorded("round") != [*range(1, len(run.records) + 1)]:
         raise ValueError(f"{ROUNDS}: rounds are not in ascending order without gaps")
     if any(later.round <= earlier.round for earlier, later in pairwise(run.measured)):

@@ -94,7 +94,7 @@ class DiskRows(RowStore):
             self._snapshot = -1 if mark["snapshot"] is None else operator.index(mark["snapshot"])
             if not -1 <= self._snapshot < 2**64:
                 raise ValueError(f"snapshot={self._snapshot}")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ResidualError(f"{path}: damaged ({error!r}); restore it, or {_EMPTY}") from error
         if found != self._identity:
             difference = f"a store of {found}, not of {self._identity}"

@@ -78,12 +78,27 @@ def _refuse_links(folder: Path) -> None:
     with disk_errors("read", folder), os.scandir(folder) as entries:
         ours = [entry for entry in entries if entry.name in FOLDERS or Path(entry.name).suffix in SUFFIXES]
     for entry in ours:
-        if entry.is_symlink():
-            raise RunError(
-                f"{entry.path} is a symbolic link, and nothing outside of {folder} is written or deleted; remove it"
-            )
+        _refuse_link(Path(entry.path))
         if entry.name in FOLDERS and entry.is_dir():
             _refuse_links(Path(entry.path))
+
+
+def refuse_linked_folders(folder: Path) -> None:
+    """Refuse a symbolic link in place of a folder of ours, which may have been planted since `locked` looked for any.
+
+    Files need no second look: they are never written through a link.
+    """
+    for path in (folder / name for name in FOLDERS):
+        _refuse_link(path)
+        if path.is_dir():
+            refuse_linked_folders(path)
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise RunError(
+            f"{path} is a symbolic link, and nothing outside of {path.parent} is written or deleted; remove it"
+        )
 
 
 class Lines:
@@ -175,5 +190,5 @@ def _rising(rounds: list[object], last: int) -> int:
 def _round(line: bytes) -> object:
     try:
         return json.loads(line)["round"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None

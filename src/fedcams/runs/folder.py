@@ -246,7 +246,7 @@ def read_object(path: Path, fix: str = "delete it") -> dict[str, Any]:
         return {}
     try:
         return dict(json.loads(_read(path)))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: damaged ({error}); {fix}") from None
 
 
@@ -276,7 +276,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         return _parse(_read(path).split(b"\n")[:-1])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, error) from None
 
 

@@ -16,7 +16,7 @@ from fedcams.rounds import ServerState
 from fedcams.rows import SavedRows
 from fedcams.runs.checkpoint import REPLICAS, ROWS, Checkpoint
 from fedcams.runs.environment import environment, peak_device_memory, peak_memory
-from fedcams.runs.files import Lines, end_of, write_public
+from fedcams.runs.files import Lines, end_of, refuse_linked_folders, write_public
 from fedcams.runs.folder import CHECKPOINT, ENVIRONMENT, ROUNDS, THEORY, TIMINGS, read_object
 from fedcams.simulation import Phases, RoundRecord, Simulation
 from fedcams.theory.gradients import Point
@@ -125,6 +125,7 @@ class Journal:
 
     def _save(self, state: ServerState, files: Files) -> int:
         """Make this state the checkpoint, and return its round."""
+        refuse_linked_folders(self.folder)
         files.sync()  # first: a checkpoint on disk must never be without its lines
         last, measured = state.round == self.last and not self.may_grow, files.theory.digest if files.theory else ""
         self.checkpoint.save(state, files.lines.digest, last, measured)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcams.durable import EVERYONE, write_whole
+from fedcams.durable import EVERYONE, is_own, write_whole
 from fedcams.registry import register
 from fedcams.trackers.base import Tracker, TrackerSpec
 
@@ -53,7 +53,7 @@ class _File:
             self._rows = _rows_before(self._run, path, record.round)
         self._rows.append(row)
         columns, self._columns = self._columns, {}  # known again once they are on disk
-        is_new = not row.keys() <= columns.keys()
+        is_new = not (row.keys() <= columns.keys() and path.exists() and is_own(path))  # never through a link
         columns |= dict.fromkeys(name for each in self._rows for name in each) if is_new else {}
         text = io.StringIO(newline="")
         lines = csv.DictWriter(text, list(columns))
@@ -61,7 +61,7 @@ class _File:
             lines.writeheader()
         lines.writerows(self._rows if is_new else [row])
         data = text.getvalue().encode()
-        if is_new:  # as a new file, so that nothing is written through a link
+        if is_new:
             write_whole(path, data, mode=EVERYONE)
         else:
             with path.open("ab") as file:
