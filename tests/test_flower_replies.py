@@ -138,6 +138,28 @@ def test_a_node_that_was_removed_before_it_could_be_asked_is_absent(tmp_path: Pa
     assert sorted(line["absent"]) == ["0", "1"]
 
 
+@pytest.mark.parametrize("nothing", ["", None], ids=repr)
+def test_a_node_that_was_removed_before_it_could_be_greeted_is_not_called_broken(nothing: Any) -> None:
+    """Nor is an answer awaited: it is greeted again as soon as it is back."""
+
+    class Losing(Greetings):
+        lost = True
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            names = super().push_messages(messages)
+            return [nothing for _ in names] if self.lost else names
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            assert all(message_ids), "Flower refuses a message without an id"
+            return super().pull_messages(message_ids)
+
+    grid = Losing({8: site(3)})
+    roster = refreshed(grid)
+    assert (roster.sites, roster.greeted, roster.broken) == ({}, {}, {})
+    grid.lost = False
+    assert refreshed(grid, roster).sites == {3: 8}
+
+
 def test_an_error_of_the_superlink_is_not_blamed_on_a_node(tmp_path: Path) -> None:
     class Gone(LocalGrid):
         gone = False

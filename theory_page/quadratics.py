@@ -203,7 +203,7 @@ def _sampled(found: Found) -> Iterator[str]:
     yield paragraph(f"The same ratios with some of {base.m} clients per round, K = {base.K} and T = {base.T}:")
     yield _ratios("uplink, difference between clients", [f"{n} per round" for n in grid.COHORTS], some)
     yield paragraph(
-        "Late values cost most where clients differ: with",
+        "What is sent late costs most where clients differ: with",
         f"{sparse}, σ_g = 4 gives {min(dearer):.0f} to {max(dearer):.0f} times the ratios of σ_g = 0.",
         "The cost also grows with the step",
         f"α = ½√(Kn/T): half of it (last row) leaves {min(left):.0f} to {max(left):.0f}% of the excess over 1, so",

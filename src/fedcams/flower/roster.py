@@ -150,7 +150,7 @@ class Roster:
         for node in nodes:
             seconds = min(self.patience * 2 ** self.unheard.get(node, 0), max(self.patience, self.longest))
             message = Message(content, node, MessageType.TRAIN, ttl=seconds)
-            for name in grid.push_messages([message]):
+            for name in filter(None, grid.push_messages([message])):  # none for a node that is gone
                 self.greeted[node] = (name, time.monotonic() + seconds)
 
     def _hear(self, node: int, message: Message) -> None:

@@ -30,7 +30,8 @@ class Systematic(FixedSize):
 
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
         check_size(self.name, self.n, population)
-        p = inclusion(check_weights(self.name, weights), self.n)
+        assert weights is not None
+        p = inclusion(weights, self.n)
         certain, rest = np.flatnonzero(p >= 1), rng.permutation(np.flatnonzero(p < 1))
         count = self.n - len(certain)
         ends = np.cumsum(p[rest])  # client i owns an interval of length p_i < 1 of [0, count)

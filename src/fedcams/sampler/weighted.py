@@ -9,7 +9,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcams.registry import register
-from fedcams.sampler.base import FixedSize, check_size, check_weights
+from fedcams.sampler.base import FixedSize, check_size
 
 
 @register("weighted")
@@ -29,6 +29,6 @@ class Weighted(FixedSize):
 
     def draw(self, population: int, rng: Generator, weights: NDArray[np.float64] | None) -> NDArray[np.int64]:
         check_size(self.name, self.n, population)
-        weights = check_weights(self.name, weights)
+        assert weights is not None
         # the n largest values of log w + Gumbel noise have this distribution, and need no normalised probabilities
         return np.argsort(np.log(weights) + rng.gumbel(size=population))[-self.n :]
