@@ -65,7 +65,7 @@ release-check: $(READY) ## Build wheel and sdist, install each in a new environm
 lint: $(READY) ## Check format, lint and types
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	MYPY_NUM_WORKERS=2 $(PY) -m mypy
+	$(PY) -m mypy
 
 format: $(READY) ## Format the code and fix what the linter can fix
 	$(PY) -m ruff check --fix .
