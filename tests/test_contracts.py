@@ -68,7 +68,11 @@ def test_what_never_lengthens(codec: Compressor, d: int) -> None:
 @everyone
 @together("d", [7, 64, 1000])
 def test_what_holds_in_expectation(codec: Compressor, d: int) -> None:
-    """Over many keys: the contraction where it is claimed so, and unbiasedness where it is claimed."""
+    """Over many keys: the contraction where it is claimed so, and unbiasedness where it is claimed.
+
+    Codecs of the package attain their bounds, and draw every coordinate often; those of others need not.
+    """
+    ours = type(codec).__module__.startswith("fedcams.")
     layout, x = Layout.flat(d), vectors(d)["random"]
     draws = codec.in_expectation or codec.unbiased
     trials = 4000 if draws else 10
@@ -76,23 +80,16 @@ def test_what_holds_in_expectation(codec: Compressor, d: int) -> None:
     bound = codec.squared_error_bound(layout)
     if codec.in_expectation and bound is not None:
         errors = (decoded - x.double()).square().sum(-1) / x.double().square().sum()
-        assert float(errors.mean()) - bound <= 5 * float(errors.std()) / trials**0.5 + 1e-6
+        excess = float(errors.mean()) - bound
+        assert (abs(excess) if ours else excess) <= 5 * float(errors.std()) / trials**0.5 + 1e-6
     if codec.unbiased:
         spread = decoded.std(0) / trials**0.5
-        jump = float((decoded.amax(0) - decoded.amin(0)).max())
+        jump = 0.0 if ours else float((decoded.amax(0) - decoded.amin(0)).max())
         unseen = torch.where(spread == 0, 12 * jump / trials, 0.0)  # what is drawn rarely may never have been
         assert bool(((decoded.mean(0) - x.double()).abs() <= 6 * spread + unseen + 1e-6).all())
         assert bound is None or bound < 1
     if not draws:
         assert bool((decoded == decoded[0]).all()), "claims nothing in expectation, so it must not draw"
-
-
-@pytest.mark.parametrize("spec", ["randk(ratio=1/16)", "randk(k=3)"])
-def test_random_coordinates_lose_what_their_bound_says(spec: str) -> None:
-    codec, layout, x = compressor(spec), Layout.flat(1000), vectors(1000)["random"]
-    decoded = codec.decode(codec.encode(x.repeat(4000, 1), layout, list(range(4000))), layout).double()
-    errors = (decoded - x.double()).square().sum(-1) / x.double().square().sum()
-    assert float(errors.mean()) == pytest.approx(codec.squared_error_bound(layout), abs=5 * float(errors.std()) / 63)
 
 
 @everyone

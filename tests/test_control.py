@@ -94,7 +94,9 @@ def test_what_every_control_keeps(control: Control) -> None:
     assert not c.requires_grad
     c = torch.randn(D, generator=draw)
     rows, delta = torch.randn(3, D, generator=draw), torch.randn(3, D, generator=draw)
-    delta[1], rates = 0, torch.tensor([0.1, 0.0, 0.3])
+    rates = torch.tensor([0.1, 0.0, 0.3])
+    if not type(control).__module__.startswith("fedcams."):
+        delta[1] = 0  # without a step, an engine reports no change; ours do not even look at it
     kept = c.clone(), rows.clone(), delta.clone()
     shift, change = control.shift(c, rows), control.change(c, rows, delta, rates)
     assert all(torch.equal(a, b) for a, b in zip((c, rows, delta), kept, strict=True))

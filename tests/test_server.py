@@ -411,7 +411,7 @@ def test_hyperparameters_out_of_range_are_refused(name: str) -> None:
     cls = registered("server")[name]
     for key, (param, _) in params(cls).items():
         assert param.doc
-        for value in BAD.get(key, []):
+        for value in BAD[key] if cls.__module__.startswith("fedcams.") else BAD.get(key, []):
             with pytest.raises(SpecError, match=rf"{name}: {key}={value}: .*allowed: "):
                 server(f"{name}({key}={value})")
         for not_finite in (float("nan"), float("inf")):
@@ -437,7 +437,7 @@ def test_the_spec_string_is_canonical(spec: str) -> None:
 def test_documented(name: str) -> None:
     cls = registered("server")[name]
     assert issubclass(cls, ServerOptimizer)
-    assert "x += " in (cls.__doc__ or "")
+    assert ("x += lr" if cls.__module__.startswith("fedcams.") else "x += ") in (cls.__doc__ or "")
     assert cls.reference
 
 
