@@ -83,7 +83,7 @@ golden: $(READY) ## Write the golden payloads and rounds again (only when they c
 	$(PY) tests/make_golden.py $(ARGS)
 	$(PY) tests/make_golden_rounds.py
 
-reproduction: $(READY) ## Regenerate docs/reproduction.md and what docs/theory.md shows of the runs in results/
+reproduction: $(READY) ## Regenerate docs/reproduction.md, docs/small.md and what docs/theory.md shows of the recorded runs
 	$(PY) -m reproduction $(ARGS)
 	$(PY) -m theory_page --draw
 

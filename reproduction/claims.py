@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from reproduction import words
 from reproduction.judges import (
@@ -81,11 +82,11 @@ def _apart(results: Results) -> str:
 
 def _row(claim: Claim, found: Verdict) -> list[str]:
     seeds = ", ".join(map(str, found.seeds))
-    return [claim.text, claim.model, _emphasized(found.verdict), found.evidence or "not run yet", seeds, claim.where]
+    return [claim.text, claim.model, emphasized(found.verdict), found.evidence or "not run yet", seeds, claim.where]
 
 
-def summary(results: Results) -> Iterator[str]:
-    """Yield how many claims hold, fail and are open, and a table of the verdicts alone."""
+def summary(results: Results, small: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """Yield how many claims hold, fail and are open, and a table of the verdicts alone, next to those of small runs."""
     every = judged(results)
     holds, fails = (sum(found.verdict == name for _, found in every) for name in (HOLDS, FAILS))
     yield (
@@ -93,14 +94,17 @@ def summary(results: Results) -> Iterator[str]:
         f"open**.{_sure(every)}\nThe table lists the verdicts; [the evidence](#the-papers-claims) is below.\n"
     )
     columns = {**dict.fromkeys(words.MODELS.values(), ""), "": ""}
+    also = ["[small network](small.md)"] if small else []
     rows: dict[str, dict[str, str]] = {}
     for claim, found in every:
-        rows.setdefault(claim.text, dict(columns))[claim.model] = _emphasized(found.verdict)
-    heads = " | ".join(["claim", *words.MODELS.values(), "in general"])
-    yield from table(heads, "llll", [[text, *row.values()] for text, row in rows.items()])
+        rows.setdefault(claim.text, dict(columns))[claim.model] = emphasized(found.verdict)
+    heads = ["claim", *words.MODELS.values(), "in general", *also]
+    cells = [[text, *row.values(), *(small.get(text, "") for _ in also)] for text, row in rows.items()]
+    yield from table(" | ".join(heads), "l" * len(heads), cells)
 
 
-def _emphasized(verdict: str) -> str:
+def emphasized(verdict: str) -> str:
+    """Return a verdict as a table shows it: bold if it is settled."""
     return f"**{verdict}**" if verdict in (HOLDS, FAILS) else verdict
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fedcams.plan.paper import ROUNDS, paper_tables
 from reproduction import words
-from reproduction.runs import LAST, NEAR, Done, Results, ahead, spread, with_common_seeds
+from reproduction.runs import NEAR, Done, Results, ahead, last_rounds, spread, with_common_seeds
 from reproduction.tables import measured
 from theory_page import grid
 
@@ -179,12 +179,14 @@ def bits(results: Results) -> Verdict:
 
 def gamma_stays(results: Results) -> Verdict:
     """Judge the claim that γ does not grow during a run."""
-    runs = [done for model in words.MODELS for done in measured(results, model)]
+    every = [done for model in words.MODELS for done in measured(results, model)]
+    runs = list({done.run.path: done for done in every}.values())  # with other settings, both models may be the same
     if not runs:
         return Verdict("", NOT_RUN)
     ratios = [done.late_gamma / done.early_gamma for done in runs]
     methods = f"{len(runs)} method{'s' * (len(runs) > 1)}"
-    evidence = f"last {LAST} rounds {min(ratios):.1f}x to {max(ratios):.1f}x the first {LAST}, for {methods}"
+    most = max(last_rounds(done.run) for done in runs)
+    evidence = f"last {most} rounds {min(ratios):.1f}x to {max(ratios):.1f}x the first {most}, for {methods}"
     seeds = sorted({run.experiment.seed for done in runs for run in done.with_gamma})
     return Verdict(evidence, FAILS if max(ratios) > GROWS else HOLDS, tuple(seeds))
 

@@ -12,6 +12,7 @@ from fedcams.report import summarize
 from fedcams.report.page import page as report_page
 from reproduction import guard, tables, words
 from reproduction import pictures as draw
+from reproduction import small as in_small
 from reproduction.by_bytes import PLAYS, by_bytes, in_short, plays
 from reproduction.by_bytes import PRESETS as BY_BYTES
 from reproduction.claims import claims, summary
@@ -21,16 +22,16 @@ from reproduction.scales import scales
 from reproduction.seeds import seeds
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS, RESULTS = ROOT / "docs", ROOT / "results"
+DOCS, RESULTS, SMALL = ROOT / "docs", ROOT / "results", ROOT / "small_results"
 FOLDER = "reproduction"
 """The folder of pictures and reports, next to the page."""
 
 
-def page(results: Results) -> str:
+def page(results: Results, small: Results) -> str:
     """Return the whole page."""
     parts = [
         words.INTRO,
-        *summary(results),
+        *summary(results, in_small.verdicts(small)),
         *in_short(results),
         *tables.headline(results),
         *claims(results),
@@ -52,9 +53,9 @@ def page(results: Results) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def pictures(results: Results) -> dict[str, list[draw.Panel]]:
+def pictures(results: Results, small: Results) -> dict[str, list[draw.Panel]]:
     """Return the panels of every picture that has runs, by name."""
-    found: dict[str, list[draw.Panel]] = {}
+    found = in_small.pictures(small)
     for model in words.MODELS:
         found[f"fig1-{model}"] = _panels(results.of(f"fig1-{model}"), draw.accuracy_by_rounds, draw.loss_by_rounds)
         runs = results.of(f"compression-{model}")
@@ -206,19 +207,21 @@ BLOCKS = {"two-way.md": (BLOCK, two_way_block), "methods.md": (guard.BLOCK, guar
 """Parts of other pages, and how they are written."""
 
 
-def write(results: Results, docs: Path) -> None:
+def write(results: Results, small: Results, docs: Path) -> None:
     """Write pages, pictures and reports; remove those that are no longer shown."""
     folder = docs / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for name, panels in pictures(results).items():
+    drawn = pictures(results, small)
+    for name, panels in drawn.items():
         draw.picture(folder / f"{name}.png", panels)
     for name, runs in reports(results).items():
         write_report(folder / f"{name}.html", runs)
-    kept = {f"{name}.png" for name in pictures(results)} | {f"{name}.html" for name in reports(results)}
+    kept = {f"{name}.png" for name in drawn} | {f"{name}.html" for name in reports(results)}
     for path in folder.iterdir():
         if path.name not in kept:
             path.unlink()
-    (docs / "reproduction.md").write_text(page(results), "utf-8")
+    (docs / "reproduction.md").write_text(page(results, small), "utf-8")
+    (docs / "small.md").write_text(in_small.page(small, results), "utf-8")
     for name, (block, text) in BLOCKS.items():
         if (path := docs / name).exists():
             path.write_text(_with(block, text(results), path.read_text("utf-8")), "utf-8")

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedcams.averages import NoAverage
 from fedcams.experiment import Experiment
-from fedcams.experiment.preset import load_preset
+from fedcams.experiment.preset import choose
 from fedcams.report import Collection, Method
 from fedcams.report.collection import Look, look, read_checked
 from fedcams.runs import Run
@@ -127,13 +127,13 @@ class Done:
 
     @property
     def early_gamma(self) -> float:
-        """The mean of γ over the first rounds."""
-        return fmean(list(self.gamma.values())[:LAST])
+        """The mean of γ over the first rounds, as many as count for the accuracy."""
+        return fmean(list(self.gamma.values())[: last_rounds(self.run)])
 
     @property
     def late_gamma(self) -> float:
         """The mean of γ over the last rounds."""
-        return fmean(list(self.gamma.values())[-LAST:])
+        return fmean(list(self.gamma.values())[-last_rounds(self.run) :])
 
     @cached_property
     def timings(self) -> list[dict[str, Any]]:
@@ -192,9 +192,14 @@ def scores(run: Run, key: str, last: int | None = None) -> list[float]:
     return [100 * score for score in found if score is not None]
 
 
+def last_rounds(run: Run) -> int:
+    """Return how many of a run's last rounds count for its accuracy: `LAST`, at most a fifth of all."""
+    return min(LAST, run.experiment.rounds // 5)
+
+
 def last_scores(run: Run) -> list[float]:
-    """Return the accuracies of the last rounds, at most a fifth of all, in percent."""
-    return scores(run, "test_accuracy", min(LAST, run.experiment.rounds // 5))
+    """Return the accuracies of the last rounds, in percent."""
+    return scores(run, "test_accuracy", last_rounds(run))
 
 
 def unusable(run: Run) -> str:
@@ -212,25 +217,34 @@ def _environment(run: Run) -> str:
     return ", ".join([about.get("device", "device not recorded"), *known])
 
 
+Settings = tuple[tuple[str, str], ...]
+"""Keys and values that replace those of presets, as `fedcams run -s` does."""
+
+
 @functools.cache  # a page asks a hundred times, and reading takes longer than all that is done with it
-def shipped(preset: str) -> list[Experiment]:
-    """Return the experiments of a preset that comes with the package."""
-    return load_preset(preset).experiments
+def shipped(preset: str, settings: Settings = ()) -> list[Experiment]:
+    """Return the experiments of a preset that comes with the package, with these keys changed."""
+    return choose([preset], settings=dict(settings))[preset].experiments
 
 
 class Results:
-    """All runs below a folder that have all their rounds; refuses damaged ones."""
+    """All runs below a folder that have all their rounds, of presets with these `settings`; refuses damaged ones."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Settings = ()) -> None:
+        self.settings = settings
         folders = sorted({path.parent for name in (EXPERIMENT, ROUNDS) for path in folder.rglob(name)})
         found = [(run, unusable(run)) for run in map(read_checked, folders)]
         self.runs = [run for run, why in found if not why]
         self.left_out = {run.path: why for run, why in found if why}
         """Why the other runs are not used."""
 
+    def wanted(self, preset: str) -> list[Experiment]:
+        """Return the experiments of a preset, run or not."""
+        return shipped(preset, self.settings)
+
     def of(self, preset: str) -> list[Done]:
         """Return the experiments of a preset in its order, with their runs of every seed, wherever these were made."""
-        wanted = {key(e)[1:]: e for e in reversed(shipped(preset))}
+        wanted = {key(e)[1:]: e for e in reversed(self.wanted(preset))}
         found = [(e.label, self._by_seed(e)) for e in reversed(wanted.values())]
         return [Done(label, [runs[seed] for seed in sorted(runs)]) for label, runs in found if runs]
 
@@ -251,7 +265,7 @@ class Results:
     def missing(self, preset: str) -> list[str]:
         """Return the labels of a preset that have no run."""
         there = {done.label for done in self.of(preset)}
-        return list(dict.fromkeys(e.label for e in shipped(preset) if e.label not in there))
+        return list(dict.fromkeys(e.label for e in self.wanted(preset) if e.label not in there))
 
     def repeats(self) -> list[list[Run]]:
         """Return groups of runs that were made several times with the same seed."""

@@ -8,13 +8,13 @@ from dataclasses import replace
 from fedcams.averages import NoAverage
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import presets
-from reproduction.runs import APART, Results, key, shipped
+from reproduction.runs import APART, Results, key
 
 
 def strays(results: Results) -> Iterator[str]:
     """Yield a line for each run that is not used: it has too few rounds or tests, or it is in no preset."""
     yield from (f"{path} is left out: {why}" for path, why in results.left_out.items())
-    known = {(name, each) for name in presets() for each in shipped(name)}
+    known = {(name, each) for name in presets() for each in results.wanted(name)}
     wanted = {key(each)[1:] for _, each in known}
     for run in results.runs:
         plain = replace(run.experiment, average=NoAverage())  # such a run serves where no average is wanted

@@ -23,6 +23,7 @@ from fedcams.report.series import AVERAGED
 from fedcams.runs.folder import RunError
 from reproduction import guard, words
 from reproduction import page as make
+from reproduction import small as in_small
 from reproduction.by_bytes import PLAYS, PRESETS, delivery
 from reproduction.claims import claims, summary
 from reproduction.judges import (
@@ -42,6 +43,7 @@ from reproduction.pictures import is_current, smooth
 from reproduction.runs import Done, Results, ahead, collection, looks, spread
 from reproduction.scales import highest
 from reproduction.seeds import T, differences, interval
+from reproduction.small import SETTINGS
 from reproduction.strays import strays
 from test_report import rising, write_run
 
@@ -58,18 +60,30 @@ def results() -> Results:
     return Results(make.RESULTS)
 
 
-def test_the_page_is_that_of_the_results(results: Results) -> None:
-    assert (make.DOCS / "reproduction.md").read_text("utf-8") == make.page(results), f"docs/reproduction.md {STALE}"
+@pytest.fixture(scope="module")
+def small() -> Results:
+    return Results(make.SMALL, SETTINGS)
 
 
-def test_pictures_and_reports_are_those_of_the_results(results: Results) -> None:
+def test_the_page_is_that_of_the_results(results: Results, small: Results) -> None:
+    assert (make.DOCS / "reproduction.md").read_text("utf-8") == make.page(results, small), (
+        f"docs/reproduction.md {STALE}"
+    )
+
+
+def test_the_page_on_small_runs_is_that_of_their_results(results: Results, small: Results) -> None:
+    assert (make.DOCS / "small.md").read_text("utf-8") == in_small.page(small, results), f"docs/small.md {STALE}"
+
+
+def test_pictures_and_reports_are_those_of_the_results(results: Results, small: Results) -> None:
     folder = make.DOCS / make.FOLDER
-    for name, panels in make.pictures(results).items():
+    for name, panels in make.pictures(results, small).items():
         assert is_current(folder / f"{name}.png", panels), f"{name}.png {STALE}"
     for name, runs in make.reports(results).items():
         written = (folder / f"{name}.html").read_text("utf-8")
         assert inflated(written) == inflated(html(runs)), f"{name}.html {STALE}"
-    made = {f"{name}.png" for name in make.pictures(results)} | {f"{name}.html" for name in make.reports(results)}
+    pictures = {f"{name}.png" for name in make.pictures(results, small)}
+    made = pictures | {f"{name}.html" for name in make.reports(results)}
     assert {path.name for path in folder.iterdir()} == made
 
 
@@ -113,11 +127,12 @@ def add(root: Path, preset: str, label: str, top: float = 0.9, **more: Any) -> P
     """A run of a preset with its full number of rounds, whose accuracy rises to `top`; 10 clients per round."""
     experiment = next(e for e in load_preset(preset).experiments if e.label == label)
     keys = {**experiment.to_dict(), **{key: more.pop(key) for key in ("seed", "evaluate_every") if key in more}}
+    keys |= more.pop("settings", {})
     size = {"identity": 4000, "sign": 125}.get(str(experiment.uplink), 80)
     down = 4000 if str(experiment.downlink) == "none" else 600
     gamma = 0.5 if any(probe.name == "gamma" for probe in experiment.probes) else None
     folder = root / preset / re.sub(r"-s\d+$", f"-s{keys['seed']}", folder_name(experiment))
-    rounds = more.pop("rounds", ROUNDS)
+    rounds = more.pop("rounds", keys["rounds"])
     return write_run(folder, rising(top, rounds), up=size, down=down, gamma=gamma, **keys, **more)
 
 
@@ -131,11 +146,11 @@ def averaged(run: Path, accuracy: float) -> None:
 def made(root: Path, drawn: bool = False) -> str:
     """The page of these runs, with what must hold for every page; pictures take longest: drawn on request."""
     (root / "docs").mkdir(exist_ok=True)
-    results = Results(root / "results")
+    results, small = Results(root / "results"), Results(root / "small_results", SETTINGS)
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
             patch.setattr(make.draw, "picture", lambda path, panels: BLANK.save(path, compress_level=0))
-        make.write(results, root / "docs")
+        make.write(results, small, root / "docs")
     text = (root / "docs" / "reproduction.md").read_text("utf-8")
     for target in re.findall(r"\]\((reproduction/[^)]+)\)", text):
         assert (root / "docs" / target).stat().st_size > 1000
@@ -391,6 +406,31 @@ def test_the_best_is_open_while_the_next_counts_as_equal(tmp_path: Path, other: 
     for label, top in {"FedAMS": 0.95, **dict.fromkeys(OPTIMIZERS, 0.8), "FedYogi": 0.95 * other}.items():
         add(tmp_path, "fig1-resnet18", label, top=top)
     assert best_of_all("fig1-resnet18")(Results(tmp_path)).verdict == verdict
+
+
+def test_small_runs_are_judged_by_the_same_rules_and_apart_from_the_full_ones(tmp_path: Path) -> None:
+    root, changed = tmp_path / "small_results", {**dict(SETTINGS), "rounds": 100, "evaluate_every": 1}
+    for clients, top in ((5, 0.5), (10, 0.6), (20, 0.7)):
+        add(root, "cohort-convmixer", f"FedAMS n={clients}", top=top, settings=changed)
+    for label in ("FedAvg", "FedAMS"):
+        add(root, "fig1-convmixer", label, top=0.6, settings=changed)
+    text = made(tmp_path, drawn=True)
+    assert "Finished runs" not in text, "the page on full runs counts its own"
+    assert "| More clients per round help FedAMS | open: runs missing | open: runs missing |  | **holds** |" in text
+    page = (tmp_path / "docs" / "small.md").read_text("utf-8")
+    # The last 20 of 100 rounds of a rise to 0.7 are 0.6335 on average.
+    rising = "FedAMS n=5 45.25, FedAMS n=10 54.30, FedAMS n=20 63.35 | 1 | open: runs missing | open: runs missing |"
+    assert f"| More clients per round help FedAMS | **holds** | {rising}" in page
+    assert "| FedAMS n=20 | 63.35 | 70.00 | 70.00 |" in section(page, "Clients per round")
+    assert "best of the five" not in page, "two of five are no verdict"
+    assert "small-optimizers.png" in section(page, "Server optimizers")
+
+
+def test_a_small_run_in_other_settings_is_no_small_run(tmp_path: Path) -> None:
+    add(tmp_path, "fig1-convmixer", "FedAMS", settings={"rounds": 100})
+    assert not Results(tmp_path, SETTINGS).of("fig1-convmixer")
+    (line,) = strays(Results(tmp_path, SETTINGS))
+    assert "model is 'cnn(channels=16)', not 'convmixer'" in line
 
 
 def test_main_results_are_accuracy_bytes_and_seconds(tmp_path: Path) -> None:
