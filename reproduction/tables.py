@@ -148,7 +148,7 @@ def _seeds_of(runs: list[Done]) -> str:
     differ = len({tuple(done.seeds) for done in runs}) > 1
     every = {run.experiment.evaluate_every for done in runs for run in done.runs}
     often = "" if every == {1} else f"; tested every {listed(every, 'or')} rounds"
-    return f"{named}, one run each{often}" + ("; not every method has all of them" if differ else "")
+    return f"{named}, one run each{often}" + ("; not every method has all seeds" if differ else "")
 
 
 def missing(results: Results, preset: str) -> Iterator[str]:

@@ -168,7 +168,7 @@ TWO_WAY = """\
 The paper compresses only updates and leaves open how to compress the model under partial participation. These runs
 compress both ([how](two-way.md)), with 10 of 100 clients per round. The first model that a client receives is dense,
 and all bytes count. *Fewer* compares all bytes, up and down, with FedCAMS sign, which compresses only updates, and with
-no compression. *Accuracy* is that of the server's model. *Lost* is how many points this is below FedCAMS sign. *Held*
-is the accuracy of the common model that all clients hold with `shared`: they train from it, and use its batch-norm
-statistics.
+no compression. *Accuracy* is that of the server's model. *Lost* is how many points this is below FedCAMS sign, over
+the seeds that both have. *Held* is the accuracy of the common model that all clients hold with `shared`: they train
+from it, and use its batch-norm statistics.
 """

@@ -773,7 +773,7 @@ def test_a_run_without_rounds_is_refused_by_name_and_noted_among_others(runs: Pa
         ("environment.json", '{"resumed": 3}', "damaged"),
         ("environment.json", '{"resumed": [3]}', "damaged"),
         ("environment.json", '{"a":' * 100_000, "environment.json: damaged"),
-        ("rounds.jsonl", '{"round": 1, "cohort": [], "\\u001b[2J": 1}\n', "is no name of a probe"),
+        ("rounds.jsonl", '{"round": 1, "cohort": [], "\\u001b[2J": 1}\n', "is not the name of a probe"),
         ("timings.jsonl", "[" * 100_000 + "\n", "timings.jsonl: damaged"),
         ("experiment.toml", "label = " + "[" * 10_000, "not a TOML file"),
         ("experiment.toml", "rounds = " + "9" * 10_000, "not a TOML file"),

@@ -206,7 +206,7 @@ def _sampled(found: Found) -> Iterator[str]:
         "What is sent late costs most where clients differ: with",
         f"{sparse}, σ_g = 4 gives {min(dearer):.0f} to {max(dearer):.0f} times the ratios of σ_g = 0.",
         "The cost also grows with the step",
-        f"α = ½√(Kn/T): half of it (last row) leaves {min(left):.0f} to {max(left):.0f}% of the excess over 1, so",
+        f"α = ½√(Kn/T): halving it (last row) leaves {min(left):.0f} to {max(left):.0f}% of the excess over 1, so",
         "other K and T give other ratios.",
     )
 

@@ -1,4 +1,4 @@
-"""Guards: the largest norm that a client's rows may have, learned from all clients, so that none can do harm.
+"""Guards: the largest norm that a client's rows may have, learned from all clients; longer rows are refused.
 
 FedAMS needs this most: its v̂ is a running maximum, which a single huge update would raise permanently.
 """

@@ -176,9 +176,9 @@ class Method(Spec):
         return rows
 
     def delivered(self, layout: Layout, buffer_layout: Layout | None) -> dict[str, Layout]:
-        """Return the layouts of what travels to clients by the downlink's rule, by name, for this model.
+        """Return the layouts of what the downlink carries to clients, by name, for this model.
 
-        It is the model, and its buffers if they are compressed; other buffers travel dense next to it.
+        It carries the model, and its buffers if they are compressed; other buffers travel dense next to the model.
         """
         carried = self.downlink.carries_buffers and self.buffers != IDENTITY
         return {MODEL: layout} | ({BUFFERS: buffer_layout} if carried and buffer_layout is not None else {})

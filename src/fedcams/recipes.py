@@ -98,7 +98,7 @@ _ALL = (
     ),
     Recipe(
         "light",
-        "Compresses both ways, but the model only lightly: for when accuracy matters most.",
+        "Compresses both ways, but the model only lightly: for clients that take part only a few times.",
         _both_ways("1/8", "1/2"),
         (Measured(RESNET18, fewer_bytes=30.5, accuracy=92.16, dense_accuracy=DENSE, seeds=3, server=SLOWER),),
     ),

@@ -628,7 +628,7 @@ def test_seeds_are_a_mean_and_repeated_runs_are_told_apart(tmp_path: Path) -> No
     add(root, "fig1-resnet18", "FedAMS", top=1.0, seed=2)
     add(root, "fig1-resnet18", "FedAvg", top=0.9, seed=2)
     text = made(tmp_path, drawn=True)
-    assert "Seeds 1 and 2, one run each; not every method has all of them." in text
+    assert "Seeds 1 and 2, one run each; not every method has all seeds." in text
     assert "faint: single rounds; bands: from the lowest seed to the highest.*" in text
     assert "| `fig1-resnet18` | FedAMS | 1: 81.09, 2: 90.10 | 85.59 |" in section(text, "Seeds")
     assert "| FedAMS | 85.59 (81.09 … 90.10) |" in section(text, "Server optimizers")

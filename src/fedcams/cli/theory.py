@@ -51,8 +51,9 @@ def check(
 ) -> None:
     """Check experiments or a run against the theorems: constants, both bounds with every term, and conditions.
 
-    Constants are exact or proven for the tasks quadratic and logistic. For other tasks, they are the largest values
-    that a run with theory_every measured, or else they are measured at the start.
+    Constants are exact or proven for the tasks quadratic and logistic.
+
+    For other tasks, they are the largest that a run with theory_every measured, or else measured at the start.
 
     Settings that the theorems do not cover are checked as far as possible; the assumptions that fail are listed.
     """

@@ -197,7 +197,7 @@ class Downlink(Spec, ABC):
         )
 
     def for_buffers(self, codec: Compressor) -> Self:
-        """Return the downlink by whose rule buffers travel if `codec` is the method's for them.
+        """Return the downlink that carries the buffers of a method that compresses them with `codec`.
 
         Called only for a downlink that carries buffers.
         """

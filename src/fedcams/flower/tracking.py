@@ -68,7 +68,7 @@ def _metrics(result: Result, round: int) -> dict[str, float]:
 
 @contextlib.contextmanager
 def tracking(strategy: FedCAMS, name: str, done: int, rounds: int) -> Iterator[Log]:
-    """Let the strategy's trackers follow its run by this name, after round `done`; yields what tells them of a round.
+    """Let the strategy's trackers follow its run by this name, after round `done`; yield what reports a round to them.
 
     A tracker that cannot start is an error, before any round is run. One that fails later is only named in the log:
     clients choose the names of their metrics, and a federation should not stop because a service cannot be reached.

@@ -95,7 +95,7 @@ def simulate(
             measures none. They are written to `theory.jsonl` in `out`.
         rows: where clients keep their residuals; in memory unless given.
         out: a folder for records, checkpoints and the report, like those of `fedcams run`. The same call continues an
-            unfinished run, and returns a finished one. A run with another method, model, data or seed is refused.
+            unfinished run, and loads a finished one. A run with another method, model, data or seed is refused.
         checkpoint_every: the number of rounds between checkpoints, with `out`.
         callbacks: called after every round with its record; one that returns True stops the run.
         trackers: what follows the run, with `out`: `["csv", "wandb(project=mine)"]`, or objects like

@@ -30,7 +30,7 @@ def divergence(order: float, p: float, noise: float) -> float:
     """Return the Rényi divergence of this order, above 1, that one round costs.
 
     With r(s) = (1-p) + p·exp((2s-1)/(2z²)) it is log E[r(s)^order]/(order-1) over s ~ N(0, z²) (Mironov, Talwar, Zhang
-    2019), the larger one of the two directions. For analytic integrands as this one, sums over a grid converge
+    2019), the larger one of the two directions. For analytic integrands like this one, sums over a grid converge
     exponentially; every order is computed in the same way, in logarithms.
     """
     if p >= 1:

@@ -95,7 +95,7 @@ class ClientNoise(GaussianNoise):
     def epsilon_after(self, rounds: int, who: Participation, spent: Spent, method: PrivateParts) -> dict[str, float]:
         noise, delta = self.multiplier(who), float(self.delta)
         local, shared = (max(spent.get(what, {}).values(), default=0.0) for what in (ANSWERS, SHARES))
-        # a sum of n noisy updates has n noises; a mean of compressed ones is no function of that sum
+        # a sum of n noisy updates has n noises; a mean of compressed ones is not a function of that sum
         counted = shared if _is_plain_mean(method) else local
         return {"epsilon": epsilon(1.0, noise, counted, delta), "local_epsilon": epsilon(1.0, noise, local, delta)}
 

@@ -75,7 +75,7 @@ class Method:
 
     @property
     def recipe(self) -> str | None:
-        """The name of the recipe by which everything travels, whatever the average; None if no recipe says so."""
+        """The name of the recipe whose compression settings this is, whatever the average; None if there is none."""
         settings = self.experiment.to_dict()
         found = (name for name, fields in _recipe_fields().items() if fields.items() <= settings.items())
         return next(found, None)
@@ -230,7 +230,7 @@ def _check(run: Run) -> None:
         if name in COUNTED and not np.isfinite(numbers).all():
             raise ValueError(f"{ROUNDS}: {name} is missing or not finite in some rounds")
     if odd := [name for name in run.probed if not name.isprintable()]:
-        raise ValueError(f"{ROUNDS}: {odd[0]!r} is no name of a probe")
+        raise ValueError(f"{ROUNDS}: {odd[0]!r} is not the name of a probe")
     for parts in zip(*map(run.recorded, SPLIT), strict=True):
         if parts != (None,) * len(SPLIT) and not all(part is not None and math.isfinite(part) for part in parts):
             raise ValueError(f"{ROUNDS}: {', '.join(SPLIT)} are {parts} in one round")

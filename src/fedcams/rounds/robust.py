@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class RobustMean:
     """Keeps decoded rows, and combines them in ascending client id; stands where an `Aggregator` adds them up.
 
-    Rows that are no changes, such as buffers, are combined as changes from `before [b]`: an aggregate may scale them.
+    Rows that are not changes, such as buffers, are combined as changes from `before [b]`: an aggregate may scale them.
     """
 
     def __init__(self, aggregate: Aggregate, layout: Layout, device: torch.device, before: Tensor | None) -> None:

@@ -109,7 +109,7 @@ def _batches(problem: Problem, test: Examples) -> Iterator[tuple[Tree, Tree]]:
 
 
 def is_paired(values: Tensor, count: int) -> bool:
-    """Return whether values could be those of each output of `count` with every target, after broadcasting."""
+    """Return whether a function seems to have compared each of `count` outputs with every target, by broadcasting."""
     return values.shape[:2] == (count, count)
 
 

@@ -213,7 +213,7 @@ def _check_sizes(x: Tree, y: Tree, name: str) -> None:
 
 
 def check_targets(y: Tensor, name: str, classes: int) -> None:
-    """Refuse targets that are no class numbers for a model with this many classes."""
+    """Refuse targets that are not class numbers for a model with this many classes."""
     low, high = y.min().item(), y.max().item()
     if y.is_floating_point():
         kind = str(y.dtype).removeprefix("torch.")

@@ -39,9 +39,9 @@ Sequences = NDArray[np.int64]
 class Shakespeare(Task):
     """Predicts the next character in sequences of 80 from the plays; for `natural`, each role of a play is a group.
 
-    A role's text, in the order of the play, is cut into consecutive sequences; the remainder is left
-    out. The first 80% of a role's sequences are for training and the rest for testing, so a role needs at least two.
-    Loss and accuracy are means over characters.
+    A role's text, in the order of the play, is cut into consecutive sequences; the remainder is left out. The first
+    80% of a role's sequences are for training and the rest for testing, so a role needs at least two. Loss and
+    accuracy are means over characters.
     """
 
     roles: int | None = integer(None, low=1, doc="use only this many roles, those with the most text; none: all")
