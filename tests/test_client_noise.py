@@ -325,7 +325,7 @@ def test_a_lost_count_is_refused_and_not_begun_again(tmp_path: Path, fields: dic
     DurableClient(site, method, layout).answer(instructions[1].to_parts(), lambda *_: update)
     DurableClient(site, method, layout)
     (site / FILE).unlink()
-    with pytest.raises(ResidualError, match="noise.json: missing, so it is unknown what this site has spent"):
+    with pytest.raises(ResidualError, match=r"noise\.json: missing, so it is unknown what this site has spent"):
         DurableClient(site, method, layout)
     assert not (site / FILE).exists()
 
