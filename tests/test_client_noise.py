@@ -30,7 +30,7 @@ from fedcams.privacy.accountant import ORDERS, epsilon, noise_for
 from fedcams.privacy.secret import client_key
 from fedcams.report.collection import collect
 from fedcams.report.sections import notes
-from fedcams.rounds import Client, Outgoing, Received, Reply, answer_from_parts
+from fedcams.rounds import Client, ClientUpdate, Outgoing, Received, Reply, Server, answer_from_parts
 from fedcams.rounds import client as client_side
 from fedcams.rounds import server as server_side
 from fedcams.rounds.durable import DurableClient
@@ -313,6 +313,21 @@ def test_a_damaged_count_is_refused(tmp_path: Path, change: Callable[[bytes], by
     (tmp_path / FILE).write_bytes(change((tmp_path / FILE).read_bytes()))
     with pytest.raises(ResidualError, match="it is unknown what this site has spent"):
         SiteSecret(tmp_path)
+
+
+@pytest.mark.parametrize("fields", [{}, {"uplink": "topk(ratio=1/8)"}, {"downlink": "replica(blockq)"}], ids=str)
+def test_a_lost_count_is_refused_and_not_begun_again(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Whatever else shows that the site has answered: its reply, its rows or its model."""
+    method, layout, site = Method(**{**NOISY, **fields}), Layout.flat(D), tmp_path / "site"
+    server = Server(method, layout, population=4)
+    instructions, _ = server_side.instruct(server, server_side.start(server, torch.zeros(D)), [1])
+    update = ClientUpdate(torch.ones(D), None, examples=1, steps=1, loss=0.0)
+    DurableClient(site, method, layout).answer(instructions[1].to_parts(), lambda *_: update)
+    DurableClient(site, method, layout)
+    (site / FILE).unlink()
+    with pytest.raises(ResidualError, match=r"noise\.json: missing, so it is unknown what this site has spent"):
+        DurableClient(site, method, layout)
+    assert not (site / FILE).exists()
 
 
 # -- over Flower -------------------------------------------------------------------------------------------------------

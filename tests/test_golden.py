@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -45,11 +46,24 @@ def test_what_the_page_says_is_enough_to_read_a_payload(spec: str) -> None:
     assert torch.equal(torch.from_numpy(found), decode(data, LAYOUT))
 
 
+@together("spec", [spec for spec in MANIFEST if spec.startswith("blockq")])
+@together("step", [b"\x7f\x7f", b"\x7f\xff"])
+def test_a_step_with_which_levels_would_overflow_counts_as_the_largest(spec: str, step: bytes) -> None:
+    """Plus and minus the largest bfloat16, which no writer sends."""
+    start, body = (data := (FOLDER / MANIFEST[spec]["file"]).read_bytes())[: 22 + len(spec)], data[22 + len(spec) : -4]
+    changed = start + step + body[2:]
+    found = decode(changed + zlib.crc32(changed).to_bytes(4, "little"), LAYOUT)
+    given = dict(re.findall(r"(\w+)=([\w./]+)", spec))
+    assert bool(torch.isfinite(found).all())
+    assert torch.equal(found, torch.tensor(levels(step + body[2:], given), dtype=torch.float64).float())
+
+
 def levels(body: bytes, given: dict[str, str]) -> list[float]:
     """The coordinates of a `blockq` payload."""
     bits, block, d = int(given.get("bits", 4)), int(given.get("block", 128)), LAYOUT.d
     blocks = -(-d // block)
-    steps = (np.frombuffer(body, "<u2", blocks).astype("<u4") << 16).view("<f4").tolist()
+    largest = (2 - 2.0**-7) * 2.0**127 / 2 ** (bits - 1)
+    steps = (np.frombuffer(body, "<u2", blocks).astype("<u4") << 16).view("<f4").clip(-largest, largest).tolist()
     number = int.from_bytes(body[2 * blocks :], "little")
     level = [number >> i * bits & 2**bits - 1 for i in range(d)]
     return [(level[i] - 2 ** (bits - 1) + 1) * steps[i // block] for i in range(d)]

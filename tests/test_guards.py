@@ -90,6 +90,26 @@ def test_one_client_cannot_capture_the_bound(evil: float, size: int) -> None:
     assert ADAPTIVE.bounds(past, {})["update"] <= 2 * FACTOR
 
 
+@together("size", [*range(ENOUGH, 13), 20, 100])
+def test_a_quarter_of_a_cohort_cannot_capture_the_bound_and_more_can(size: int) -> None:
+    """As the threat model says, which has the quarter rounded up."""
+    past = after(ADAPTIVE, *[norms(*[1.0] * size)] * 6, past={})
+    for hostile, bound in ((math.ceil(size / 4), FACTOR), (math.ceil(size / 4) + 1, FACTOR * 1e9)):
+        found = norms(*[1e9] * hostile, *[1.0] * (size - hostile))
+        assert ADAPTIVE.bounds(past, found) == ADAPTIVE.bounds({}, found) == {"update": bound}
+
+
+def test_alone_in_its_cohorts_a_client_raises_the_bound_slowly() -> None:
+    """Fivefold with every six rounds, as the threat model says; next to another client, not at all."""
+    alone = beside = after(ADAPTIVE, *[norms(1.0, 1.0)] * ROUNDS, past={})
+    for round in range(ROUNDS + 1, ROUNDS + 13):
+        bound = ADAPTIVE.bounds(alone, {})["update"]
+        assert bound == FACTOR ** (1 + (round - ROUNDS - 1) // 6)
+        alone = ADAPTIVE.observe(alone, round, norms(bound))
+        beside = ADAPTIVE.observe(beside, round, norms(1.0, bound))
+    assert ADAPTIVE.bounds(beside, {})["update"] == FACTOR
+
+
 @together("idle", [0.0, math.inf, math.nan])
 def test_one_client_among_idle_ones_cannot_capture_the_bound(idle: float) -> None:
     """Their norms say nothing, so it is as good as alone, and the past decides."""

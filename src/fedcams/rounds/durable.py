@@ -77,13 +77,12 @@ class DurableClient:
                 f"{folder}: written by fedcams 0.1; version 0.1.0 is the last one that reads it; finish the run with "
                 "it, or start a run under another name, where rows start at zero"
             )
+        self.secret = _secret(folder, rounds, method) if method.privacy.at_client else None
         memory = method.memory(layout, buffer_layout)
         rows = RowStore.on_disk(memory, folder / ROWS, spares=1) if memory else None
         kept = method.delivered(layout, buffer_layout) if method.downlink.client_keeps_model else {}
         held = HeldStore.on_disk(layout, folder / MODELS, kept.get(BUFFERS)) if kept else None
         self.folder, self.rows, self.site = folder, rows, site
-        fixed = rounds if method.privacy.depends_on_rounds else None
-        self.secret = SiteSecret(folder, fixed) if method.privacy.at_client else None
         keys = None if self.secret is None else (lambda client, key=self.secret.key: key)
         self.client = Client(method, layout, buffer_layout, rows, held, rounds, population, keys)
 
@@ -190,3 +189,9 @@ class DurableClient:
             raise ResidualError(f"{path}: damaged ({error}); delete it; the update that it holds is lost") from error
         whole = self.rows is None or self.rows.round_of(reply.client) == reply.round
         return ((head[0], head[1]), reply) if whole else None
+
+
+def _secret(folder: Path, rounds: int | None, method: Method) -> SiteSecret:
+    """Open the site's key, or make it: before everything else, so that other files show that there was one."""
+    known = any((folder / name).exists() for name in (PENDING, ROWS, MODELS))
+    return SiteSecret(folder, rounds if method.privacy.depends_on_rounds else None, known)

@@ -12,23 +12,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedcams.durable import os_errors, sealed, unsealed, write_whole
+from fedcams.durable import os_errors, private_folder, sealed, unsealed, write_whole
 from fedcams.errors import ResidualError, UpdateError
 from fedcams.privacy.secret import new_key
 
 FILE = "noise.json"
+UNKNOWN = "so it is unknown what this site has spent; take part under another run name"
 
 
 class SiteSecret:
     """The file with a site's key; only one process may use it at a time."""
 
-    def __init__(self, folder: Path, fixed: int | None = None) -> None:
-        """Open the file in this folder, or make it; refuses a damaged one.
+    def __init__(self, folder: Path, fixed: int | None = None, known: bool = False) -> None:
+        """Open the file in this folder, or make it; refuses a damaged one, and one that is lost.
 
-        `fixed` is the length of the run if the noise depends on it; refuses another one than before.
+        `fixed` is the length of the run if the noise depends on it; refuses another one than before. `known` says that
+        the site took part before, so the file must be there.
         """
         self.path = folder / FILE
         if not self.path.exists():
+            if known:
+                raise ResidualError(f"{self.path}: missing, {UNKNOWN}")
+            with os_errors(ResidualError, "make the folder", folder):
+                private_folder(folder)
             self._write(new_key(), 0, fixed)
         self.key, self.answers, self.fixed = self._read()
         if fixed != self.fixed:
@@ -55,8 +61,6 @@ class SiteSecret:
         with os_errors(ResidualError, "read", self.path):
             values = unsealed(self.path.read_bytes())
         if values is None or values.keys() != {"key", "answers", "rounds"}:
-            raise ResidualError(
-                f"{self.path}: damaged, so it is unknown what this site has spent; take part under another run name"
-            )
+            raise ResidualError(f"{self.path}: damaged, {UNKNOWN}")
         fixed = values["rounds"]
         return str(values["key"]), int(values["answers"]), None if fixed is None else int(fixed)
