@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -236,6 +237,7 @@ def _accuracy_of_counted(ignored: int) -> Metric:
     Of targets that are probabilities, the most probable class is the right one.
     """
 
+    @functools.wraps(accuracy)  # its name is that of the metric in the run's folder
     def score(outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.is_floating_point():
             return accuracy(outputs, targets.argmax(1))
