@@ -446,6 +446,7 @@ def test_a_plan_compares_downlinks_and_recommends_one(folder: Path) -> None:
     assert "--network 5G: no network has this name (did you mean '" in refused("plan", "1000", "--network", "5G")
     only = say("plan", "mlp(hidden=8)", "--downlink", "shared(blockq)", "--cohort", "full")
     assert "24,674 parameters" in only
+    assert "; uniform(n=3) of 3 clients" in say("plan", "1000", "--downlink", "none", "--clients", "3")
     assert "Recommended: shared(blockq), with" in only
     assert "25,000,000 parameters" in say("plan", "25M", "--downlink", "none")
     assert "1,500,000,000,000 parameters" in say("plan", "1.5T", "--downlink", "none")

@@ -384,10 +384,14 @@ def test_a_stopped_run_goes_on_if_it_is_given_more_rounds(out: Path) -> None:
     assert same(grown.run(), start(None, rounds=9).run())
 
 
-@pytest.mark.parametrize("answer", [0.5, "no", 1])
+@pytest.mark.parametrize("answer", [0.5, "no", 1, torch.tensor(1.0)])
 def test_only_true_stops_a_run(answer: Any) -> None:
     assert len(start(None, callbacks=[lambda record: answer]).run()) == 7
-    assert len(start(None, callbacks=[lambda record: np.bool_(record.round == 3)]).run()) == 3
+
+
+@pytest.mark.parametrize("kind", [bool, np.bool_, torch.tensor])
+def test_a_run_stops_at_what_python_numpy_and_torch_call_true(kind: Callable[[bool], Any]) -> None:
+    assert len(start(None, callbacks=[lambda record: kind(record.round == 3)]).run()) == 3
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,27 @@ def test_the_default_metric_fits_the_loss() -> None:
         assert run(linear(), PLAIN, PLAIN[0], loss=loss).records[-1].test_accuracy is not None
 
 
+@pytest.mark.parametrize(
+    ("loss", "ignored"), [(nn.CrossEntropyLoss(ignore_index=1), 1), (nn.functional.cross_entropy, -100)]
+)
+def test_the_default_metric_leaves_out_targets_that_the_loss_ignores(loss: Any, ignored: int) -> None:
+    padded = Y.clone()
+    padded[:, ::2] = ignored
+    counted = padded != ignored
+    examples = [(x.T[None].repeat(2, 1, 1), y.repeat(2, 1)) for x, y in zip(X, padded, strict=True)]
+    history = run(nn.Conv1d(3, 2, 1), examples, examples[0], loss=loss)
+    right = history.model(examples[0][0])[0].argmax(0) == padded[0]
+    assert history[-1].test_accuracy == pytest.approx(float(right[counted[0]].float().mean()))
+
+
+def test_the_default_metric_accepts_targets_that_are_probabilities() -> None:
+    def soft(y: Tensor) -> Tensor:
+        return 0.2 + 0.6 * nn.functional.one_hot(y, 2)
+
+    history = run(linear(), [(x, soft(y)) for x, y in PLAIN], (X[0], soft(Y[0])), loss=nn.CrossEntropyLoss())
+    assert history[-1].test_accuracy == pytest.approx(float(right(history.model(X[0]), Y[0]).mean()))
+
+
 def test_clients_with_names_and_their_own_scores(tmp_path: Any) -> None:
     names = ["nord", "ost", "süd", "west"]
     history = run(linear(), dict(zip(reversed(names), reversed(PLAIN), strict=True)), out=tmp_path / "run")

@@ -49,7 +49,9 @@ def plan(
         ),
     ] = "resnet18",
     clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 100,
-    cohort: Annotated[str, typer.Option(help="Clients per round, or a sampler's spec.")] = "10",
+    cohort: Annotated[
+        str | None, typer.Option(help="Clients per round, or a sampler's spec; default: 10, or all if there are fewer.")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 500,
     uplink: Annotated[str, typer.Option(autocompletion=COMPRESSORS, help="Compressor for the updates.")] = "sign",
     buffers: Annotated[
@@ -90,7 +92,7 @@ def plan(
     if paper:
         console.print(*plans.paper())
         return
-    chosen, setting = plans.sampled(cohort), plans.setting(size, uplink, rounds, buffers)
+    chosen, setting = plans.sampled(cohort or str(min(10, clients))), plans.setting(size, uplink, rounds, buffers)
     link = plans.network_named(network)
     found, counted = plans.compare(setting, chosen, clients, seed, downlink)
     console.print(plans.question(setting, chosen, clients), soft_wrap=True)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedcams.engines import Examples
 from fedcams.engines.modules import copied
 from fedcams.errors import SpecError
@@ -169,11 +167,11 @@ class History:
     def _ask_callbacks(self, record: RoundRecord) -> bool:
         """Call all callbacks and return whether one stops the run; if one fails, the round is still saved."""
         try:
-            answers = [callback(record) for callback in self.callbacks]
+            answers = [_is_true(callback(record)) for callback in self.callbacks]
         except BaseException:
             self.close()  # the error may keep this history alive, and with it the lock of the folder
             raise
-        return any(isinstance(answer, bool | np.bool_) and answer for answer in answers)
+        return any(answers)
 
     def _step(self) -> tuple[ServerState, RoundRecord]:
         if self.folder is None:
@@ -253,6 +251,11 @@ class History:
     def __repr__(self) -> str:
         last = next((score for each in reversed(self.records) if (score := each.test_accuracy) is not None), None)
         return f"History({len(self.records)} of {self.rounds} rounds, test accuracy {last})"
+
+
+def _is_true(answer: Any) -> bool:
+    """Return whether a callback's answer is True, as Python, NumPy or torch has it; other values are not."""
+    return str(getattr(answer, "dtype", type(answer).__name__)) in ("bool", "torch.bool") and bool(answer)
 
 
 def _close_others(folder: Path) -> None:

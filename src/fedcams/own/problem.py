@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,7 +22,7 @@ from fedcams.keys import torch_generator
 from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.simulation.clients import Clients
-from fedcams.simulation.evaluate import SCORE, Metrics, is_paired, naming_failure
+from fedcams.simulation.evaluate import SCORE, Metric, Metrics, is_paired, naming_failure
 from fedcams.simulation.examples import Collate, Reader, check_targets, shapes
 from fedcams.tasks import Augmentation, accuracy, class_axis, cross_entropy
 
@@ -214,8 +215,9 @@ def named_metrics(metric: Any, loss: Loss) -> Metrics:
     None means the accuracy if the loss is a cross entropy, and otherwise no metric.
     """
     if metric is None:
-        classifies = loss in (cross_entropy, functional.cross_entropy) or isinstance(loss, nn.CrossEntropyLoss)
-        return {SCORE: accuracy} if classifies else {}
+        if loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss):
+            return {SCORE: _accuracy_of_counted(getattr(loss, "ignore_index", -100))}
+        return {SCORE: accuracy} if loss is cross_entropy else {}
     for each in metric.values() if isinstance(metric, Mapping) else [metric]:
         refuse_class("metric", each)
     if callable(metric):
@@ -227,6 +229,22 @@ def named_metrics(metric: Any, loss: Loss) -> Metrics:
             why = "records call the first metric accuracy" if name == SCORE else "give it a name, such as f1"
             raise SpecError(f"metric: the name {name!r} at position {number + 1} is not allowed; {why}")
     return dict(metric)
+
+
+def _accuracy_of_counted(ignored: int) -> Metric:
+    """Return the accuracy over the targets that torch's cross entropy counts: all but `ignored`, such as padding.
+
+    Of targets that are probabilities, the most probable class is the right one.
+    """
+
+    @functools.wraps(accuracy)  # its name is that of the metric in the run's folder
+    def score(outputs: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return accuracy(outputs, targets.argmax(1))
+        counts = (targets != ignored).float()
+        return accuracy(outputs, targets) * counts / counts.mean()  # whose mean is that over the counted ones
+
+    return score
 
 
 def refuse_class(name: str, function: Any) -> None:
