@@ -27,6 +27,11 @@ def call_with(model: nn.Module, parameters: Mapping[str, Tensor], buffers: Mappi
     return outputs
 
 
+def hooked_parameter(model: nn.Module) -> str:
+    """Return the name of a parameter with a hook, which a tensor in its place would not call; an empty string if none."""
+    return next((name for name, p in model.named_parameters() if p._backward_hooks), "")
+
+
 def copied(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """Return a deep copy of a model, which uses the `shared` tensors themselves.
 
