@@ -475,25 +475,26 @@ class Single(nn.Linear):
 
 
 class Counting(nn.Linear):
-    """Puts new tensors in place of its buffers, one of which does not travel."""
+    """Puts new tensors in place of its buffers: one does not travel, and one takes what another held."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__(*shape)
         self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("before", torch.zeros(16))
         self.register_buffer("seen", torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
         x, self.seen = x.flatten(1), self.seen + 1
         if self.training:
-            self.mean = 0.9 * self.mean + 0.1 * x.detach()[0]
-        return super().forward(x - self.mean) * (1 + 0.1 * self.seen)
+            self.before, self.mean = self.mean, 0.9 * self.mean + 0.1 * x.detach()[0]
+        return super().forward(x - self.mean - self.before) * (1 + 0.1 * self.seen)
 
 
 @pytest.mark.parametrize("fast", FAST)
 def test_a_model_may_replace_its_buffers(fast: str) -> None:
     """Those that do not travel start anew for every client, also after an evaluation."""
     task = dataclasses.replace(problem(), model=Counting(16, 4).double())
-    start, held = torch.ones(task.layout.d, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
+    start, held = torch.ones(task.layout.d, dtype=torch.float64), torch.zeros(32, dtype=torch.float64)
     for _ in range(2):
         both = (engine(spec).train(task, start, held, list(task.clients), 1, 0) for spec in ("loop", fast))
         assert_close(*both, 1e-9)
