@@ -83,6 +83,8 @@ def check_shapes(model: nn.Module, x: Tensor) -> None:
 
 def _check_calls(model: nn.Module, traced: fx.GraphModule) -> None:
     """Refuse what tracing does not see, hooks and computed parameters, and a layer whose gradients would need a sum."""
+    if traced.graph.eliminate_dead_code():  # whose kernels would wait for a gradient, but whose statistics change
+        raise SpecError("engine=graphs: the model computes something that its outputs do not use; use engine=stacked")
     if name := hooked_parameter(model):
         raise SpecError(f"engine=graphs: parameter {name!r} has a hook on its gradient; use engine=loop")
     for name, module in model.named_modules():
