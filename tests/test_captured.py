@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fedcams.engines import CohortUpdate, Problem, choose, choose_with_reason, engine
 from fedcams.engines.captured import Captured
@@ -460,10 +461,39 @@ def test_auto_passes_it_over_on_a_cpu_and_says_why() -> None:
     assert choose_with_reason("captured", problem("adapted", RULES[0])).reason == "named"
 
 
+class Centring(nn.Linear):
+    """Its examples see each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return super().forward(x - x.mean(0))
+
+
+class Checkpointing(nn.Module):
+    """Computes a part again in its backward pass: a layer, or a function that reads the model's own parameters."""
+
+    def __init__(self, by_layer: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.by_layer = nn.Linear(48, 8), nn.Linear(8, 3), by_layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        part = self.body if self.by_layer else lambda x: F.linear(x, self.body.weight, self.body.bias)
+        return self.head(checkpoint(lambda x: torch.tanh(part(x)), x.flatten(1), use_reentrant=False))
+
+
+def test_a_second_pass_is_refused() -> None:
+    """It would compute with the parameters that the model holds by then, which are not those of the client."""
+    with pytest.raises(SpecError, match="calls Linear again in its backward pass, as checkpointing does; use engine=l"):
+        train("captured(precision=float32)", problem(Checkpointing(by_layer=True), RULES[0]))
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
         ("encoder", "captured"),
+        (Centring(48, 3), "captured"),
+        (Checkpointing(by_layer=True), "loop"),
+        (Checkpointing(by_layer=False), "loop"),
         ("normed", "captured"),
         (dropping(), "captured"),
         (Encoder(dropout=0.3), "captured"),
@@ -474,6 +504,15 @@ def test_auto_takes_what_trains_as_the_loop_does(model: Any, expected: str, monk
     """As on a GPU without `graphs`; also where layers drop out, because the trial draws alike."""
     monkeypatch.setattr(Captured, "declines", lambda self, problem: "")
     assert choose("auto", problem(model, RULES[0], dtype=torch.float32)).name == expected
+
+
+def test_batches_are_counted_exactly_in_half_precision() -> None:
+    """259 is no number in bfloat16."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+    task = problem(net, "sgd(lr=0.1, batch=512)", (259,), torch.bfloat16)
+    assert_close(train("captured(precision=float32)", task), train("loop", task), 0.01)
 
 
 def test_auto_compiles_for_long_runs() -> None:

@@ -447,26 +447,54 @@ class Centring(nn.Linear):
         return super().forward(x - self.strength * x.mean(0))
 
 
+class Normalizing(nn.Linear):
+    """Normalises its batch by a function, which no layer shows."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__(*shape)
+        self.register_buffer("mean", torch.zeros(shape[1]))
+        self.register_buffer("var", torch.ones(shape[1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x.flatten(1))
+        return F.batch_norm(x, self.mean, self.var, training=self.training and len(x) > 1)
+
+
+class Dividing(nn.Linear):
+    """Divides by the number of examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1)) / len(x)
+
+
+class Single(nn.Linear):
+    """Treats a single example in another way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1) * (1 if len(x) > 1 else 2))
+
+
 class Counting(nn.Linear):
-    """Puts new tensors in place of its buffers, one of which does not travel."""
+    """Puts new tensors in place of its buffers: one does not travel, and one takes what another held."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__(*shape)
         self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("before", torch.zeros(16))
         self.register_buffer("seen", torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
         x, self.seen = x.flatten(1), self.seen + 1
         if self.training:
-            self.mean = 0.9 * self.mean + 0.1 * x.detach()[0]
-        return super().forward(x - self.mean) * (1 + 0.1 * self.seen)
+            self.before, self.mean = self.mean, 0.9 * self.mean + 0.1 * x.detach()[0]
+        return super().forward(x - self.mean - self.before) * (1 + 0.1 * self.seen)
 
 
 @pytest.mark.parametrize("fast", FAST)
 def test_a_model_may_replace_its_buffers(fast: str) -> None:
     """Those that do not travel start anew for every client, also after an evaluation."""
     task = dataclasses.replace(problem(), model=Counting(16, 4).double())
-    start, held = torch.ones(task.layout.d, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
+    start, held = torch.ones(task.layout.d, dtype=torch.float64), torch.zeros(32, dtype=torch.float64)
     for _ in range(2):
         both = (engine(spec).train(task, start, held, list(task.clients), 1, 0) for spec in ("loop", fast))
         assert_close(*both, 1e-9)
@@ -477,7 +505,6 @@ ALONE = [
     Recurrent(),
     Branching(16, 4),
     Drawing(16, 4),
-    Centring(16, 4),
     nn.Sequential(mlp(), Trains(4, 4)),
 ]
 
@@ -491,14 +518,35 @@ def test_auto_takes_the_loop_where_only_that_is_right(model: nn.Module) -> None:
     assert model.training == mode
 
 
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("model", [Centring(16, 4), Normalizing(16, 4), Dividing(16, 4), Single(16, 4)], ids=str)
+def test_models_whose_examples_see_each_other_are_not_padded(fast: str, model: nn.Module) -> None:
+    task = dataclasses.replace(problem(), model=model.double())
+    assert_close(train(fast, task), train("loop", task), 1e-9)
+
+
 @pytest.mark.parametrize("strength", [1.0, 0.03])
 @pytest.mark.parametrize("first", [1, 20])
-def test_auto_sees_examples_mix(first: int, strength: float) -> None:
+def test_padding_is_seen_to_mix_examples(first: int, strength: float) -> None:
     """Also a little, and where all examples of the first client are one."""
     model = Centring(16, 4)
     model.strength = strength
     task = dataclasses.replace(problem(sizes=[first, 20], dtype=torch.float32), model=model)
-    assert str(choose("auto", task)) == "loop"
+    assert not task.may_pad
+    assert_close(train(choose("auto", task), task), train("loop", task), 1e-5)
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_hooks_on_gradients_are_left_to_the_loop(fast: str) -> None:
+    """They belong to a parameter, in whose place an engine puts another tensor."""
+    task = problem(dtype=torch.float32)
+    first = task.layout.names[0]
+    task.model.get_parameter(first).register_hook(torch.zeros_like)
+    with pytest.raises(SpecError, match=f"parameter '{first}' has a hook on its gradient; use engine=loop"):
+        train(fast, task)
+    chosen = choose("auto", task)
+    assert str(chosen) == "loop"
+    assert not task.layout.split(train(chosen, task).delta)[first].any()
 
 
 def one_mean(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -542,6 +590,23 @@ def test_a_table_with_gradients_of_its_own_is_left_to_the_loop(options: dict[str
     assert str(choose("auto", dataclasses.replace(task))) == "stacked"
 
 
+class Lookup(nn.Linear):
+    """Its table is no layer."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.weight, padding_idx=0).sum(1) + self.bias.mean()
+
+
+def test_a_table_without_a_layer_is_left_to_the_loop_too() -> None:
+    tokens = torch.arange(20).view(5, 4) % 8 + 1
+    task = Problem(Lookup(4, 9), per_example, {0: (tokens, torch.arange(4)[torch.arange(5) % 4])}, local("sgd"))
+    with pytest.raises(SpecError, match=r"the model calls F.embedding with padding_idx.*; use engine=loop"):
+        train("stacked", task)
+    assert str(choose("auto", task)) == "loop"
+    task.model.weight.requires_grad_(False)  # type: ignore[union-attr]
+    assert str(choose("auto", dataclasses.replace(task))) == "stacked"
+
+
 def test_sparse_gradients_are_those_of_the_loop_too() -> None:
     tokens, y = torch.arange(20).view(5, 4) % 9, torch.arange(5)
     with torch.random.fork_rng():
@@ -576,6 +641,24 @@ def test_weights_that_forward_changes_train_as_in_plain_torch() -> None:
     before = task.layout.read(task.model, out=torch.empty(task.layout.d, dtype=torch.float64))
     after = task.layout.read(model, out=torch.empty_like(before))
     assert torch.allclose(train(choose("auto", task), task, [0]).delta[0], after - before, rtol=1e-9, atol=1e-12)
+
+
+class Limited(Scaled):
+    """Limits its weights, which are in half precision, before it uses them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.clamp_(-0.125, 0.125)
+        return super().forward(x)
+
+
+def test_what_forward_changes_in_half_precision_is_kept() -> None:
+    task = dataclasses.replace(problem(spec="sgd(lr=1e-6, steps=3)", dtype=torch.float32), model=Limited(16, 4))
+    start = task.read()[0]
+    start[: 16 * 4] = torch.linspace(-0.3, 0.3, 16 * 4)
+    after = start + engine("loop").train(task, start, None, [0], round=1, seed=0).delta[0]
+    limited = start.clone()
+    limited[: 16 * 4].clamp_(-0.125, 0.125)
+    assert torch.allclose(after, limited, rtol=0, atol=1e-4), "weights within the limits do not become rounded"
 
 
 class Optional(nn.Linear):

@@ -18,7 +18,7 @@ from fedcams import Layout, models
 from fedcams.engines import CohortUpdate, Problem, Shards, choose, engine
 from fedcams.engines.batches import Batches
 from fedcams.engines.graphs.block import ALIGN, Packing
-from fedcams.engines.graphs.engine import check_device, check_loss, check_rule
+from fedcams.engines.graphs.engine import check_device, check_loss, check_rule, check_values
 from fedcams.engines.graphs.prepared import Prepared, prepared, refuse_single_values
 from fedcams.engines.graphs.program import ConvNorm
 from fedcams.engines.graphs.tiles import depth, power, splits, together
@@ -228,17 +228,73 @@ def hooked() -> nn.Module:
     return model
 
 
+def masked() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1))
+    model[0].weight.register_hook(torch.zeros_like)
+    return model
+
+
+class Frozen(nn.Sequential):
+    """Keeps its batch-norm in evaluation mode, as fine-tuning of detectors does."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
 @pytest.mark.parametrize(
     ("model", "refused"),
     [
+        (Written(lambda model, x: (x, model.conv(x))[0]), "computes something that its outputs do not use"),
+        (masked(), "parameter '0.weight' has a hook on its gradient"),
+        (Frozen(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)), "layer '1' evaluates in training"),
+        (Written(lambda model, x: x + x if model.training else x), "the model branches on its mode"),
+        (Written(lambda model, x: x + x if model.training else x).eval(), "the model branches on its mode"),
         (Written(lambda model, x: model.conv(torch.relu(x))), "layer 'conv' is used 2 times"),
         (hooked(), "layer '1' has a hook"),
         (nn.Sequential(weight_norm(nn.Conv2d(3, 3, 1))), "layer '0' has a hook or a parametrization"),
     ],
 )
 def test_what_tracing_does_not_show_is_refused(model: nn.Module, refused: str) -> None:
-    with pytest.raises(SpecError, match=f"{refused}.*use engine=stacked"):
+    mode = model.training
+    with pytest.raises(SpecError, match=f"{refused}.*use engine="):
         translate(model)
+    assert model.training == mode
+
+
+class Broadcasting(nn.Module):
+    """Adds one channel to all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many, self.norm, self.one = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.many(x)) + self.one(x)).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "refused"),
+    [
+        (Broadcasting(), (3, 3, 3), r"'add' gets \[1, 4, 3, 3\] and \[1, 1, 3, 3\]"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Flatten()), (3, 3, 3), r"'_0' gets \[1, 3, 3, 3\]"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Flatten()), (5, 3), r"'_0' gets \[1, 5, 3\]"),
+        (nn.Sequential(nn.Conv2d(3, 3, 1)), (3, 3, 3), r"'output' gets \[1, 3, 3, 3\]"),
+    ],
+)
+def test_values_that_kernels_would_take_for_others_are_refused(
+    model: nn.Module, shape: tuple[int, ...], refused: str
+) -> None:
+    """A sum that broadcasts would read past the end of the smaller one, and a linear layer would mix channels."""
+    translate(model)
+    with pytest.raises(SpecError, match=f"{refused}.*use engine=stacked"):
+        check_values(Problem(model, per_example, {0: (torch.ones(2, *shape), torch.zeros(2))}, local("sgd")))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_models_compute_has_the_shapes_that_kernels_take(name: str) -> None:
+    check_values(problem(name, "sgd", (3,)))
 
 
 def test_an_activation_may_write_over_what_only_it_uses() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from fedcams.engines.base import CohortUpdate, Engine, engine
 from fedcams.engines.modules import copied
+from fedcams.engines.padding import is_near, most_apart
 from fedcams.engines.problem import Problem, with_two_examples
 from fedcams.engines.trees import size, take
 from fedcams.errors import SpecError
@@ -18,11 +19,10 @@ from fedcams.registry import registered
 
 SIZES = (3, 2)
 """The numbers of examples of a trial's two clients; they differ, so that errors in padding would show."""
+BATCH = 64
+"""The size of a trial's full batches. Where engines pad to a few sizes, both clients are padded to four examples."""
 TURN = (1, 0)
 """The round and the seed of a trial."""
-APART, APART_IN_FLOAT32 = 0.02, 1e-3
-"""How far a trial may be from the loop, relative. Rounding errors are far smaller, in float32 on a CPU about 1e-6, and
-errors from a lost buffer or mixed batches far larger, unless a loss only adds a small penalty on its batch."""
 
 
 class Choice(NamedTuple):
@@ -122,7 +122,7 @@ def agrees(candidate: Engine, problem: Problem) -> bool:
             # operations that vmap cannot batch are no faster
             warnings.filterwarnings("error", "There is a performance drop")
             ours = _train(candidate.on_trial(), small, list(small.clients))
-        apart = _most_apart(small)
+        apart = most_apart(small)
         truths = (_truth(candidate, small, client) for client in small.clients)
         return all(_alike(ours, row, truth, apart) for row, truth in enumerate(truths))
     except Exception:  # a model may raise anything; if `loop` raises it too, the run will show the error
@@ -144,7 +144,7 @@ def _small(problem: Problem) -> Problem:
     own = problem.examples_of(with_two_examples(problem.clients)[0])  # copies of one would hide how examples mix
     few = [torch.arange(count, device=problem.device) % size(own) for count in SIZES]
     clients = {client: take(own, at) for client, at in enumerate(few)}
-    return dataclasses.replace(problem, clients=clients, local=local(f"sgd(lr=1, batch={max(SIZES)})"))
+    return dataclasses.replace(problem, clients=clients, local=local(f"sgd(lr=1, batch={BATCH})"))
 
 
 def _truth(candidate: Engine, problem: Problem, client: int) -> CohortUpdate:
@@ -156,13 +156,9 @@ def _truth(candidate: Engine, problem: Problem, client: int) -> CohortUpdate:
 def _train(by: Engine, problem: Problem, cohort: list[int]) -> CohortUpdate:
     frozen = (p for p in problem.model.parameters() if not p.requires_grad)  # may be large, and are not copied
     own = dataclasses.replace(problem, model=copied(problem.model, frozen))
-    return by.train(own, *own.read(), cohort, *TURN)
-
-
-def _most_apart(problem: Problem) -> float:
-    """Return how far a trial may be from the loop: a GPU may use TF32, and half precision rounds as coarsely."""
-    exact = all(p.dtype in (torch.float32, torch.float64) for p in problem.model.parameters())
-    return APART_IN_FLOAT32 if exact and problem.device.type == "cpu" else APART
+    start = own.read()
+    own.load(start[0] / 2, None)  # so that an engine shows if it computes with what the model holds, not with the start
+    return by.train(own, *start, cohort, *TURN)
 
 
 def _alike(ours: CohortUpdate, row: int, truth: CohortUpdate, apart: float) -> bool:
@@ -170,4 +166,4 @@ def _alike(ours: CohortUpdate, row: int, truth: CohortUpdate, apart: float) -> b
     pairs = [(ours.delta[row], truth.delta[0])]
     if ours.buffers is not None and truth.buffers is not None:
         pairs.append((ours.buffers[row], truth.buffers[0]))
-    return all(float((found - true).norm()) <= apart * float(true.norm()) for found, true in pairs)
+    return all(is_near(found, true, apart) for found, true in pairs)

@@ -74,7 +74,6 @@ def _descend_(
     """Take all steps of the model `row [1, d]`; returns the sum of the losses of all examples seen."""
     model, rule = problem.model, problem.local.in_sections(problem.layout.sizes)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    exact = all(p.dtype == row.dtype for p in parameters)  # others hold a rounded copy of the row
     slots = rule.init(row)
     total, seen = torch.zeros((), dtype=problem.sum_dtype, device=problem.device), 0
     for batch in steps.batches():
@@ -82,8 +81,7 @@ def _descend_(
         inputs, targets = take(x, chosen), take(y, chosen)
         changes = None if draws is None else draws[seen : seen + len(batch)]
         loss = problem.loss(call(model, problem.inputs(inputs, changes)), targets).mean()
-        if exact:  # forward may change parameters, as `max_norm` does
-            torch.cat([p.detach().flatten() for p in parameters], out=row[0])
+        _take_over_(row[0], parameters)
         parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.to_dense().flatten() for part in parts])[None].to(row.dtype)
         if shift is not None:
@@ -92,3 +90,13 @@ def _descend_(
         problem.load(row[0], None)
         total, seen = total + loss.detach().to(total) * len(batch), seen + len(batch)
     return total
+
+
+def _take_over_(row: Tensor, parameters: Sequence[Tensor]) -> None:
+    """Copy what forward changed in the parameters, as `max_norm` does, into the row `[d]`."""
+    if all(p.dtype == row.dtype for p in parameters):
+        torch.cat([p.detach().flatten() for p in parameters], out=row)
+        return
+    for part, p in zip(row.split([p.numel() for p in parameters]), parameters, strict=True):
+        held = p.detach().flatten()  # a narrow type holds the row rounded
+        part.copy_(torch.where(held == part.to(held.dtype), part, held.to(part.dtype)))

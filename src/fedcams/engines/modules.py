@@ -21,10 +21,17 @@ def call_with(model: nn.Module, parameters: Mapping[str, Tensor], buffers: Mappi
     """
     tensors = {**parameters, **buffers}
     outputs = torch.func.functional_call(model, tensors, *arguments(inputs))  # leaves in `tensors` what is there then
-    for name, buffer in buffers.items():
-        if tensors[name] is not buffer:
-            buffer.copy_(tensors[name].detach())
+    changed = [
+        (buffer, tensors[name].detach().clone()) for name, buffer in buffers.items() if tensors[name] is not buffer
+    ]
+    for buffer, value in changed:  # all are cloned first, as one may be what another buffer held
+        buffer.copy_(value)
     return outputs
+
+
+def hooked_parameter(model: nn.Module) -> str:
+    """Return the name of a parameter with a hook, which no tensor in its place would call; empty if there is none."""
+    return next((name for name, p in model.named_parameters() if p._backward_hooks), "")
 
 
 def copied(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:

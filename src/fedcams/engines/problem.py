@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedcams.engines.padding import ignores_padding
 from fedcams.engines.trees import Tree, call, concatenate, map_tensors, size, take
 from fedcams.errors import SpecError, UpdateError
 from fedcams.keys import generator
@@ -121,8 +122,10 @@ class Problem:
 
     @functools.cached_property
     def may_pad(self) -> bool:
-        """Return whether examples of weight zero change nothing: no layer mixes examples, and each has its own loss."""
-        return not any(map(_mixes_examples, self.model.modules())) and self.has_loss_per_example
+        """Whether examples of weight zero change nothing: the model mixes no examples, and each has its own loss."""
+        if any(map(_mixes_examples, self.model.modules())) or not self.has_loss_per_example:
+            return False
+        return ignores_padding(self, self.examples_of(with_two_examples(self.clients)[0]))
 
     @functools.cached_property
     def has_loss_per_example(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ import torch
 from fedcams.engines.base import CohortUpdate, Engine, local_rate
 from fedcams.engines.batches import Grid, Integers, lay_out, padded_width, weighted
 from fedcams.engines.compiled import Rows, compiled_step, compiling_pays, has_compiler
-from fedcams.engines.modules import call_with
+from fedcams.engines.modules import call_with, hooked_parameter
 from fedcams.engines.problem import Pool, Problem
 from fedcams.engines.trees import Tree, map_tensors, numbers_per_example, take
 from fedcams.errors import SpecError
@@ -50,6 +51,8 @@ class Stacked(Engine):
         for name, module in problem.model.named_modules():
             if what := _not_batched(module):
                 return f"engine=stacked: layer {name!r} is {what}; use engine=loop"
+        if name := hooked_parameter(problem.model):
+            return f"engine=stacked: parameter {name!r} has a hook on its gradient; use engine=loop"
         if mixes_rows(problem.local):
             why = f"local={problem.local.name} mixes clients, or changes one that is not active"
             return f"engine=stacked: {why}; use engine=loop, or see fedcams.local.base.only_active"
@@ -86,7 +89,8 @@ class Stacked(Engine):
             problem.model.train()
         for step, batch in enumerate(_batches(problem, pool, grid, draws)):
             for rows, width in self._parts(problem, grid, step):
-                with problem.naming(clients[rows].tolist()):
+                watching = contextlib.nullcontext() if step or self.compile else _refusing_padding_idx()
+                with problem.naming(clients[rows].tolist()), watching:
                     losses[step, rows] = stack.step_(rows, batch.part(rows, width), self.compile).to(losses.dtype)
         back = None if order == sorted(order) else np.argsort(order)
         delta, after, loss = stack.delta().to(start.dtype), stack.joined_buffers(start.dtype), _mean_loss(losses, grid)
@@ -121,6 +125,23 @@ def _not_batched(module: torch.nn.Module) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def _refusing_padding_idx() -> Iterator[None]:
+    """Refuse `F.embedding(..., padding_idx=...)` of a trained table: it is no layer, so `_not_batched` misses it."""
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = kwargs or {}
+            looks_up = func is torch.nn.functional.embedding and given.get("padding_idx") is not None
+            if looks_up and not isinstance(args[1], torch.nn.Parameter):  # as a frozen table, which stays in its place
+                why = "the model calls F.embedding with padding_idx, which torch.func ignores in gradients"
+                raise SpecError(f"engine=stacked: {why}; use engine=loop")
+            return func(*args, **given)
+
+    with Watch():
+        yield
+
+
 def can_compile(problem: Problem) -> bool:
     """Return whether padding does not change training, a step changes only parameters, and examples are tensors."""
     return problem.has_tensor_pairs and problem.may_pad and not any(True for _ in problem.model.buffers())
@@ -143,7 +164,7 @@ def _batches(problem: Problem, pool: Pool, grid: Grid, draws: list[Tensor | None
     """Yield the batches of all steps, gathered for as many steps at once as fit into `GATHERED` bytes."""
     device, shape = problem.device, grid.example.shape
     example = torch.from_numpy(grid.example)
-    weight = torch.from_numpy(grid.weight).to(device, problem.dtype)
+    weight = torch.from_numpy(grid.weight).to(device, problem.sum_dtype)
     changes = None if problem.augment is None else torch.cat([d for d in draws if d is not None])
     at_once = max(1, GATHERED // (shape[1] * shape[2] * numbers_per_example(pool.x) * weight.element_size()))
     for first in range(0, shape[0], at_once):

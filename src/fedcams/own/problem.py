@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcams.engines import Examples, Loss, Problem
-from fedcams.engines.modules import copied
+from fedcams.engines.modules import copied, hooked_parameter
 from fedcams.engines.problem import with_two_examples
 from fedcams.engines.trees import Tree, call, described, dtype_name, map_tensors, size, take
 from fedcams.errors import SpecError, first_line, first_sentence
@@ -65,9 +65,9 @@ def _placed(model: Any, device: str | torch.device | None) -> nn.Module:
         raise SpecError(f"model={model!r}; give a torch.nn.Module")
     if lazy := [name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]:
         raise SpecError(f"model: the parameter {lazy[0]!r} has no shape yet; call the model once with some inputs")
-    if hooked := [name for name, p in model.named_parameters() if p._backward_hooks]:
+    if hooked := hooked_parameter(model):
         fix = "change its gradient in a local rule of your own"
-        raise SpecError(f"model: the parameter {hooked[0]!r} has a hook, which copies of the model lose; {fix}")
+        raise SpecError(f"model: the parameter {hooked!r} has a hook, which copies of the model lose; {fix}")
     Layout.of(model)  # refuses a model that cannot be trained, before anything else
     if "meta" in (str(device), _device(model).type):
         raise SpecError("model: parameters on the device meta have no values; give a model on cpu, or model.to_empty()")

@@ -12,6 +12,7 @@ import torch
 from fedcams.engines.base import CohortUpdate, Engine
 from fedcams.engines.choice import trains
 from fedcams.engines.compiled import compiling_pays
+from fedcams.engines.modules import hooked_parameter
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import Tree, call, map_tensors
 from fedcams.errors import SpecError
@@ -54,10 +55,12 @@ class Captured(Engine):
     needs_trial = True
 
     def supports(self, problem: Problem) -> str:
-        """Refuse trainable parameters of several types, and recurrent layers with built-in dropout."""
+        """Refuse parameters of several types or with hooks, and recurrent layers with built-in dropout."""
         types = {str(p.dtype) for p in problem.model.parameters() if p.requires_grad}
         if len(types) > 1:
             return f"engine=captured: trainable parameters are {' and '.join(sorted(types))}; use engine=loop"
+        if name := hooked_parameter(problem.model):
+            return f"engine=captured: parameter {name!r} has a hook on its gradient; use engine=loop"
         for name, module in problem.model.named_modules():
             if isinstance(module, torch.nn.RNNBase) and module.dropout > 0:
                 kind = type(module).__name__

@@ -82,7 +82,7 @@ class Staging:
 def _real(problem: Problem, sizes: list[int], width: int) -> Tensor:
     """Return one for every example and zero for padding, `[steps, B]`."""
     real = torch.arange(width) < torch.tensor(sizes)[:, None]
-    return real.to(problem.device, problem.dtype)
+    return real.to(problem.device, problem.sum_dtype)
 
 
 def as_channels_last(images: Tensor) -> Tensor:

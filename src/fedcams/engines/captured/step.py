@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedcams.engines.captured.keyed_draws import FusedDropout, key_words, keyed_draws
 from fedcams.engines.graphs.engine import has_kernels
 from fedcams.engines.modules import call_with
 from fedcams.engines.problem import Problem
 from fedcams.engines.trees import Tree, map_tensors, size
+from fedcams.errors import SpecError
 from fedcams.local import Slots
 
 if TYPE_CHECKING:
@@ -91,7 +93,8 @@ def take_step_(problem: Problem, how: Computing, memory: Memory, frozen: dict[st
         losses = _losses(problem, how, problem.layout.split(leaf), frozen, memory.buffers, batch)
         mean, count = _mean(losses.to(memory.loss.dtype), batch)
         close()
-        (gradient,) = torch.autograd.grad(mean, leaf)
+        with _one_pass(problem.model):
+            (gradient,) = torch.autograd.grad(mean, leaf)
     with torch.no_grad():
         gradient = gradient[None] if memory.shift is None else gradient + memory.shift
         problem.rule.step_(memory.row, gradient, memory.slots, memory.rate)
@@ -109,6 +112,23 @@ def _losses(
         if how.channels_last:
             weights |= _filters_with_channels_last(problem.model, weights)
         return problem.losses(call_with(problem.model, weights, buffers, batch.x), batch.y)
+
+
+@contextlib.contextmanager
+def _one_pass(model: nn.Module) -> Iterator[None]:
+    """Refuse layers that are called again in a backward pass: the client's parameters are not in the model then."""
+    layers = {*model.modules()}
+
+    def refuse(module: nn.Module, given: Any) -> None:
+        if module in layers:
+            what = f"the model calls {type(module).__name__} again in its backward pass, as checkpointing does"
+            raise SpecError(f"engine=captured: {what}; use engine=loop")
+
+    hook = register_module_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _filters_with_channels_last(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:

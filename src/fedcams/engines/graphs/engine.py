@@ -49,12 +49,13 @@ class Graphs(Engine):
     priority = 3
 
     def supports(self, problem: Problem) -> str:
-        """Refuse other devices, layers without a kernel, a loss that is already a mean, and rules that need shapes."""
+        """Refuse other devices, what has no kernel, a loss that is already a mean, and rules that need shapes."""
         try:
             check_device(problem.device, problem.dtype)
             check_rule(problem.local)
             check_layers(problem.model)
             check_loss(problem)
+            check_values(problem)
         except SpecError as error:
             return str(error)
         return ""
@@ -140,3 +141,11 @@ def check_loss(problem: Problem) -> None:
         raise SpecError(f"engine=graphs needs the loss of each example, got shape {list(each.shape)}; use engine=loop")
     if not problem.has_loss_per_example:
         raise SpecError("engine=graphs: the loss of an example depends on the others in its batch; use engine=loop")
+
+
+def check_values(problem: Problem) -> None:
+    """Refuse a model whose values have shapes that the operations would take for others."""
+    from fedcams.engines.graphs.translation import check_shapes
+
+    with problem.evaluating() as model:
+        check_shapes(model, problem.prepare(problem.examples_of(next(iter(problem.clients)))[0][:1]))

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
 from fedcams.engines.graphs.program import Conv, ConvNorm, Norm, Parameterless, Program, Unfused
+from fedcams.engines.modules import hooked_parameter
 from fedcams.errors import SpecError, first_sentence
 
 if TYPE_CHECKING:
@@ -27,16 +29,13 @@ ACTIVATIONS: dict[Any, str] = {
     nn.GELU: "gelu",
 }
 ADDS = (operator.add, torch.add)
+IMAGES = (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d)
 SPATIAL = ({-2, -1}, {2, 3})
 
 
 def translate(model: nn.Module) -> Program:
     """Return the model as a program; refuses layers that no operation supports, by name."""
-    try:
-        traced = fx.symbolic_trace(model)
-    except Exception as error:
-        why = first_sentence(error)  # advice on tracing follows
-        raise SpecError(f"engine=graphs cannot follow {type(model).__name__} ({why}); use engine=stacked") from None
+    traced = _traced(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
             raise SpecError(f"engine=graphs: parameter {name!r} is frozen; use engine=stacked")
@@ -46,8 +45,48 @@ def translate(model: nn.Module) -> Program:
     return _Translation(traced).program()
 
 
+def _traced(model: nn.Module) -> fx.GraphModule:
+    """Return the model's calls; refuses a model that makes others in evaluation, or evaluates a batch-norm in training.
+
+    The same program trains and predicts.
+    """
+    mode = model.training
+    try:
+        evaluated, traced = (fx.symbolic_trace(model.train(training)) for training in (False, True))
+        still = [name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and not m.training]
+    except Exception as error:
+        why = first_sentence(error)  # advice on tracing follows
+        raise SpecError(f"engine=graphs cannot follow {type(model).__name__} ({why}); use engine=stacked") from None
+    finally:
+        model.train(mode)
+    if still or str(evaluated.graph) != str(traced.graph):
+        what = f"layer {still[0]!r} evaluates in training" if still else "the model branches on its mode"
+        raise SpecError(f"engine=graphs: {what}; use engine=stacked")
+    return traced
+
+
+def check_shapes(model: nn.Module, x: Tensor) -> None:
+    """Refuse values that are no images or vectors where operations take them as such, and sums that broadcast."""
+    traced = fx.symbolic_trace(model)
+    ShapeProp(traced).propagate(x)
+    for node in traced.graph.nodes:
+        shapes = [each.meta["tensor_meta"].shape for each in node.all_input_nodes]
+        module = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+        axes = 2 if node.op == "output" or isinstance(module, nn.Linear) else 4 if isinstance(module, IMAGES) else 0
+        broadcasts = node.target in ADDS and len(set(shapes)) > 1
+        if broadcasts or (axes and len(shapes[0]) != axes):
+            given = " and ".join(str(list(shape)) for shape in shapes)
+            raise SpecError(
+                f"engine=graphs: {node.name!r} gets {given}, for which it has no kernel; use engine=stacked"
+            )
+
+
 def _check_calls(model: nn.Module, traced: fx.GraphModule) -> None:
     """Refuse what tracing does not see, hooks and computed parameters, and a layer whose gradients would need a sum."""
+    if traced.graph.eliminate_dead_code():  # whose kernels would wait for a gradient, but whose statistics change
+        raise SpecError("engine=graphs: the model computes something that its outputs do not use; use engine=stacked")
+    if name := hooked_parameter(model):
+        raise SpecError(f"engine=graphs: parameter {name!r} has a hook on its gradient; use engine=loop")
     for name, module in model.named_modules():
         hooks = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
         if any(hooks) or is_parametrized(module):
@@ -171,7 +210,7 @@ class _Translation:
     def _is_image(self, node: fx.Node) -> bool:
         """Return whether a value has height and width, judging by the layers before it."""
         module = self.modules.get(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, nn.Conv2d | nn.BatchNorm2d | nn.MaxPool2d):
+        if isinstance(module, IMAGES):
             return True
         keeps = self._act(node) is not None or isinstance(module, nn.Identity) or node.target in ADDS
         return keeps and self._is_image(_node(node.args[0]))
