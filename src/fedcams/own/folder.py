@@ -53,8 +53,6 @@ class RunFolder:
 
     path: Path
     simulation: Simulation
-    last: int
-    """The number of rounds."""
     label: str
     engine: str
     checkpoint_every: int
@@ -104,7 +102,7 @@ class RunFolder:
                 try:
                     yield step.state, step.record
                 except GeneratorExit:  # trackers hear of it, unless the run is over
-                    if step.state.round < self.last and not (self.path / STOPPED).exists():
+                    if step.state.round < self.simulation.rounds and not (self.path / STOPPED).exists():
                         raise
                     return
 
@@ -116,11 +114,8 @@ class RunFolder:
 
     @property
     def _journal(self) -> Journal:
-        device, every = self.simulation.problem.device, self.checkpoint_every
-        return Journal(
-            self.path, self.simulation, self._identity, self.last, device, every, may_grow=True,
-            theory_every=self.theory_every,
-        )  # fmt: skip
+        every = self.checkpoint_every
+        return Journal(self.path, self.simulation, self._identity, every, may_grow=True, theory_every=self.theory_every)
 
     def _begin(self, experiment: Experiment) -> None:
         make_folder(self.path)
@@ -135,16 +130,16 @@ class RunFolder:
         if is_run(self.path):
             write_public(self.path / EXPERIMENT, experiment.to_toml().encode())
         else:
-            write_about(self.path, experiment, self.simulation.problem.device, self.simulation, [])
+            write_about(self.path, experiment, self.simulation, [])
 
     def _check_rounds(self) -> None:
         """Refuse to shorten a run, and to restart a finished run whose checkpoint is gone; a longer run goes on."""
-        there = read_experiment(self.path).rounds
-        if self.last > there:
+        here, there = self.simulation.rounds, read_experiment(self.path).rounds
+        if here > there:
             (self.path / STOPPED).unlink(missing_ok=True)  # who asks for more rounds wants them, after a stop too
-        if self.last < there:
+        if here < there:
             raise RunError(
-                f"{self.path}: rounds={self.last}, but the run there has rounds={there}; give at least as many, or "
+                f"{self.path}: rounds={here}, but the run there has rounds={there}; give at least as many, or "
                 "another folder"
             )
         if not (self.path / CHECKPOINT).exists() and read_run(self.path).finished:
@@ -182,7 +177,7 @@ class RunFolder:
             partition=Partition.parse("natural"),
             clients=len(simulation.problem.clients),
             sampler=simulation.sampler,
-            rounds=self.last,
+            rounds=simulation.rounds,
             seed=simulation.server.seed,
             engine=self.engine,
             evaluate_every=simulation.evaluate_every,
@@ -199,7 +194,7 @@ class RunFolder:
         parameters = dict(problem.model.named_parameters())
         return {
             **method.to_dict(),
-            **({"rounds": self.last} if method.depends_on_rounds else {}),
+            **({"rounds": simulation.rounds} if method.depends_on_rounds else {}),
             "cohort": str(simulation.sampler),
             "seed": simulation.server.seed,
             "model": layouts,
@@ -231,7 +226,7 @@ class RunFolder:
         method, simulation = self.simulation.server.method, self.simulation
         default = method_of(None, {}).to_dict()
         given = {key: value for key, value in method.to_dict().items() if value != default[key]}
-        given |= {"rounds": self.last, "cohort": str(simulation.sampler), "seed": simulation.server.seed}
+        given |= {"rounds": simulation.rounds, "cohort": str(simulation.sampler), "seed": simulation.server.seed}
         words = ", ".join(f"{key}={value!r}" for key, value in {**given, "out": str(self.path)}.items())
         return f"fedcams.simulate(model, clients, test, {words})"
 

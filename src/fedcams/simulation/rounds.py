@@ -90,6 +90,12 @@ class Simulation:
             problem, server, client, sampler, chosen, test, metrics, sampling_weights, evaluate_every, probes, why
         )
 
+    @property
+    def rounds(self) -> int:
+        """The number of rounds in the run."""
+        assert self.server.rounds is not None, "the server of a simulation knows the length of the run"
+        return self.server.rounds
+
     def start(self) -> ServerState:
         """Return the state before the first round, from the model's current parameters and buffers."""
         state = server_side.start(self.server, *self.problem.read())
@@ -128,7 +134,7 @@ class Simulation:
     ) -> tuple[ServerState, dict[str, Any]]:
         """Run everything between sampling and evaluation; return the new state and what to record."""
         round = state.round + 1
-        method = self.server.method.in_round(round, self.server.rounds)
+        method = self.server.method.in_round(round, self.rounds)
         with phases("broadcast"):
             delivery = method.downlink.deliver(state.downlink, server_side.broadcast(self.server, state), cohort)
             buffers = state.buffers if delivery.buffers is None else delivery.buffers
@@ -173,7 +179,7 @@ class Simulation:
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def _is_evaluated(self, round: int) -> bool:
-        return round % self.evaluate_every == 0 or round == self.server.rounds
+        return round % self.evaluate_every == 0 or round == self.rounds
 
     def _evaluate(self, state: ServerState) -> dict[str, float | None]:
         """Return loss and metrics of the server's model, of the one that clients hold, and of the average."""
