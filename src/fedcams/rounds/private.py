@@ -14,7 +14,6 @@ from fedcams.privacy import Participation
 from fedcams.privacy.secret import chosen, client_key
 from fedcams.privacy.sums import ClippedSum
 from fedcams.rounds.sending import Sending
-from fedcams.sampler import Sampler
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,21 +40,17 @@ def check_buffers(method: Method, buffer_layout: Layout | None) -> None:
         )
 
 
-def draw_cohort(
-    server: Server,
-    state: ServerState,
-    sampler: Sampler,
-    clients: Sequence[int],
-    weights: Sequence[float] | None = None,
-) -> list[int]:
+def draw_cohort(server: Server, state: ServerState, clients: Sequence[int]) -> list[int]:
     """Return those of `clients` that take part in the round after this state, in ascending order.
 
     With noise at the server they are drawn from the secret key, because every client is told the run's seed. Noise at
-    the client does not need that: its claim does not rely on who is asked. `weights` are for samplers that need them.
+    the client does not need that: its claim does not rely on who is asked.
     """
     if server.method.privacy.active and not server.method.privacy.at_client:
         return chosen(state.secret, state.round + 1, sorted(clients), server.participation.p)
-    return sampler.sample(clients, state.round + 1, server.seed, weights)
+    assert server.sampler is not None, "a server that draws cohorts has a sampler"
+    weights = None if server.sampling_weights is None else [server.sampling_weights[client] for client in clients]
+    return server.sampler.sample(clients, state.round + 1, server.seed, weights)
 
 
 def noisy_mean(server: Server, state: ServerState, total: ClippedSum) -> Tensor:

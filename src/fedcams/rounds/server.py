@@ -48,7 +48,7 @@ class Server:
     replicas: RowStore | None = None
     """The models that clients hold, for downlinks that keep them at the server; in memory unless given."""
     sampler: Sampler | None = None
-    """What chooses the cohorts; needed if the method's weights come from it."""
+    """What chooses the cohorts; needed to draw them, and if the method's weights come from it."""
     sampling_weights: Mapping[int, float] | None = None
     """The weights of all clients that the sampler draws by, if it needs them."""
 

@@ -40,11 +40,9 @@ class Simulation:
     problem: Problem
     server: Server
     client: Client
-    sampler: Sampler
     engine: Engine
     test: Examples | None
     metrics: Metrics
-    sampling_weights: Sequence[float] | None = None
     evaluate_every: int = 1
     probes: tuple[Probe, ...] = ()
     why_engine: str = "named"
@@ -86,15 +84,19 @@ class Simulation:
         server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler, drawn_by)
         client = Client(method, layout, buffer_layout, rows, rounds=rounds, population=population)
         chosen, why = choose_with_reason(engine, problem, rounds, sampler.size_varies)
-        return cls(
-            problem, server, client, sampler, chosen, test, metrics, sampling_weights, evaluate_every, probes, why
-        )
+        return cls(problem, server, client, chosen, test, metrics, evaluate_every, probes, why)
 
     @property
     def rounds(self) -> int:
         """The number of rounds in the run."""
         assert self.server.rounds is not None, "the server of a simulation knows the length of the run"
         return self.server.rounds
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses the cohorts."""
+        assert self.server.sampler is not None, "the server of a simulation draws the cohorts"
+        return self.server.sampler
 
     def start(self) -> ServerState:
         """Return the state before the first round, from the model's current parameters and buffers."""
@@ -110,7 +112,7 @@ class Simulation:
         """
         phases = phases or Phases()
         round = state.round + 1
-        cohort = draw_cohort(self.server, state, self.sampler, self._population, self.sampling_weights)
+        cohort = draw_cohort(self.server, state, self._population)
         with torch.inference_mode(False):  # training needs gradients, even if the caller is in inference mode
             if not cohort:
                 state, found = self._without_clients(state)
