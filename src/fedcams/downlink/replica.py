@@ -13,13 +13,13 @@ from fedcams.downlink.base import (
     Delivery,
     Downlink,
     DownlinkCost,
-    Kind,
     Part,
     Sent,
     Streams,
     bound_of,
     check_contractive,
 )
+from fedcams.downlink.catchup import Kind
 from fedcams.downlink.message import (
     ADD,
     BUFFERS,
