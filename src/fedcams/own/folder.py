@@ -16,10 +16,7 @@ import torch
 from fedcams.engines import Examples
 from fedcams.engines.trees import named_tensors
 from fedcams.experiment import Experiment
-from fedcams.method import Method, method_of
-from fedcams.models import Model
-from fedcams.partition import Partition
-from fedcams.registry import params
+from fedcams.method import method_of
 from fedcams.rounds import ServerState
 from fedcams.runs.checkpoint import differences, saved_round
 from fedcams.runs.execute import check_interval, make_folder, refuse_taken, write_about
@@ -168,13 +165,10 @@ class RunFolder:
             warnings.warn(f"{self.path}: the first client has different examples from before; {fix}", stacklevel=6)
 
     def _experiment(self) -> Experiment:
-        method, simulation = self.simulation.server.method, self.simulation
-        return Experiment(
-            **{key: getattr(method, key) for key in params(Method)},
+        simulation = self.simulation
+        return Experiment.from_python(
+            simulation.server.method,
             label=self.label,
-            task=Task.parse("python"),
-            model=Model.parse("python"),
-            partition=Partition.parse("natural"),
             clients=len(simulation.problem.clients),
             sampler=simulation.sampler,
             rounds=simulation.rounds,
