@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedcams.errors import SpecError
 from fedcams.experiment import Built, Experiment, build
 from fedcams.runs.checkpoint import clear_after_last, read_state, start_over
-from fedcams.runs.files import disk_errors, end_of, locked, write_file, write_public
+from fedcams.runs.files import disk_errors, end_of, locked, write_private, write_public
 from fedcams.runs.folder import (
     CHECKPOINT,
     ENVIRONMENT,
@@ -173,7 +173,7 @@ def write_about(folder: Path, experiment: Experiment, simulation: Simulation, hi
     """Write the description of a new run; the experiment comes last, because a folder with it counts as a run."""
     write_public(folder / ENVIRONMENT, to_json(environment_of(simulation)))
     private = experiment.privacy.active
-    (write_file if private else write_public)(folder / PARTITION, to_json({"histogram": histogram}))
+    (write_private if private else write_public)(folder / PARTITION, to_json({"histogram": histogram}))
     if private:
         write_public(folder / PRIVATE, private_note(experiment).encode())
     write_public(folder / EXPERIMENT, experiment.to_toml().encode())
