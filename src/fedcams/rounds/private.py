@@ -75,15 +75,21 @@ def simulated_keys(secret: str) -> NoiseKeys:
     return functools.partial(client_key, secret)
 
 
-def add_noise_(
-    method: Method, rows: Tensor, ids: Sequence[int], round: int, length: int | None, keys: NoiseKeys
-) -> None:
-    """Clip the updates of these clients `[C, d]` and add their noise, in place; `length` is that of the run."""
-    who = Participation(1.0, len(ids), length)
-    method.privacy.perturb_(rows, [keys(client) for client in ids], round, who)
+def with_noise_(sending: Sending, failed: Collection[int], rounds: int | None, keys: NoiseKeys | None) -> Sending:
+    """Return what clients send when they add noise: their updates, clipped and with noise, in place, and nothing else.
+
+    `failed` are those whose training failed, and `rounds` is the length of the run. Refuses clients without keys.
+    """
+    privacy, facts = sending.method.privacy, sending.facts
+    if keys is None:
+        raise SpecError(f"privacy={privacy}: clients add noise, but there are no keys; give Client(noise_keys=...)")
+    sending = _without_facts_(sending, failed)
+    who = Participation(1.0, len(facts.ids), rounds)
+    privacy.perturb_(sending.h, [keys(client) for client in facts.ids], facts.round, who)
+    return sending
 
 
-def without_facts_(sending: Sending, failed: Collection[int]) -> Sending:
+def _without_facts_(sending: Sending, failed: Collection[int]) -> Sending:
     """Return what clients send without losses and counts; overwrites the rows of those whose training failed with 0.
 
     These have no noise, so the server must not see them; and a missing update would reveal that training failed.
