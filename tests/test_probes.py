@@ -94,7 +94,7 @@ def test_what_every_probe_keeps(probe: Probe, codec: str) -> None:
     assert all(type(value) is float for value in numbers.values())
     assert probe.measure(left) == numbers
     assert all(torch.equal(a, b) for a, b in zip(before, [t for t in tensors if t is not None], strict=True))
-    assert probe.needs <= {"error", "mean_h", "rows", "gram", "step"}
+    assert probe.needs <= {"error", "mean_h", "gram", "step"}
 
 
 def test_names_are_given_once() -> None:

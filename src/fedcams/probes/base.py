@@ -69,8 +69,8 @@ class Probe(Spec, ABC):
     reference: ClassVar[str] = ""
     """The publication that describes it."""
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What a round must keep for the probe: a subset of `error`, `mean_h` (with the mean update's norm), `rows`, `gram`
-    and `step` (its length)."""
+    """What a round must keep for the probe: a subset of `error`, `mean_h` (with the mean update's norm), `gram` and
+    `step` (its length). Decoded rows are there for all probes."""
 
     @abstractmethod
     def measure(self, left: Leftovers) -> dict[str, float]:
