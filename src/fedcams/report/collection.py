@@ -270,10 +270,8 @@ def _labels(experiments: list[Experiment]) -> list[str]:
 def _telling(settings: list[dict[str, Any]]) -> tuple[str, ...]:
     """Return the fewest keys in which all these differ from each other; of equally many, those that come first."""
     keys = [key for key in settings[0] if key not in ASIDE and any(each[key] != settings[0][key] for each in settings)]
-    chosen = (some for size in range(len(keys)) for some in combinations(keys, size))
-    return next(
-        (some for some in chosen if len({_told(each, some) for each in settings}) == len(settings)), tuple(keys)
-    )
+    chosen = (few for size in range(len(keys)) for few in combinations(keys, size))
+    return next((few for few in chosen if len({_told(each, few) for each in settings}) == len(settings)), tuple(keys))
 
 
 def _told(settings: dict[str, Any], keys: tuple[str, ...]) -> str:

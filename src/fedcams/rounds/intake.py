@@ -109,7 +109,7 @@ class Intake:
         """Take a client's message, or refuse it and record the reason in `refused`."""
         try:
             self._check(answer)
-            self._listen(answer)
+            self._note_held(answer)
             if isinstance(answer, Refusal):
                 raise UpdateError(answer.reason) if self._in_step(answer) else OutOfStep(answer.reason, answer.held)
             if not self._in_step(answer):
@@ -132,7 +132,7 @@ class Intake:
         if answer.client not in self.cohort:
             raise UpdateError(f"client {answer.client} was not selected in round {self.round}")
 
-    def _listen(self, answer: Reply | Refusal) -> None:
+    def _note_held(self, answer: Reply | Refusal) -> None:
         """Record the model that a client says it holds; once it has named the one it was sent, that stays recorded."""
         if self.acks.get(answer.client) != self._expected(answer.client):
             self.acks[answer.client] = answer.held

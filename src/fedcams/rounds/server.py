@@ -206,7 +206,7 @@ def take_answers(
     answers = list(answers) if isinstance(answers, Iterator) else answers
     intake = _offered(Intake(server, state, cohort, in_order), answers)
     bounds = intake.bounds_by(intake.norms)
-    if bounds != intake.bounds and any(_exceed(intake.norms, some) for some in (bounds, intake.bounds)):
+    if bounds != intake.bounds and any(_exceed(intake.norms, limits) for limits in (bounds, intake.bounds)):
         intake = _offered(Intake(server, state, cohort, in_order, bounds), answers)
     return intake
 
