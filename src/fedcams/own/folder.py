@@ -19,7 +19,7 @@ from fedcams.experiment import Experiment
 from fedcams.method import method_of
 from fedcams.rounds import ServerState
 from fedcams.runs.checkpoint import differences, saved_round
-from fedcams.runs.execute import check_interval, make_folder, refuse_taken, write_about
+from fedcams.runs.execute import make_folder, refuse_taken, write_about
 from fedcams.runs.files import end_of, locked, write_public
 from fedcams.runs.folder import (
     CHECKPOINT,
@@ -61,7 +61,6 @@ class RunFolder:
         `start` is the state before the first round. Refuses a folder of another run, naming what differs, and does not
         change it.
         """
-        check_interval(self.checkpoint_every)
         experiment = self._experiment()
         if not is_run(self.path):
             self._begin(experiment)
