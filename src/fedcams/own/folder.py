@@ -110,8 +110,14 @@ class RunFolder:
 
     @property
     def _journal(self) -> Journal:
-        every = self.checkpoint_every
-        return Journal(self.path, self.simulation, self._identity, every, may_grow=True, theory_every=self.theory_every)
+        return Journal(
+            self.path,
+            self.simulation,
+            self._identity,
+            self.checkpoint_every,
+            keep_rows=True,
+            theory_every=self.theory_every,
+        )
 
     def _begin(self, experiment: Experiment) -> None:
         make_folder(self.path)

@@ -63,7 +63,7 @@ class Journal:
     identity: dict[str, Any]
     """The values that must be equal for the run to continue from a checkpoint."""
     checkpoint_every: int = 25
-    may_grow: bool = False
+    keep_rows: bool = False
     """Whether the run may get more rounds later, so that even its last checkpoint needs rows."""
     theory_every: int = 0
     """Rounds between measurements of the theorems' constants; 0 means none."""
@@ -120,7 +120,7 @@ class Journal:
         """Make this state the checkpoint, and return its round."""
         refuse_linked_folders(self.folder)
         files.sync()  # first: a checkpoint on disk must never be without its lines
-        last = state.round == self.simulation.rounds and not self.may_grow
+        last = state.round == self.simulation.rounds and not self.keep_rows
         self.checkpoint.save(state, files.lines.digest, last, files.theory.digest if files.theory else "")
         return state.round
 
