@@ -148,18 +148,16 @@ class Intake:
     def take_all(self, outgoing: Outgoing) -> None:
         """Take what the clients of a cohort send, including their refusals."""
         self._refuse(outgoing.refused)
-        if len(outgoing.arrival):
-            self._take(outgoing.arrival, whole_cohort=True)
+        self.take(outgoing.arrival, whole_cohort=True)
 
-    def take(self, arrival: Arrival) -> None:
+    def take(self, arrival: Arrival, whole_cohort: bool = False) -> None:
         """Take the rows of some clients; those refused are left out, with the reason in `refused`.
 
-        Everything is checked before anything is added, so that a client counts completely or not at all.
+        Everything is checked before anything is added, so that a client counts completely or not at all. If it is the
+        `whole_cohort`, the guard's bounds are those that its norms give.
         """
-        if len(arrival):
-            self._take(arrival)
-
-    def _take(self, arrival: Arrival, whole_cohort: bool = False) -> None:
+        if not len(arrival):
+            return
         self._refuse_twice(arrival)
         if measures(self.method):
             self.norms |= norms_of(arrival, self.streams, self.state.buffers)
