@@ -66,8 +66,6 @@ def round_of(codec: Compressor, delta: Tensor, residual: Tensor | None) -> Lefto
         state=state,
         step_norm=float(x.norm()),
         decoded=lambda: decoded,
-        seed=9,
-        round=5,
         error=(decoded - h).norm(dim=-1) / h.norm(dim=-1),
         mean_h=mean_h,
         mean_delta_norm=norm,
@@ -163,7 +161,7 @@ def test_cosines_of_equal_and_of_zero_updates() -> None:
 
 def test_what_was_not_kept_is_not_measured() -> None:
     known = round_of(compressor("sign"), *vectors())
-    bare = Leftovers(known.method, LAYOUT, known.facts, known.mean, known.decoded, 9, 5)
+    bare = Leftovers(known.method, LAYOUT, known.facts, known.mean, known.decoded)
     assert [Probe.parse(name).measure(bare) for name in ("q", "gamma", "floor", "norms")] == [{}] * 4
 
 

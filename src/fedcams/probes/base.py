@@ -28,13 +28,11 @@ class Leftovers:
     """The method of this round, without schedules."""
     layout: Layout
     facts: Facts
-    """The facts of the accepted clients."""
+    """The facts of the accepted clients, with the round and the seed."""
     mean: Tensor
     """`[d]`, the mean of the decoded updates after the transforms of the mean."""
     decoded: Callable[[], Tensor]
     """Returns the decoded rows `[C, d]` of the accepted clients."""
-    seed: int
-    round: int
     error: Tensor | None = None
     """`[C]`, the relative compression errors ‖C(h)-h‖/‖h‖ of the accepted clients."""
     mean_h: Tensor | None = None
