@@ -14,7 +14,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFo
 from PIL import Image
 
 from fedcams.escaping import plain
-from fedcams.report.collection import nth_look
+from fedcams.report.collection import look
 from fedcams.report.figures import MARKERS, STYLE
 from fedcams.report.numbers import human_bytes
 from leaderboard.entry import ROOT, Entry, read_entries
@@ -166,7 +166,7 @@ def picture(path: Path, group: Sequence[Entry]) -> None:
 
 
 def _mark(axes: Any, index: int, entry: Entry) -> None:
-    shown = nth_look(index)
+    shown = look(index)
     style = {"color": shown.colour, "marker": MARKERS[shown.dash], "ls": "", "ms": 7}
     if entry.averaged is None:
         axes.plot(entry.total, entry.accuracy, markerfacecolor="white", label=entry.label, **style)

@@ -13,7 +13,7 @@ from fedcams.averages import NoAverage
 from fedcams.experiment import Experiment
 from fedcams.experiment.preset import load_preset
 from fedcams.report import Collection, Method
-from fedcams.report.collection import Look, nth_look, read_checked
+from fedcams.report.collection import Look, look, read_checked
 from fedcams.runs import Run
 from fedcams.runs.folder import EXPERIMENT, ROUNDS
 
@@ -275,4 +275,4 @@ def collection(runs: list[Done]) -> Collection:
 
 def looks(runs: list[Done]) -> list[Look]:
     """Return the look of each method: the one in `LOOKS`, or else one by its position."""
-    return [nth_look(LOOKS.get(done.label, place)) for place, done in enumerate(runs)]
+    return [look(LOOKS.get(done.label, place)) for place, done in enumerate(runs)]

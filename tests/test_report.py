@@ -23,7 +23,7 @@ from fedcams.extras import ExtraMissing
 from fedcams.recipes import RECIPES, merged
 from fedcams.report import PROFILES, Method, Profile, collect, figures, plotly, report, summarize
 from fedcams.report.charts import Chart, describe
-from fedcams.report.collection import COLOURS, nth_look
+from fedcams.report.collection import COLOURS, look
 from fedcams.report.numbers import human_bytes, human_seconds, score
 from fedcams.report.page import ReportError, page
 from fedcams.report.parts import parts
@@ -473,7 +473,7 @@ def test_scores_for_people() -> None:
 
 
 def test_looks_stay_distinct_when_colours_are_used_up() -> None:
-    looks = [nth_look(i) for i in range(3 * len(COLOURS))]
+    looks = [look(i) for i in range(3 * len(COLOURS))]
     assert len(set(looks)) == len(looks)
     assert len({look.colour for look in looks[:8]}) == 8, "the methods of the demo differ in colour, not only in dash"
 

@@ -53,7 +53,7 @@ class Look:
         return f"rgba({red},{green},{blue},{opacity})"
 
 
-def nth_look(index: int) -> Look:
+def look(index: int) -> Look:
     """Return the look of the method at a place in the collection."""
     turn = index // len(COLOURS) % len(DASHES)
     return Look(COLOURS[index % len(COLOURS)], DASHES[turn], PATTERNS[turn])
@@ -187,7 +187,7 @@ def collect(paths: Sequence[Path]) -> Collection:
             f"{sorted(named or empty)[0]}: no round is recorded yet; wait for the first round, then report again"
         )
     methods = _methods(run for run in runs if run.records)
-    return Collection(methods, empty, [nth_look(index) for index in range(len(methods))])
+    return Collection(methods, empty, [look(index) for index in range(len(methods))])
 
 
 def _folders(path: Path) -> list[Path]:
