@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,12 @@ from recording import environment, save
 from rich.console import Console
 from rich.table import Table
 
-from fedcams.bench.hostile import ATTACKS, Attack, attacked, opposed_, small_variance_, turned_
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from fedcams.experiment import Experiment, build
 from fedcams.guards import Adaptive, Norms, Past
 from fedcams.simulation import RoundRecord, Simulation
+from hostile_clients import ATTACKS, Attack, attacked, opposed_, small_variance_, turned_
 
 RECORD = Path(__file__).parent / "records" / "guard.json"
 BASE: dict[str, Any] = {"task": "digits", "model": "mlp", "partition": "dirichlet(alpha=0.1)", "seed": 1}

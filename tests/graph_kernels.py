@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from triton.runtime import interpreter
 
+from cohort_updates import assert_close, start_of
 from fedcams.engines import Problem, engine
 from fedcams.engines.captured.convolutions import (
     convolve,
@@ -38,7 +39,7 @@ from fedcams.errors import SpecError
 from fedcams.models.networks.convmixer import GlobalAverage
 from fedcams.models.networks.resnet import BasicBlock
 from fedcams.optimizers import server
-from test_graphs import assert_close, problem, start
+from test_graphs import problem
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {"float32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}
@@ -445,7 +446,7 @@ STEPS = (
 def test_steps_of_whole_models(name: str, spec: str) -> None:
     """Two steps of uneven clients with a partial batch, one of which is done after the first; padding everywhere."""
     task = small(name, spec, (4, 2))
-    x, buffers = start(task)
+    x, buffers = start_of(task)
     truth = engine("loop").train(task, x, buffers, [0, 7], round=1, seed=0)
     assert_close(Prepared(task).train(task, "float32", 8, 2, x, buffers, [0, 7], round=1, seed=0), truth, 1e-4)
 
@@ -455,7 +456,7 @@ def test_adamw_rates_and_shifts_by_kernels() -> None:
     adamw, plain = "adamw(eps=0.01, steps=2, batch=3)", LOCALS[0]
     for name, spec, shifted in ((MLP, adamw, False), (CNN, plain, False), (MLP, plain, True)):
         task = small(name, spec, (4, 2))
-        (x, buffers), made = start(task), Prepared(task)
+        (x, buffers), made = start_of(task), Prepared(task)
         shift = randn(2, task.layout.d) if shifted else None
         for rate in (0.1, 0.02):
             truth = engine("loop").train(task, x, buffers, [0, 7], round=1, seed=0, rate=rate, shift=shift)
@@ -467,7 +468,7 @@ def test_adamw_rates_and_shifts_by_kernels() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_predictions_of_whole_models(name: str) -> None:
     task = small(name, LOCALS[0], (3,))
-    x, buffers = start(task)
+    x, buffers = start_of(task)
     inputs = task.clients[0][0]
     expected = engine("loop").predictor(task, x, buffers)(inputs)
     assert_near(Prepared(task).predictor(task, "float32").of(x, buffers, task.prepare)(inputs), expected)

@@ -73,7 +73,7 @@ def through_bytes(history: History) -> Iterator[tuple[Any, Any, int, int]]:
         return ClientUpdate(update.delta[0], after, update.examples[0], update.steps[0], float(update.loss[0]))
 
     for _ in range(history.rounds):
-        cohort = draw_cohort(server, state, simulation.sampler, list(problem.clients))
+        cohort = draw_cohort(server, state, list(problem.clients))
         instructions, state = server_side.instruct(server, state, cohort)
         down = {i: instruction.to_bytes() for i, instruction in instructions.items()}
         answers = [client_side.answer(me, Instruction.from_bytes(down[i]), train) for i in reversed(cohort)]

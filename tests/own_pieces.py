@@ -109,8 +109,6 @@ from fedcams.registry import register
 class Spread(Probe):
     """`smallest` and `largest` norm of the decoded updates."""
 
-    needs = frozenset({"rows"})
-
     def measure(self, left):
         norms = row_norms(left.decoded())
         return {"smallest": float(norms.min()), "largest": float(norms.max())}

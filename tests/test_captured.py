@@ -17,6 +17,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from cohort_updates import assert_close, start_of
 from fedcams.engines import CohortUpdate, Problem, choose, choose_with_reason, engine
 from fedcams.engines.captured import Captured
 from fedcams.engines.captured import seat as seats
@@ -116,21 +117,8 @@ def problem(
 
 
 def train(by: str, task: Problem, cohort: list[int] | None = None, **given: Any) -> CohortUpdate:
-    x = torch.empty(task.layout.d, dtype=task.dtype, device=task.device)
-    layout = task.buffer_layout
-    held = None if layout is None else torch.empty(layout.d, dtype=task.dtype, device=task.device)
-    start = task.layout.read(task.model, out=x), None if layout is None else layout.read(task.model, out=held)
     given = {"round": 2, "seed": 1, **given}
-    return engine(by).train(task, *start, cohort or list(task.clients), **given)
-
-
-def assert_close(ours: CohortUpdate, truth: CohortUpdate, tolerance: float) -> None:
-    for name in ("delta", "loss", "buffers"):
-        mine, his = getattr(ours, name), getattr(truth, name)
-        assert (mine is None) == (his is None), name
-        if his is not None:
-            assert float((mine - his).norm()) <= tolerance * float(his.norm()), name
-    assert (ours.examples, ours.steps, ours.rate) == (truth.examples, truth.steps, truth.rate)
+    return engine(by).train(task, *start_of(task), cohort or list(task.clients), **given)
 
 
 # -- the steps of the loop ---------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cohort_updates import assert_close, start_of
 from fedcams import models
 from fedcams.engines import CohortUpdate, Engine, Problem, choose, engine
 from fedcams.engines.batches import lay_out
@@ -106,21 +107,8 @@ def train(
     rate: float | None = None,
     shift: Tensor | None = None,
 ) -> CohortUpdate:
-    start = task.layout.read(task.model, out=torch.empty(task.layout.d, dtype=task.dtype))
-    buffers = None
-    if task.buffer_layout is not None:
-        buffers = task.buffer_layout.read(task.model, out=torch.empty(task.buffer_layout.d, dtype=task.dtype))
     chosen = cohort or list(task.clients)
-    return engine(spec).train(task, start, buffers, chosen, round=3, seed=5, rate=rate, shift=shift)
-
-
-def assert_close(ours: CohortUpdate, truth: CohortUpdate, tolerance: float) -> None:
-    assert float((ours.delta - truth.delta).norm()) <= tolerance * float(truth.delta.norm())
-    assert float((ours.loss - truth.loss).norm()) <= tolerance * float(truth.loss.norm())
-    assert (ours.examples, ours.steps, ours.rate) == (truth.examples, truth.steps, truth.rate)
-    assert (ours.buffers is None) == (truth.buffers is None)
-    if ours.buffers is not None and truth.buffers is not None:
-        assert float((ours.buffers - truth.buffers).norm()) <= tolerance * float(truth.buffers.norm())
+    return engine(spec).train(task, *start_of(task), chosen, round=3, seed=5, rate=rate, shift=shift)
 
 
 LOCALS = [

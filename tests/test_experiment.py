@@ -167,6 +167,6 @@ def test_a_model_that_does_not_take_the_tasks_data_is_refused(tmp_path: Path) ->
 
 def test_weights_are_there_for_those_who_sample_by_them() -> None:
     built = build(Experiment.from_dict({**SMALL, "sampler": "weighted(n=3)", "partition": "dirichlet"}))
-    assert built.simulation.sampling_weights == built.histogram.sum(1).tolist()
+    assert built.simulation.server.sampling_weights == dict(enumerate(built.histogram.sum(1).tolist()))
     _, record = built.simulation.advance_(built.state)
     assert len(record.cohort) == 3

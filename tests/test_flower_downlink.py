@@ -22,7 +22,7 @@ from fedcams.flower.mod import Initial
 from fedcams.flower.records import INSTRUCTION, REPLY, message_parts, message_record
 from fedcams.layout import Layout
 from fedcams.rounds import Instruction, Refusal, Reply, answer_from_parts
-from fedcams.runs.files import write_file
+from fedcams.runs.files import write_private
 from flower_apps import experiment, federation, quick, run, simulated, simulation, vector, vectors
 from flower_grid import Fault, LocalGrid
 from test_flower import adding_app, plain_app, two_by_three
@@ -90,11 +90,11 @@ def test_a_server_killed_while_it_saves_is_in_step(
 
     def dying(path: Path, data: bytes) -> None:
         if moment == "between":
-            write_file(path, data)
+            write_private(path, data)
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedcams.runs.checkpoint.write_file", dying)
+        patch.setattr("fedcams.runs.checkpoint.write_private", dying)
         with pytest.raises(Killed):
             federated(tmp_path, what, 3)
     (x, buffers), (expected, averaged) = vectors(federated(tmp_path, what), what), simulated(what)

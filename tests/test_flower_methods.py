@@ -20,7 +20,7 @@ from fedcams.flower.checkpoint import read_ledger
 from fedcams.flower.records import ABOUT, INSTRUCTION, about
 from fedcams.rounds.server import ServerState
 from fedcams.runs import RunError
-from fedcams.runs.files import write_file
+from fedcams.runs.files import write_private
 from fedcams.simulation import RoundRecord
 from flower_apps import (
     CLIENTS,
@@ -152,12 +152,12 @@ def test_a_server_killed_while_it_saves_goes_on_with_control_average_and_schedul
     def dying(path: Path, data: bytes) -> None:
         last = next(saves) == 2
         if moment == "between" or not last:
-            write_file(path, data)
+            write_private(path, data)
         if last:
             raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedcams.runs.checkpoint.write_file", dying)
+        patch.setattr("fedcams.runs.checkpoint.write_private", dying)
         with pytest.raises(Stopped):
             started(what, federation(tmp_path, what), None)
     assert_simulated(run_method(tmp_path, **METHODS["server rate"], **METHODS["compressed"]), simulation(what))

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from cohort_updates import assert_close, start_of
 from fedcams import Layout, models
-from fedcams.engines import CohortUpdate, Problem, Shards, choose, engine
+from fedcams.engines import Problem, Shards, choose, engine
 from fedcams.engines.batches import Batches
 from fedcams.engines.graphs.block import ALIGN, Packing
 from fedcams.engines.graphs.engine import check_device, check_loss, check_rule, check_values
@@ -65,22 +66,6 @@ def problem(
     return Problem(net, per_example, clients, local(spec), augment=CropFlip())
 
 
-def start(task: Problem) -> tuple[Tensor, Tensor | None]:
-    x = torch.empty(task.layout.d, dtype=task.dtype, device=task.device)
-    layout = task.buffer_layout
-    held = None if layout is None else torch.empty(layout.d, dtype=task.dtype, device=task.device)
-    return task.layout.read(task.model, out=x), None if layout is None else layout.read(task.model, out=held)
-
-
-def assert_close(ours: CohortUpdate, truth: CohortUpdate, tolerance: float) -> None:
-    for name in ("delta", "loss", "buffers"):
-        mine, his = getattr(ours, name), getattr(truth, name)
-        assert (mine is None) == (his is None), name
-        if his is not None:
-            assert float((mine - his).norm()) <= tolerance * float(his.norm()), name
-    assert (ours.examples, ours.steps) == (truth.examples, truth.steps)
-
-
 # -- the same steps in plain PyTorch -----------------------------------------------------------------------------------
 
 
@@ -89,7 +74,7 @@ def assert_close(ours: CohortUpdate, truth: CohortUpdate, tolerance: float) -> N
 def test_a_program_trains_as_the_loop_does(name: str, spec: str) -> None:
     """Uneven clients, a last partial batch, clients that are done before the others, and turns of two."""
     task = problem(name, spec, (8, 6, 3))
-    x, buffers = start(task)
+    x, buffers = start_of(task)
     truth = engine("loop").train(task, x, buffers, [0, 7, 14], round=2, seed=1)
     at_once, lanes = [(2, 1), (8, 2)][(SMALL.index(name) + LOCALS.index(spec)) % 2]  # each model and rule meets both
     ours = prepared(task).train(task, "float32", at_once, lanes, x, buffers, [0, 7, 14], round=2, seed=1)
@@ -102,7 +87,7 @@ def losses_of_uneven_clients_are_those_of_the_loop(device: str, name: str) -> No
     for module in task.model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             torch.nn.init.constant_(module.bias, 3.0)
-    x, buffers = start(task)
+    x, buffers = start_of(task)
     truth = engine("loop").train(task, x, buffers, [0, 7], round=1, seed=0)
     if device == "cpu":
         ours = prepared(task).train(task, "float32", 8, 1, x, buffers, [0, 7], round=1, seed=0)
@@ -119,7 +104,7 @@ def test_clients_that_are_done_keep_their_loss() -> None:
 def test_rates_and_shifts_need_no_new_memory(spec: str) -> None:
     """Each round its own rate and shift, in turns of two, by one cohort with and one without a shift."""
     task = problem("convmixer(dim=8, depth=2)", spec, (8, 6, 3))
-    (x, buffers), made = start(task), Prepared(task)
+    (x, buffers), made = start_of(task), Prepared(task)
     shift = torch.randn(3, task.layout.d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for round, (rate, added) in enumerate(((0.05, None), (0.02, shift), (0.01, -shift), (0.03, None)), start=1):
         given = {"round": round, "seed": 1, "rate": rate, "shift": added}
@@ -142,7 +127,7 @@ def test_a_rule_that_looks_at_shapes_is_refused() -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_a_program_predicts_as_the_model_does(name: str) -> None:
     task = problem(name, LOCALS[0], (8, 6))
-    x, buffers = start(task)
+    x, buffers = start_of(task)
     inputs = task.clients[0][0]
     expected = engine("loop").predictor(task, x, buffers)(inputs)
     torch.testing.assert_close(prepared(task).predictor(task, "float32").of(x, buffers, task.prepare)(inputs), expected)
@@ -150,7 +135,7 @@ def test_a_program_predicts_as_the_model_does(name: str) -> None:
 
 def test_every_row_may_start_elsewhere() -> None:
     task = problem("cnn(channels=4)", LOCALS[0], (8, 6))
-    starts = torch.stack([start(task)[0], 2 * start(task)[0]])
+    starts = torch.stack([start_of(task)[0], 2 * start_of(task)[0]])
     truth = engine("loop").train(task, starts, None, [0, 7], round=1, seed=0)
     assert_close(prepared(task).train(task, "float32", 8, 1, starts, None, [0, 7], round=1, seed=0), truth, 1e-9)
 
@@ -305,7 +290,7 @@ def test_an_activation_may_write_over_what_only_it_uses() -> None:
 def test_a_batch_of_one_value_is_refused_with_its_client() -> None:
     task = problem("resnet18(width=4)", "sgd(batch=4)", (8, 5), side=8)  # the last stage has one pixel
     with pytest.raises(UpdateError, match="client 7: Expected more than 1 value per channel"):
-        prepared(task).train(task, "float32", 8, 1, *start(task), [0, 7], round=1, seed=0)
+        prepared(task).train(task, "float32", 8, 1, *start_of(task), [0, 7], round=1, seed=0)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -326,7 +311,7 @@ def test_a_loss_that_is_a_mean_is_refused() -> None:
     with pytest.raises(SpecError, match=r"needs the loss of each example, got shape \[\]; use engine=loop"):
         check_loss(mean)
     with pytest.raises(SpecError, match="needs the loss of each example"):
-        prepared(mean).train(mean, "float32", 8, 1, *start(mean), [0], round=1, seed=0)
+        prepared(mean).train(mean, "float32", 8, 1, *start_of(mean), [0], round=1, seed=0)
 
 
 def test_a_loss_that_mixes_examples_is_refused() -> None:
@@ -356,7 +341,7 @@ def test_an_old_triton_or_device_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_a_gpu_it_says_what_to_do() -> None:
     task = problem("mlp(hidden=8)", "sgd", (4,))
     with pytest.raises(SpecError, match="the model is on cpu; move it to a CUDA device, or use engine=stacked"):
-        engine("graphs").train(task, *start(task), [0], round=1, seed=0)
+        engine("graphs").train(task, *start_of(task), [0], round=1, seed=0)
     assert choose("auto", task).name == "stacked"
 
 
@@ -422,7 +407,7 @@ def test_one_step_on_a_gpu_is_that_of_the_loop(name: str) -> None:
     """In float32 without TF32: clients of uneven size, one of them with a partial batch."""
     exact()
     task = problem(name, "sgd(lr=0.01, steps=1, batch=8)", (8, 5, 16), torch.float32, "cuda")
-    x, buffers = start(task)
+    x, buffers = start_of(task)
     truth = engine("loop").train(task, x, buffers, [0, 7, 14], round=1, seed=0)
     ours = engine("graphs(precision=float32)").train(task, x, buffers, [0, 7, 14], round=1, seed=0)
     assert_close(ours, truth, 1e-5)
@@ -441,7 +426,7 @@ def test_clients_that_are_done_keep_their_loss_on_a_gpu() -> None:
 @on_gpu
 def test_a_round_on_a_gpu_repeats_bit_for_bit_and_in_turns() -> None:
     task = problem("resnet18(width=16)", "sgd(lr=0.01, epochs=2, batch=8)", (8, 5, 16), torch.float32, "cuda")
-    x, buffers = start(task)
+    x, buffers = start_of(task)
     first, again = (engine("graphs").train(task, x, buffers, [0, 7, 14], round=1, seed=0) for _ in range(2))
     assert torch.equal(first.delta, again.delta)
     turns = engine("graphs(clients=2)").train(task, x, buffers, [0, 7, 14], round=1, seed=0)
@@ -455,7 +440,7 @@ def test_one_graph_serves_every_rate(spec: str) -> None:
     """A rate given is that of the rule to the bit, after graphs were captured with another; and so without a shift."""
     exact()
     task = problem("resnet18(width=16)", spec, (8, 5, 16), torch.float32, "cuda")
-    (x, buffers), made = start(task), Prepared(task)
+    (x, buffers), made = start_of(task), Prepared(task)
     rule = dataclasses.replace(task.local, lr=0.02)  # type: ignore[type-var]
     own = Prepared(task).train(
         dataclasses.replace(task, local=rule), "float32", 8, 2, x, buffers, [0, 7, 14], round=1, seed=0
@@ -471,7 +456,7 @@ def test_one_graph_serves_every_rate(spec: str) -> None:
 
 def against_float64(task: Problem, by: str) -> float:
     """‖Δ - Δ₆₄‖/‖Δ₆₄‖ of one step by an engine in float32, where Δ₆₄ is what the loop gets in float64."""
-    x, buffers = start(task)
+    x, buffers = start_of(task)
     wide = dataclasses.replace(
         task,
         model=copy.deepcopy(task.model).double(),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedcams.bench.hostile import ATTACKS, attacked, opposed_, turned_
 from fedcams.buffers import below_zero
 from fedcams.compress import compressor
 from fedcams.experiment import Experiment, build
@@ -24,6 +23,7 @@ from fedcams.runs import resume, run
 from fedcams.simulation import RoundRecord, Simulation
 from halves import KEEP_PAIRS, assert_equal_rounds, net
 from halves import run as run_small
+from hostile_clients import ATTACKS, attacked, opposed_, turned_
 from test_refusals import STEEP
 from test_runs import lasting, small, stopped
 from together import together

@@ -323,9 +323,9 @@ def test_whether_a_client_is_drawn_does_not_depend_on_the_others() -> None:
 
 def test_cohorts_do_not_depend_on_the_seed_that_instructions_carry() -> None:
     server = server_of(spec="bernoulli(p=0.5)")
-    one, other = (draw_cohort(server, state_of(server, key), sampler("full"), range(64)) for key in (KEY, OTHER))
+    one, other = (draw_cohort(server, state_of(server, key), range(64)) for key in (KEY, OTHER))
     assert one != other
-    assert draw_cohort(server, state_of(server), sampler("full"), range(64)) == one
+    assert draw_cohort(server, state_of(server), range(64)) == one
 
 
 def test_a_missing_key_is_refused() -> None:

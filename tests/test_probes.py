@@ -66,8 +66,6 @@ def round_of(codec: Compressor, delta: Tensor, residual: Tensor | None) -> Lefto
         state=state,
         step_norm=float(x.norm()),
         decoded=lambda: decoded,
-        seed=9,
-        round=5,
         error=(decoded - h).norm(dim=-1) / h.norm(dim=-1),
         mean_h=mean_h,
         mean_delta_norm=norm,
@@ -94,7 +92,7 @@ def test_what_every_probe_keeps(probe: Probe, codec: str) -> None:
     assert all(type(value) is float for value in numbers.values())
     assert probe.measure(left) == numbers
     assert all(torch.equal(a, b) for a, b in zip(before, [t for t in tensors if t is not None], strict=True))
-    assert probe.needs <= {"error", "mean_h", "rows", "gram", "step"}
+    assert probe.needs <= {"error", "mean_h", "gram", "step"}
 
 
 def test_names_are_given_once() -> None:
@@ -163,7 +161,7 @@ def test_cosines_of_equal_and_of_zero_updates() -> None:
 
 def test_what_was_not_kept_is_not_measured() -> None:
     known = round_of(compressor("sign"), *vectors())
-    bare = Leftovers(known.method, LAYOUT, known.facts, known.mean, known.decoded, 9, 5)
+    bare = Leftovers(known.method, LAYOUT, known.facts, known.mean, known.decoded)
     assert [Probe.parse(name).measure(bare) for name in ("q", "gamma", "floor", "norms")] == [{}] * 4
 
 

@@ -61,7 +61,7 @@ def test_recipes_send_less_and_less() -> None:
     for name in RECIPES:
         values = {"recipe": name, "model": "mlp(hidden=64)", "rounds": 12, "clients": 20, "local": "sgd(steps=1)"}
         experiment = Experiment.from_dict({**values, "evaluate_every": 12})
-        records = History(build(experiment).simulation, experiment.rounds).run().records
+        records = History(build(experiment).simulation).run().records
         totals.append(sum(record.wire_up + record.wire_down for record in records))
     assert totals == sorted(totals, reverse=True)
     assert totals[0] > 5 * totals[1]

@@ -89,16 +89,16 @@ class Aggregator:
         compressor.check_lengths(code, self.layout, rows=len(ids))
         if self.in_order:
             self._total = self._zeros() if self._total is None else self._total
-            compressor.add_rows_to_(self._total, self._here(code), self.layout, weights)
+            compressor.add_rows_to_(self._total, self._on_device(code), self.layout, weights)
         else:
             for place, client_id in enumerate(ids):
                 self._codes[client_id] = (compressor, {name: tensor[place] for name, tensor in code.items()})
         self._weights |= dict(zip(ids, weights, strict=True))
 
     def _check(self, ids: Sequence[int], weights: Sequence[float]) -> None:
-        last, here = next(reversed(self._weights), -1), set[int]()  # in order, the last one added is the largest
+        last, seen = next(reversed(self._weights), -1), set[int]()  # in order, the last one added is the largest
         for client_id, weight in zip(ids, weights, strict=True):
-            if client_id in self._weights or client_id in here:
+            if client_id in self._weights or client_id in seen:
                 raise UpdateError(
                     f"client {client_id} already has an update in this round; send one per client and round"
                 )
@@ -107,7 +107,7 @@ class Aggregator:
             if self.in_order and client_id < last:
                 raise UpdateError(f"client {client_id} came after client {last}; in_order=True needs ascending ids")
             last = client_id
-            here.add(client_id)
+            seen.add(client_id)
 
     def mean(self, out: Tensor | None = None) -> Tensor:
         """Return the weighted mean `[d]`, in new memory or in `out`, which saves allocating new pages every round.
@@ -136,9 +136,9 @@ class Aggregator:
     def _zeros(self) -> Tensor:
         return torch.zeros(self.layout.d, dtype=torch.float32, device=self.device)
 
-    def _here(self, code: Code) -> Code:
+    def _on_device(self, code: Code) -> Code:
         return {name: tensor.to(self.device) for name, tensor in code.items()}
 
     def _add_(self, total: Tensor, compressor: Compressor, ids: Sequence[int]) -> None:
-        codes = [self._here(self._codes[client_id][1]) for client_id in ids]
+        codes = [self._on_device(self._codes[client_id][1]) for client_id in ids]
         compressor.add_codes_to_(total, codes, self.layout, [self._weights[client_id] for client_id in ids])

@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @functools.cache
 def run_once(experiment: Experiment, data: Path) -> list[RoundRecord]:
     """In miniature many experiments are the same but for their labels: those that differ in local epochs, say."""
-    return History(build(experiment, data).simulation, experiment.rounds).run().records
+    return History(build(experiment, data).simulation).run().records
 
 
 @everyone

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, NamedTuple, Self
 
 from fedcams.cli.progress import Screen
-from fedcams.cli.session import AGAIN, Settings, known
+from fedcams.cli.session import AGAIN, Settings, run_so_far
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.experiment import Experiment
 from fedcams.runs import Run, RunError, read_run
@@ -62,7 +62,7 @@ class Worker:
                 if "say" in event:
                     screen.say(event["say"])
                 elif "begin" in event:
-                    watch = shown.enter_context(screen.follow(known(experiment, folder)))
+                    watch = shown.enter_context(screen.follow(run_so_far(experiment, folder)))
                 elif "round" in event:
                     watch(RoundRecord.from_dict(event["round"]), event["timing"])
                 elif "error" in event:

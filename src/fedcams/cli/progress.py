@@ -240,8 +240,8 @@ class Forecast:
 
     def in_all(self) -> float:
         """Return the seconds that are left for all runs: shared by the jobs, and no less than the longest run takes."""
-        each = [self.of(path) for path in list(self._left)]
-        return max(sum(each) / self._jobs, max(each, default=0.0))
+        seconds = [self.of(path) for path in list(self._left)]
+        return max(sum(seconds) / self._jobs, max(seconds, default=0.0))
 
 
 def results(done: Sequence[Run]) -> list[Table]:

@@ -63,7 +63,7 @@ class Session:
     def carry_out(self, experiment: Experiment, folder: Path) -> Run:
         """Run an experiment in its folder, or continue or extend it there; return the finished run."""
         if not is_run(folder):
-            with self.watching(known(experiment, folder)) as watch:
+            with self.watching(run_so_far(experiment, folder)) as watch:
                 return runs.run(experiment, folder, **self._options, watch=watch)
         refuse_other(experiment, folder)
         if read_experiment(folder).rounds < experiment.rounds:
@@ -72,7 +72,7 @@ class Session:
 
     def resume(self, folder: Path) -> Run:
         """Run the remaining rounds of the run in a folder; return the finished run."""
-        found = known(read_experiment(folder), folder)
+        found = run_so_far(read_experiment(folder), folder)
         if found.finished:
             self.screen.say(f"{self.screen.title(found.path, found.experiment)}: already finished, in {found.path}")
             return runs.resume(found.path, **self._options)  # a kill may have come before the last checkpoint
@@ -145,7 +145,7 @@ def refuse_other(experiment: Experiment, folder: Path) -> None:
     raise RunError(f"{folder} holds a different run ({differences}); choose another folder with --out, or delete it")
 
 
-def known(experiment: Experiment, folder: Path) -> Run:
+def run_so_far(experiment: Experiment, folder: Path) -> Run:
     """Return what a folder has of the experiment's run, which may be nothing.
 
     Damaged records are left out, since resuming from the checkpoint repairs or refuses them.
@@ -160,5 +160,5 @@ def known(experiment: Experiment, folder: Path) -> Run:
 
 def are_finished(experiments: Mapping[Path, Experiment]) -> bool:
     """Return whether all folders hold the finished runs of their experiments."""
-    found = [(known(experiment, folder), experiment) for folder, experiment in experiments.items()]
+    found = [(run_so_far(experiment, folder), experiment) for folder, experiment in experiments.items()]
     return all(run.finished and run.experiment == experiment for run, experiment in found)

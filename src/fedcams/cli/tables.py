@@ -90,18 +90,22 @@ def _listed(titles: list[str], rows: Iterable[tuple[str, ...]]) -> Table:
 # -- fedcams bench gpu -------------------------------------------------------------------------------------------
 
 
-def gpu_table(each: Measured) -> Table:
+def gpu_table(measured: Measured) -> Table:
     """Return the phases of a round and what follows from them."""
-    table = Table("", "seconds", title=f"{each.model}, {each.uplink}, {each.engine}: median of {each.rounds} rounds")
-    for name, seconds in each.phases.items():
+    table = Table(
+        "",
+        "seconds",
+        title=f"{measured.model}, {measured.uplink}, {measured.engine}: median of {measured.rounds} rounds",
+    )
+    for name, seconds in measured.phases.items():
         table.add_row(name, f"{seconds:.4f}")
-    table.add_row("a round", f"{each.seconds:.4f}", style="bold")
-    table.add_row("the first round", f"{each.first_round:.1f}")
-    if each.loop_seconds is not None:
-        table.add_row("a round with the eager loop (sampled)", f"{each.loop_seconds:.2f}")
-        table.add_row("ratio", f"{each.ratio:.1f}x")
-    table.add_row("images per second", f"{each.images_per_second:,.0f}")
-    table.add_row("TFLOP/s while training", f"{each.tflops:.0f}")
-    table.add_row("device memory", f"{each.memory / 2**30:.2f} GiB")
-    table.add_row("encode and aggregate", f"{each.compression:.1%}")
+    table.add_row("a round", f"{measured.seconds:.4f}", style="bold")
+    table.add_row("the first round", f"{measured.first_round:.1f}")
+    if measured.loop_seconds is not None:
+        table.add_row("a round with the eager loop (sampled)", f"{measured.loop_seconds:.2f}")
+        table.add_row("ratio", f"{measured.ratio:.1f}x")
+    table.add_row("images per second", f"{measured.images_per_second:,.0f}")
+    table.add_row("TFLOP/s while training", f"{measured.tflops:.0f}")
+    table.add_row("device memory", f"{measured.memory / 2**30:.2f} GiB")
+    table.add_row("encode and aggregate", f"{measured.compression:.1%}")
     return table

@@ -57,15 +57,15 @@ def check(
 
     Settings that the theorems do not cover are checked as far as possible; the assumptions that fail are listed.
     """
-    from fedcams.theory.check import check as checked
+    from fedcams.theory.check import check as check_experiment
 
-    found = [checked(each, records, data, lines) for each, records, lines in _experiments(source, only or [])]
+    found = [check_experiment(each, records, data, lines) for each, records, lines in _experiments(source, only or [])]
     console = Console(highlight=False)
     if as_json:
-        console.print_json(json.dumps([each.to_dict() for each in found], ensure_ascii=False))
+        console.print_json(json.dumps([checked.to_dict() for checked in found], ensure_ascii=False))
         return
-    for each in found:
-        for part in _pages(each):
+    for checked in found:
+        for part in _pages(checked):
             console.print(part, soft_wrap=isinstance(part, str), markup=not isinstance(part, str))
 
 
@@ -86,19 +86,20 @@ def _experiments(source: str, labels: list[str]) -> Iterator[tuple[Experiment, l
     yield from ((each, [], []) for each in first.values())
 
 
-def _pages(each: Checked) -> Iterator[Any]:
-    run = each.run
-    yield f"\n{each.label}: theorem {each.theorem}, n/m = {run.n}/{run.m}, K = {run.K}, T = {run.T}{_compression(run)}"
-    yield f"step of a round α = {run.alpha:.4g}, u = {run.adaptivity(each.constants):.4g}: {each.regime}"
-    if each.twin:
+def _pages(checked: Checked) -> Iterator[Any]:
+    run = checked.run
+    counts = f"n/m = {run.n}/{run.m}, K = {run.K}, T = {run.T}{_compression(run)}"
+    yield f"\n{checked.label}: theorem {checked.theorem}, {counts}"
+    yield f"step of a round α = {run.alpha:.4g}, u = {run.adaptivity(checked.constants):.4g}: {checked.regime}"
+    if checked.twin:
         near = "while v̂ is on its floor, the server equals" if run.inside else "where √v is far below ε, it is close to"
-        yield f"{near} {each.twin}"
-    yield _constants(each.constants)
-    yield _terms(each)
-    yield _conditions(each)
-    if each.may_leave is not None and each.may_leave < 1:
-        yield f"v̂ left its floor in at most {100 * each.may_leave:.3g}% of coordinates, by the norms of the updates"
-    for fail in each.fails:
+        yield f"{near} {checked.twin}"
+    yield _constants(checked.constants)
+    yield _terms(checked)
+    yield _conditions(checked)
+    if checked.may_leave is not None and checked.may_leave < 1:
+        yield f"v̂ left its floor in at most {100 * checked.may_leave:.3g}% of coordinates, by the norms of the updates"
+    for fail in checked.fails:
         yield f"does not hold: {fail}"
 
 
@@ -112,32 +113,32 @@ def _table(*heads: str, title: str = "") -> Table:
     return Table(first, *(Column(name, justify="right") for name in rest), box=SIMPLE_HEAD, title=title)
 
 
-def _constants(known: Constants) -> Table:
+def _constants(constants: Constants) -> Table:
     table = Table("constant", Column("value", justify="right"), "source", box=SIMPLE_HEAD)
     for name in ("L", "G", "s_l", "s_g", "F", "d"):
-        table.add_row(name, f"{getattr(known, name):.6g}", escape(known.how.get(name, "exact")))
+        table.add_row(name, f"{getattr(constants, name):.6g}", escape(constants.how.get(name, "exact")))
     return table
 
 
-def _terms(each: Checked) -> Table:
-    table = _table("term of the bound on mean ‖∇f‖²", *(head for b in each.bounds for head in (b.version, "share")))
-    for name in each.bounds[0].terms:
-        cells = [(bound.terms[name], bound.terms[name] / bound.value) for bound in each.bounds]
+def _terms(checked: Checked) -> Table:
+    table = _table("term of the bound on mean ‖∇f‖²", *(head for b in checked.bounds for head in (b.version, "share")))
+    for name in checked.bounds[0].terms:
+        cells = [(bound.terms[name], bound.terms[name] / bound.value) for bound in checked.bounds]
         table.add_row(name, *(text for term, part in cells for text in (f"{term:.4g}", f"{100 * part:.1f}%")))
-    table.add_row("total", *(text for bound in each.bounds for text in (f"{bound.value:.4g}", "")), style="bold")
-    table.add_row("trivial bound G²", f"{each.constants.G**2:.4g}", "", f"{each.constants.G**2:.4g}", "")
-    if "gradient_sq" in each.seen:
-        measured = f"{each.seen['gradient_sq']:.4g}"
+    table.add_row("total", *(text for bound in checked.bounds for text in (f"{bound.value:.4g}", "")), style="bold")
+    table.add_row("trivial bound G²", f"{checked.constants.G**2:.4g}", "", f"{checked.constants.G**2:.4g}", "")
+    if "gradient_sq" in checked.seen:
+        measured = f"{checked.seen['gradient_sq']:.4g}"
         table.add_row("measured (estimate from updates)", measured, "", measured, "")
-    if "measured_gradient_sq" in each.seen:
-        measured, rounds = f"{each.seen['measured_gradient_sq']:.4g}", each.seen["measured_rounds"]
+    if "measured_gradient_sq" in checked.seen:
+        measured, rounds = f"{checked.seen['measured_gradient_sq']:.4g}", checked.seen["measured_rounds"]
         table.add_row(f"measured (gradients in {rounds:.0f} rounds)", measured, "", measured, "")
     return table
 
 
-def _conditions(each: Checked) -> Table:
+def _conditions(checked: Checked) -> Table:
     table = _table("condition", "allowed", "used", "used/allowed", "holds")
-    for bound in each.bounds:
+    for bound in checked.bounds:
         for condition in bound.conditions:
             ratio = condition.used / condition.allowed if condition.allowed else float("inf")
             shown = (
@@ -170,7 +171,7 @@ def steps(
 ) -> None:
     """Recommend both learning rates from the proved bound, next to the corollaries' choice."""
     from fedcams.experiment import Experiment
-    from fedcams.theory.check import check as checked
+    from fedcams.theory.check import check as check_experiment
     from fedcams.theory.steps import corollary, recommended
 
     experiment = Experiment.from_dict({
@@ -179,13 +180,14 @@ def steps(
         "local": f"sgd(steps={local_steps}, batch={batch}, replace=true)", "server": server, "uplink": uplink,
         "rounds": rounds,
     })  # fmt: skip
-    each, console = checked(experiment, data=data), Console(highlight=False)
-    console.print(_constants(each.constants))
-    chosen = {"recommended": recommended(each.constants, each.run), "corollary": corollary(each.constants, each.run)}
-    console.print(_steps(chosen, experiment.server, each.constants))
+    checked, console = check_experiment(experiment, data=data), Console(highlight=False)
+    constants, run = checked.constants, checked.run
+    console.print(_constants(constants))
+    chosen = {"recommended": recommended(constants, run), "corollary": corollary(constants, run)}
+    console.print(_steps(chosen, experiment.server, constants))
     if limit := chosen["recommended"].limited_by:
         console.print(f"the step is shorter than the best one, because of {limit}")
-    for fail in each.fails:
+    for fail in checked.fails:
         console.print(f"does not hold: {fail}", soft_wrap=True, markup=False)
 
 
@@ -195,7 +197,7 @@ def _model(task: str) -> str:
     return str(getattr(resolve("task", task), "model", "mlp"))
 
 
-def _steps(chosen: dict[str, Steps], server: ServerOptimizer, known: Constants) -> Table:
+def _steps(chosen: dict[str, Steps], server: ServerOptimizer, constants: Constants) -> Table:
     from fedcams.theory.describe import server_lr
 
     table = _table("", *chosen)
@@ -204,7 +206,7 @@ def _steps(chosen: dict[str, Steps], server: ServerOptimizer, known: Constants) 
         "local lr": lambda each: f"{each.run.eta_l:.4g}",
         "step of a round α": lambda each: f"{each.run.alpha:.4g}",
         "sound bound on mean ‖∇f‖²": lambda each: f"{each.bound.value:.4g}",
-        "trivial bound G²": lambda each: f"{known.G**2:.4g}",
+        "trivial bound G²": lambda each: f"{constants.G**2:.4g}",
         "conditions": lambda each: "hold" if each.bound.admissible else "do not hold",
     }
     for name, shown in rows.items():

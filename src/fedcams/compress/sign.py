@@ -56,8 +56,8 @@ class Sign(Compressor):
         return {"scale": (sums / sizes).float(), "sign": bits}
 
     def accumulate_rows_(self, out: Tensor, code: Code, layout: Layout, weights: Sequence[float]) -> None:
-        each = torch.tensor(weights, dtype=torch.float32, device=out.device)[:, None]
-        add_signs_(out, code["sign"], segments(layout, self.scope), code["scale"] * each)
+        factors = torch.tensor(weights, dtype=torch.float32, device=out.device)[:, None]
+        add_signs_(out, code["sign"], segments(layout, self.scope), code["scale"] * factors)
 
     def accumulate_(self, out: Tensor, code: Code, layout: Layout, weight: float) -> None:
         add_signs_(out, code["sign"], segments(layout, self.scope), code["scale"] * weight)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from fedcams.buffers import add_change, change_between
 from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
+from fedcams.downlink.catchup import Kind
 from fedcams.downlink.held import HeldStore
 from fedcams.downlink.message import BUFFERS, MODEL, Held, Message, OutOfStep, apply_messages, base_of
 from fedcams.errors import SpecError
@@ -72,7 +73,6 @@ class Broadcast(NamedTuple):
         return derive(self.seed, "downlink" if name == MODEL else f"downlink {name}", self.round, client)
 
 
-Kind = Literal["delta", "catchup", "dense"]
 Streams = Mapping[str, bytes]
 """Name of a stream -> its bytes, as instructions carry them."""
 

@@ -13,13 +13,13 @@ from fedcams.downlink.base import (
     Delivery,
     Downlink,
     DownlinkCost,
-    Kind,
     Part,
     Sent,
     Streams,
     bound_of,
     check_contractive,
 )
+from fedcams.downlink.catchup import Kind
 from fedcams.downlink.message import (
     ADD,
     BUFFERS,
@@ -167,10 +167,10 @@ class Replica(Downlink):
 
     def deliver(self, state: ReplicaState, broadcast: Broadcast, clients: Sequence[int]) -> Delivery:
         store = _store(broadcast)
-        there = [i for i, client in enumerate(clients) if self.warm or store.round_of(client) is not None]
-        kinds: list[Kind] = ["delta" if i in there else "dense" for i in range(len(clients))]
+        holding = [i for i, client in enumerate(clients) if self.warm or store.round_of(client) is not None]
+        kinds: list[Kind] = ["delta" if i in holding else "dense" for i in range(len(clients))]
         parts = broadcast.parts(self.codec)
-        made = {name: self._moved(state, broadcast, part, clients, there) for name, part in parts.items()}
+        made = {name: self._moved(state, broadcast, part, clients, holding) for name, part in parts.items()}
         store.commit(clients, {ROWS[name]: rows for name, (rows, _) in made.items()}, broadcast.round)
         counts = [counts for _, counts in made.values()]
         sent = [Sent(kind, *each) for kind, *each in zip(kinds, *counts, strict=True)]
@@ -179,19 +179,19 @@ class Replica(Downlink):
         return Delivery(made[MODEL][0], sent, state._replace(buffers=held), buffers)
 
     def _moved(
-        self, state: ReplicaState, broadcast: Broadcast, part: Part, clients: Sequence[int], there: Sequence[int]
+        self, state: ReplicaState, broadcast: Broadcast, part: Part, clients: Sequence[int], holding: Sequence[int]
     ) -> tuple[Tensor, list[int]]:
         """Return what these clients hold afterwards `[C, d]`, and the bytes of each one's message.
 
-        `there` are the places of those that hold something; the others receive the dense vector.
+        `holding` are the places of those that hold something; the others receive the dense vector.
         """
         rows, counts = self._rows(state, broadcast, part, clients), [dense_size(part.layout)] * len(clients)
-        rows[[i for i in range(len(clients)) if i not in there]] = part.values
-        if there:
-            moved = rows[there]
-            code = part.move_(moved, [broadcast.key(clients[i], part.name) for i in there])
-            rows[there] = moved
-            for i, payload in zip(there, sizes(part.codec, code, part.layout), strict=True):
+        rows[[i for i in range(len(clients)) if i not in holding]] = part.values
+        if holding:
+            moved = rows[holding]
+            code = part.move_(moved, [broadcast.key(clients[i], part.name) for i in holding])
+            rows[holding] = moved
+            for i, payload in zip(holding, sizes(part.codec, code, part.layout), strict=True):
                 counts[i] = message_size([payload])
         return rows, counts
 

@@ -22,7 +22,7 @@ from fedcams.downlink.base import (
     bound_of,
     check_contractive,
 )
-from fedcams.downlink.catchup import Catchup, Way, expected_size
+from fedcams.downlink.catchup import Catchup, Track, Way, expected_size
 from fedcams.downlink.message import (
     ADD,
     BUFFERS,
@@ -46,19 +46,6 @@ if TYPE_CHECKING:
 
 UNKNOWN = -1
 """The version of a client whose model the server does not know, or that has none."""
-
-
-class Track(NamedTuple):
-    """One vector that the clients of the last round hold, and what brings the others up to date."""
-
-    w: Tensor
-    """The broadcast vector `[d]`."""
-    touched: Tensor | None
-    """int32 `[d]`, the version in which each coordinate last changed; None if every delta changes all of them."""
-    log: Mapping[int, Tensor]
-    """Version -> the payload, as bytes, that led to it; at most as many bytes as the vector itself."""
-    since: int
-    """The log has all deltas after this version."""
 
 
 class SharedState(NamedTuple):
@@ -155,7 +142,7 @@ class Shared(Downlink):
 
         With `counting`, it has only the size, and nothing is packed. `name` says which vector the layout belongs to.
         """
-        return Catchup(*state.tracks[name], state.version, layout, counting).cheapest(held)
+        return Catchup(state.tracks[name], state.version, layout, counting).cheapest(held)
 
     def expected(self, state: SharedState, client: int) -> Held | None:
         name = state.digests.get(state.version)  # missing until this version is sent to a client

@@ -73,6 +73,13 @@ class Experiment(Method):
         if self.privacy.active:
             self.privacy.multiplier(self.privacy.participation(self.sampler, self.clients, self.rounds))
 
+    @classmethod
+    def from_python(cls, method: Method, **values: Any) -> Self:
+        """Return the experiment of a method on a model and data that only the calling program has."""
+        fields = {key: getattr(method, key) for key in params(Method)}
+        fields |= {"task": "python", "model": "python", "partition": "natural"}  # see `placeholders`
+        return cls(**fields, **values)
+
     @property
     def method(self) -> Method:
         """The method of this experiment, without data, model and clients."""

@@ -30,7 +30,7 @@ from fedcams.runs.checkpoint import (
     old_format,
     read_sealed,
 )
-from fedcams.runs.files import Lines, disk_errors, end_of, write_file
+from fedcams.runs.files import Lines, disk_errors, end_of, write_private
 from fedcams.runs.folder import RunError
 
 RUN, LEDGER, REPLIES = "run.json", "ledger.jsonl", "replies"
@@ -77,7 +77,7 @@ def identify(folder: Path, name: str, identity: Mapping[str, Any]) -> str:
     if not path.exists():
         # a new run with an old name must not use the residuals that clients still have from the old run
         run = f"{name}-{secrets.token_hex(4)}"
-        write_file(path, sealed({**identity, "run": run}))
+        write_private(path, sealed({**identity, "run": run}))
         return run
     _refuse_old(path)
     known = read_sealed(path, RESTORE) or {}

@@ -109,7 +109,7 @@ class GridRound:
         population = known if strategy.clients is None else {*range(strategy.clients), *plain}
         if len(population) < strategy.sampler.min_population:
             return set()
-        return set(draw_cohort(self.server, state, strategy.sampler, sorted(population)))
+        return set(draw_cohort(self.server, state, sorted(population)))
 
     # -- instructions and replies --------------------------------------------------------------------------------
 

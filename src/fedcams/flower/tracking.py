@@ -17,13 +17,8 @@ from fedcams.experiment import Experiment
 from fedcams.flower.checkpoint import read_ledger
 from fedcams.flower.hooks import MANY
 from fedcams.flower.records import readable
-from fedcams.method import Method
-from fedcams.models import Model
-from fedcams.partition import Partition
-from fedcams.registry import params
 from fedcams.runs.folder import Run
 from fedcams.simulation import RoundRecord
-from fedcams.tasks import Task
 from fedcams.trackers import Tracker, end
 
 if TYPE_CHECKING:
@@ -96,13 +91,9 @@ class FlowerRun(Run):
 
 def _run(strategy: FedCAMS, name: str, rounds: int) -> FlowerRun:
     """Return the run as trackers know runs; its folder is that of the checkpoint."""
-    known = {key: getattr(strategy.method, key) for key in params(Method)}
-    experiment = Experiment(
-        **known,
+    experiment = Experiment.from_python(
+        strategy.method,
         label=strategy.run_name,
-        task=Task.parse("python"),
-        model=Model.parse("python"),
-        partition=Partition.parse("natural"),
         clients=strategy.clients or _fewest(strategy),
         sampler=strategy.sampler,
         rounds=rounds,

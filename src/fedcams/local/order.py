@@ -44,10 +44,10 @@ def batch_order(local: Local, examples: int, seed: int, round: int, client: int)
         >>> batch_order(local("sgd(epochs=1, batch=2)"), examples=5, seed=1, round=1, client=0).sizes
         [2, 2, 1]
     """
-    each = _epoch(local, examples)
-    steps = local.steps or (local.epochs or 1) * len(each)
-    epochs = -(-steps // len(each))
-    used, sizes = sum(each), (each * epochs)[:steps]
+    epoch_sizes = _epoch(local, examples)
+    steps = local.steps or (local.epochs or 1) * len(epoch_sizes)
+    epochs = -(-steps // len(epoch_sizes))
+    used, sizes = sum(epoch_sizes), (epoch_sizes * epochs)[:steps]
     if local.replace:
         return BatchOrder(generator(seed, "draw", round, client).integers(examples, size=sum(sizes)), sizes)
     shuffled = permutations(epochs, examples, seed, "shuffle", round, client)

@@ -16,13 +16,10 @@ import torch
 from fedcams.engines import Examples
 from fedcams.engines.trees import named_tensors
 from fedcams.experiment import Experiment
-from fedcams.method import Method, method_of
-from fedcams.models import Model
-from fedcams.partition import Partition
-from fedcams.registry import params
+from fedcams.method import method_of
 from fedcams.rounds import ServerState
 from fedcams.runs.checkpoint import differences, saved_round
-from fedcams.runs.execute import check_interval, make_folder, refuse_taken, write_about
+from fedcams.runs.execute import make_folder, refuse_taken, write_about
 from fedcams.runs.files import end_of, locked, write_public
 from fedcams.runs.folder import (
     CHECKPOINT,
@@ -53,8 +50,6 @@ class RunFolder:
 
     path: Path
     simulation: Simulation
-    last: int
-    """The number of rounds."""
     label: str
     engine: str
     checkpoint_every: int
@@ -66,7 +61,6 @@ class RunFolder:
         `start` is the state before the first round. Refuses a folder of another run, naming what differs, and does not
         change it.
         """
-        check_interval(self.checkpoint_every)
         experiment = self._experiment()
         if not is_run(self.path):
             self._begin(experiment)
@@ -104,7 +98,7 @@ class RunFolder:
                 try:
                     yield step.state, step.record
                 except GeneratorExit:  # trackers hear of it, unless the run is over
-                    if step.state.round < self.last and not (self.path / STOPPED).exists():
+                    if step.state.round < self.simulation.rounds and not (self.path / STOPPED).exists():
                         raise
                     return
 
@@ -116,11 +110,14 @@ class RunFolder:
 
     @property
     def _journal(self) -> Journal:
-        device, every = self.simulation.problem.device, self.checkpoint_every
         return Journal(
-            self.path, self.simulation, self._identity, self.last, device, every, may_grow=True,
+            self.path,
+            self.simulation,
+            self._identity,
+            self.checkpoint_every,
+            keep_rows=True,
             theory_every=self.theory_every,
-        )  # fmt: skip
+        )
 
     def _begin(self, experiment: Experiment) -> None:
         make_folder(self.path)
@@ -135,16 +132,16 @@ class RunFolder:
         if is_run(self.path):
             write_public(self.path / EXPERIMENT, experiment.to_toml().encode())
         else:
-            write_about(self.path, experiment, self.simulation.problem.device, self.simulation, [])
+            write_about(self.path, experiment, self.simulation, [])
 
     def _check_rounds(self) -> None:
         """Refuse to shorten a run, and to restart a finished run whose checkpoint is gone; a longer run goes on."""
-        there = read_experiment(self.path).rounds
-        if self.last > there:
+        here, there = self.simulation.rounds, read_experiment(self.path).rounds
+        if here > there:
             (self.path / STOPPED).unlink(missing_ok=True)  # who asks for more rounds wants them, after a stop too
-        if self.last < there:
+        if here < there:
             raise RunError(
-                f"{self.path}: rounds={self.last}, but the run there has rounds={there}; give at least as many, or "
+                f"{self.path}: rounds={here}, but the run there has rounds={there}; give at least as many, or "
                 "another folder"
             )
         if not (self.path / CHECKPOINT).exists() and read_run(self.path).finished:
@@ -173,16 +170,13 @@ class RunFolder:
             warnings.warn(f"{self.path}: the first client has different examples from before; {fix}", stacklevel=6)
 
     def _experiment(self) -> Experiment:
-        method, simulation = self.simulation.server.method, self.simulation
-        return Experiment(
-            **{key: getattr(method, key) for key in params(Method)},
+        simulation = self.simulation
+        return Experiment.from_python(
+            simulation.server.method,
             label=self.label,
-            task=Task.parse("python"),
-            model=Model.parse("python"),
-            partition=Partition.parse("natural"),
             clients=len(simulation.problem.clients),
             sampler=simulation.sampler,
-            rounds=self.last,
+            rounds=simulation.rounds,
             seed=simulation.server.seed,
             engine=self.engine,
             evaluate_every=simulation.evaluate_every,
@@ -199,7 +193,7 @@ class RunFolder:
         parameters = dict(problem.model.named_parameters())
         return {
             **method.to_dict(),
-            **({"rounds": self.last} if method.depends_on_rounds else {}),
+            **({"rounds": simulation.rounds} if method.depends_on_rounds else {}),
             "cohort": str(simulation.sampler),
             "seed": simulation.server.seed,
             "model": layouts,
@@ -231,7 +225,7 @@ class RunFolder:
         method, simulation = self.simulation.server.method, self.simulation
         default = method_of(None, {}).to_dict()
         given = {key: value for key, value in method.to_dict().items() if value != default[key]}
-        given |= {"rounds": self.last, "cohort": str(simulation.sampler), "seed": simulation.server.seed}
+        given |= {"rounds": simulation.rounds, "cohort": str(simulation.sampler), "seed": simulation.server.seed}
         words = ", ".join(f"{key}={value!r}" for key, value in {**given, "out": str(self.path)}.items())
         return f"fedcams.simulate(model, clients, test, {words})"
 

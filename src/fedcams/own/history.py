@@ -63,13 +63,12 @@ class History:
     def __init__(
         self,
         simulation: Simulation,
-        rounds: int,
         callbacks: Sequence[Callback] = (),
         folder: RunFolder | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
-        """Begin a history of `rounds` rounds, or continue the one in `folder`; `fedcams.simulate` calls it."""
-        self.simulation, self.rounds, self.callbacks = simulation, rounds, tuple(callbacks)
+        """Begin the history of a simulation, or continue the one in `folder`; `fedcams.simulate` calls it."""
+        self.simulation, self.rounds, self.callbacks = simulation, simulation.rounds, tuple(callbacks)
         self.folder, self.trackers = folder, tuple(trackers)
         self.state = simulation.start()
         """The server's state after the rounds so far."""

@@ -114,20 +114,20 @@ def _outputs(model: nn.Module, prepare: Callable[[Any], Any], inputs: Tree) -> A
     return call(model, prepare(map_tensors(torch.clone, inputs)))
 
 
-def _try_loss(loss: Loss, model: nn.Module, prepare: Callable[[Any], Any], outputs: Any, some: Examples) -> None:
+def _try_loss(loss: Loss, model: nn.Module, prepare: Callable[[Any], Any], outputs: Any, examples: Examples) -> None:
     """Compute the loss of some examples together, and of each alone; refuses what it must not be."""
     fix = "give targets that fit the outputs, or another loss"
-    with naming_failure("loss", outputs, some[1], fix), warnings.catch_warnings():
+    with naming_failure("loss", outputs, examples[1], fix), warnings.catch_warnings():
         warnings.filterwarnings("error", "Using a target size")  # by which torch warns of what it then broadcasts
-        value = loss(outputs, some[1])
-    _check_loss(value, size(some))
+        value = loss(outputs, examples[1])
+    _check_loss(value, size(examples))
     try:
-        each = (take(some, slice(i, i + 1)) for i in range(size(some)))
-        alone = [loss(_outputs(model, prepare, x), y) for x, y in each]
+        singles = (take(examples, slice(i, i + 1)) for i in range(size(examples)))
+        alone = [loss(_outputs(model, prepare, x), y) for x, y in singles]
     except Exception:  # training may never have a batch of one example
         return
-    _check_parts(value, alone, outputs, some[1])
-    _check_mean(value, alone, loss, outputs, some[1])
+    _check_parts(value, alone, outputs, examples[1])
+    _check_mean(value, alone, loss, outputs, examples[1])
 
 
 def _check_loss(value: Any, count: int) -> None:

@@ -154,9 +154,9 @@ def simulate(
         rows=rows,
     )
     if out is None:
-        return History(simulation, rounds, callbacks)
-    folder = RunFolder(Path(out), simulation, rounds, label, str(engine), checkpoint_every, theory_every)
-    return History(simulation, rounds, callbacks, folder, [tracker(each) for each in trackers])
+        return History(simulation, callbacks)
+    folder = RunFolder(Path(out), simulation, label, str(engine), checkpoint_every, theory_every)
+    return History(simulation, callbacks, folder, [tracker(each) for each in trackers])
 
 
 def _whole(name: str, value: Any, low: int | None = None) -> int:

@@ -106,8 +106,8 @@ def advise(options: Sequence[Option], contacts: Contacts, memory: float, profile
         >>> advise(options, contacts, memory=1e10, profile=PROFILES[0]).option.name
         'lighter'
     """
-    each = contacts.total / max(contacts.seen, 1e-9)
-    possible = [one for one in options if one.plan.memory <= memory and each >= one.contacts_needed]
+    per_client = contacts.total / max(contacts.seen, 1e-9)
+    possible = [one for one in options if one.plan.memory <= memory and per_client >= one.contacts_needed]
     chosen = possible[0]
     for option in possible[1:]:
         if option.plan.seconds(profile) * WORTH <= chosen.plan.seconds(profile):
@@ -115,7 +115,8 @@ def advise(options: Sequence[Option], contacts: Contacts, memory: float, profile
         elif option.recipe is not None and option.recipe.two_way:
             break  # after one way the search goes on: it may gain too little where both ways gain enough
     lighter = options[options.index(chosen) + 1 :]
-    return Advice(chosen, f"{_gain(chosen, options[0], profile)}; {_stop(chosen, lighter, each, memory, profile)}.")
+    gain, stop = _gain(chosen, options[0], profile), _stop(chosen, lighter, per_client, memory, profile)
+    return Advice(chosen, f"{gain}; {stop}.")
 
 
 def _gain(chosen: Option, dense: Option, profile: Profile) -> str:
@@ -128,7 +129,7 @@ def _gain(chosen: Option, dense: Option, profile: Profile) -> str:
     )
 
 
-def _stop(chosen: Option, lighter: Sequence[Option], each: float, memory: float, profile: Profile) -> str:
+def _stop(chosen: Option, lighter: Sequence[Option], per_client: float, memory: float, profile: Profile) -> str:
     """Why nothing lighter: it does not fit, clients take part too rarely, latency dominates, or it gains too little."""
     if not lighter:
         return "nothing is lighter"
@@ -136,10 +137,10 @@ def _stop(chosen: Option, lighter: Sequence[Option], each: float, memory: float,
     if following.plan.memory > memory:
         kept = f"{human_bytes(following.plan.memory)} of models at the server, which has {human_bytes(memory)}"
         return f"{following.name} would keep {kept}"
-    if each < following.contacts_needed:
+    if per_client < following.contacts_needed:
         return (
             f"{following.name} needs clients that take part about {following.contacts_needed:.0f} times, to hold a "
-            f"recent model, and yours take part {each:.2g} times"
+            f"recent model, and yours take part {per_client:.2g} times"
         )
     share = profile.latency / 1e3 / chosen.plan.seconds(profile)
     if share > 1 / WORTH:

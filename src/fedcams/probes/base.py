@@ -28,13 +28,11 @@ class Leftovers:
     """The method of this round, without schedules."""
     layout: Layout
     facts: Facts
-    """The facts of the accepted clients."""
+    """The facts of the accepted clients, with the round and the seed."""
     mean: Tensor
     """`[d]`, the mean of the decoded updates after the transforms of the mean."""
     decoded: Callable[[], Tensor]
     """Returns the decoded rows `[C, d]` of the accepted clients."""
-    seed: int
-    round: int
     error: Tensor | None = None
     """`[C]`, the relative compression errors ‖C(h)-h‖/‖h‖ of the accepted clients."""
     mean_h: Tensor | None = None
@@ -69,8 +67,8 @@ class Probe(Spec, ABC):
     reference: ClassVar[str] = ""
     """The publication that describes it."""
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What a round must keep for the probe: a subset of `error`, `mean_h` (with the mean update's norm), `rows`, `gram`
-    and `step` (its length)."""
+    """What a round must keep for the probe: a subset of `error`, `mean_h` (with the mean update's norm), `gram` and
+    `step` (its length). Decoded rows are there for all probes."""
 
     @abstractmethod
     def measure(self, left: Leftovers) -> dict[str, float]:

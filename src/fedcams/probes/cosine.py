@@ -17,7 +17,6 @@ class Cosine(Probe):
     The cosine with a zero vector counts as 0.
     """
 
-    needs = frozenset({"rows"})
     examples = ("cosine",)
 
     def measure(self, left: Leftovers) -> dict[str, float]:

@@ -46,6 +46,6 @@ class Dissimilarity(Probe):
         if not left.mean_delta_norm:
             return {"gamma": 0.0}
         codec = left.method.uplink
-        code = codec.encode(left.mean_h, left.layout, derive(left.seed, "gamma", left.round))
+        code = codec.encode(left.mean_h, left.layout, derive(left.facts.seed, "gamma", left.facts.round))
         apart = float((codec.decode(code, left.layout) - left.mean).norm())
         return {"gamma": apart / left.mean_delta_norm} if math.isfinite(apart) else {}

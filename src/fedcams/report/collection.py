@@ -220,20 +220,9 @@ def read_checked(folder: Path) -> Run:
 
 def _check(run: Run) -> None:
     """Refuse values that no run writes, before they become a wrong curve."""
-    for name in (*sorted(FIELDS), *run.probed):
-        column, kinds = run.recorded(name), KINDS.get(name, NUMBERS)
-        if not kinds.issuperset(map(type, column)):
-            known = zip(run.recorded("round"), column, strict=True)
-            round, wrong = next((round, value) for round, value in known if type(value) not in kinds)
-            raise ValueError(f"round {round!r} contains something other than numbers and a cohort: {name}={wrong!r}")
-        numbers = np.array(column if kinds is NUMBERS else [], np.float64)  # refuses integers that no float can hold
-        if name in COUNTED and not np.isfinite(numbers).all():
-            raise ValueError(f"{ROUNDS}: {name} is missing or not finite in some rounds")
+    _check_columns(run)
     if odd := [name for name in run.probed if not name.isprintable()]:
         raise ValueError(f"{ROUNDS}: {odd[0]!r} is not the name of a probe")
-    for parts in zip(*map(run.recorded, SPLIT), strict=True):
-        if parts != (None,) * len(SPLIT) and not all(part is not None and math.isfinite(part) for part in parts):
-            raise ValueError(f"{ROUNDS}: {', '.join(SPLIT)} are {parts} in one round")
     if run.recorded("round") != [*range(1, len(run.records) + 1)]:
         raise ValueError(f"{ROUNDS}: rounds are not in ascending order without gaps")
     if any(later.round <= earlier.round for earlier, later in pairwise(run.measured)):
@@ -246,6 +235,22 @@ def _check(run: Run) -> None:
         raise ValueError(f"{TIMINGS}: seconds are not finite in some rounds")
     if run.histogram and np.array(run.histogram, np.int64).ndim != 2:
         raise ValueError("the partition's histogram is not a table")
+
+
+def _check_columns(run: Run) -> None:
+    """Refuse records with values of a wrong kind, and with some of the parts of the bytes down but not all."""
+    for name in (*sorted(FIELDS), *run.probed):
+        column, kinds = run.recorded(name), KINDS.get(name, NUMBERS)
+        if not kinds.issuperset(map(type, column)):
+            known = zip(run.recorded("round"), column, strict=True)
+            round, wrong = next((round, value) for round, value in known if type(value) not in kinds)
+            raise ValueError(f"round {round!r} contains something other than numbers and a cohort: {name}={wrong!r}")
+        numbers = np.array(column if kinds is NUMBERS else [], np.float64)  # refuses integers that no float can hold
+        if name in COUNTED and not np.isfinite(numbers).all():
+            raise ValueError(f"{ROUNDS}: {name} is missing or not finite in some rounds")
+    for parts in zip(*map(run.recorded, SPLIT), strict=True):
+        if parts != (None,) * len(SPLIT) and not all(part is not None and math.isfinite(part) for part in parts):
+            raise ValueError(f"{ROUNDS}: {', '.join(SPLIT)} are {parts} in one round")
 
 
 def _methods(runs: Iterable[Run]) -> list[Method]:
@@ -270,10 +275,8 @@ def _labels(experiments: list[Experiment]) -> list[str]:
 def _telling(settings: list[dict[str, Any]]) -> tuple[str, ...]:
     """Return the fewest keys in which all these differ from each other; of equally many, those that come first."""
     keys = [key for key in settings[0] if key not in ASIDE and any(each[key] != settings[0][key] for each in settings)]
-    chosen = (some for size in range(len(keys)) for some in combinations(keys, size))
-    return next(
-        (some for some in chosen if len({_told(each, some) for each in settings}) == len(settings)), tuple(keys)
-    )
+    chosen = (few for size in range(len(keys)) for few in combinations(keys, size))
+    return next((few for few in chosen if len({_told(each, few) for each in settings}) == len(settings)), tuple(keys))
 
 
 def _told(settings: dict[str, Any], keys: tuple[str, ...]) -> str:

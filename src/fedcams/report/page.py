@@ -69,7 +69,7 @@ def report(runs: Sequence[Path], out: Path, target: float | None = None, figures
         >>> report([Path("reported")], Path("report")).name
         'index.html'
     """
-    with _uncollected():
+    with _without_garbage_collection():
         return _report(runs, Path(out), target, figures)
 
 
@@ -96,7 +96,7 @@ def _report(runs: Sequence[Path], out: Path, target: float | None, figures: bool
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Pause the garbage collector: reports read millions of numbers, and it would look through all of them in vain."""
     enabled = gc.isenabled()
     gc.disable()

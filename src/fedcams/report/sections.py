@@ -121,8 +121,8 @@ def summary_table(collection: Collection, summary: Summary) -> str:
         for name, doc in named.items()
     )
     rows = "".join(
-        f"<tr>{''.join(_cell(*pair, style) for pair in zip(cells(row, summary), named, strict=True))}</tr>"
-        for row, style in zip(summary.rows, collection.looks, strict=True)
+        f"<tr>{''.join(_cell(*pair, look) for pair in zip(cells(row, summary), named, strict=True))}</tr>"
+        for row, look in zip(summary.rows, collection.looks, strict=True)
     )
     return f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>"
 
@@ -141,8 +141,8 @@ def network(collection: Collection, summary: Summary) -> str:
         return ""
     heads = "".join(f'<th scope="col">{profile.name}</th>' for profile in PROFILES)
     rows = "".join(
-        f'<tr><th scope="row" class="text method">{_named(style, method.label)}</th>{"<td></td>" * len(PROFILES)}</tr>'
-        for method, style in zip(collection.methods, collection.looks, strict=True)
+        f'<tr><th scope="row" class="text method">{_named(look, method.label)}</th>{"<td></td>" * len(PROFILES)}</tr>'
+        for method, look in zip(collection.methods, collection.looks, strict=True)
     )
     shown = 100 * summary.target if summary.percent else summary.target
     return NETWORK.format(
@@ -201,12 +201,12 @@ def _input(key: str, value: float, least: float | None, name: str = "") -> str:
     return f'<input id="{key}" type="number" step="any" required value="{value:.10g}"{low}{named}>'
 
 
-def _cell(cell: Cell, column: str, style: Look) -> str:
+def _cell(cell: Cell, column: str, look: Look) -> str:
     order = "" if cell.order is None else f' data-order="{escape(str(cell.order))}"'
     note = f"<small>{escape(cell.note)}</small>" if cell.note else ""
     text = escape(cell.text)
     if column == METHOD:
-        text = _named(style, cell.text)
+        text = _named(look, cell.text)
     elif column in WORDS:
         # In a narrow table a spec breaks after its name and between its parameters.
         text = f"<code>{'<wbr>'.join(f'<span>{part}</span>' for part in re.findall(r'[^(,]+[(,]? ?', text))}</code>"
@@ -219,9 +219,9 @@ def _kind(column: str) -> str:
     return "text method" if column == METHOD else "text" if column in WORDS else ""
 
 
-def _named(style: Look, label: str) -> str:
+def _named(look: Look, label: str) -> str:
     """Return how a method is drawn, and its label, which breaks before the parameters of a spec if it must."""
-    dot = f'<span class="dot" data-dash="{style.dash}" style="--c:{style.colour}"></span>'
+    dot = f'<span class="dot" data-dash="{look.dash}" style="--c:{look.colour}"></span>'
     return dot + re.sub(r"(?<=\w)\((?=\w)", r"\g<0><wbr>", escape(label))
 
 

@@ -189,12 +189,12 @@ def _row(method: Method, target: float | None) -> Row:
         averaged=_spread(method, averaged_score),
         last=_spread(method, last_score),
         best=_spread(method, best_score),
-        held_accuracy=_held(runs),
+        held_accuracy=_mean_of_all([late_mean(run, HELD) for run in runs]),
         bytes_up=fmean(sum(run.recorded("wire_up")) for run in runs),
         bytes_down=fmean(sum(run.recorded("wire_down")) for run in runs),
         bytes_total=fmean(sum(run.recorded("wire_up")) + sum(run.recorded("wire_down")) for run in runs),
-        down_catchup=_share(runs, "catchup"),
-        down_dense=_share(runs, "dense"),
+        down_catchup=_mean_of_all([share_of_down(run, "catchup") for run in runs]),
+        down_dense=_mean_of_all([share_of_down(run, "dense") for run in runs]),
         reached=sum(hit is not None for hit in _hits(method, target)),
         rounds_to_target=_at_target(method, target, ROUNDS),
         bytes_up_to_target=_at_target(method, target, BYTES_UP),
@@ -207,15 +207,10 @@ def _row(method: Method, target: float | None) -> Row:
     )
 
 
-def _held(runs: list[Run]) -> float | None:
-    found = [late_mean(run, HELD) for run in runs]
-    known = [value for value in found if value is not None]
-    return fmean(known) if len(known) == len(runs) else None
-
-
-def _share(runs: list[Run], key: str) -> float | None:
-    shares = [share for run in runs if (share := share_of_down(run, key)) is not None]
-    return fmean(shares) if len(shares) == len(runs) else None
+def _mean_of_all(values: list[float | None]) -> float | None:
+    """Return the mean over the runs; None unless all of them have a value."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
 
 
 def _evaluations(run: Run, metric: Metric = ACCURACY) -> tuple[Array, Array]:
@@ -231,12 +226,12 @@ def _spread(method: Method, number: Callable[[Run], float | None]) -> Spread | N
 
 
 def _hits(method: Method, target: float | None, metric: Metric = ACCURACY) -> list[int | None]:
-    """For each seed the index of the first round that reached the target."""
+    """Return for each seed the index of the first round that reached the target."""
     return [None if target is None else first_at(values(run, metric), target) for run in method.runs]
 
 
 def _at_target(method: Method, target: float | None, axis: Axis, metric: Metric = ACCURACY) -> float | None:
-    """Where the seeds were on an axis when they reached the target."""
+    """Return where the seeds were on an axis when they reached the target, on average; None unless all did."""
     hits = _hits(method, target, metric)
     places = [position(run, axis)[hit] for run, hit in zip(method.runs, hits, strict=True) if hit is not None]
     return float(np.mean(places)) if len(places) == len(hits) else None

@@ -16,14 +16,14 @@ from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import MODEL, Held, HeldStore, OutOfStep
 from fedcams.engines import CohortUpdate
-from fedcams.errors import LayoutError, SpecError, UpdateError
+from fedcams.errors import LayoutError, UpdateError
 from fedcams.feedback import encode_with_feedback_
 from fedcams.keys import derive
 from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL, RESIDUAL, Method
 from fedcams.rounds.cohort import Arrival, Outgoing, Received, beside_the_model, check_returned, some_rows
 from fedcams.rounds.messages import UPDATE, Instruction, Refusal, Reply, expect_streams
-from fedcams.rounds.private import NoiseKeys, add_noise_, check_buffers, without_facts_
+from fedcams.rounds.private import NoiseKeys, check_buffers, with_noise_
 from fedcams.rounds.sending import Sending, not_finite, unsound
 from fedcams.rows import RowStore
 from fedcams.transforms import Facts
@@ -111,39 +111,34 @@ def respond_(
     losses = trained.loss.tolist()
     examples, steps, ones = tuple(trained.examples), tuple(trained.steps), (1.0,) * len(ids)
     facts = Facts(round, seed, tuple(ids), examples, steps, ones, trained.rate, client.population)
-    sending = Sending(facts, losses, trained.delta.detach(), trained.buffers, received, {})
+    sending = Sending(method, facts, losses, trained.delta.detach(), trained.buffers, received, {})
     failed = unsound(ids, losses, trained.buffers, client.buffer_layout)
     sending = sending.without({} if method.privacy.at_client else failed)
-    if not len(sending.facts.ids):
+    if not sending.facts.ids:
         return sending.nothing()
-    change = _control_change(client, method, sending)
+    sending = _message_(client, sending, failed, needs)
+    try:
+        return _encode_(client, sending, needs)
+    except UpdateError:
+        bad = _overflows(client, sending)
+        if not bad:
+            raise
+        sending = sending.without(bad)
+        return _encode_(client, sending, needs) if sending.facts.ids else sending.nothing()
+
+
+def _message_(client: Client, sending: Sending, failed: Collection[int], needs: Collection[str]) -> Sending:
+    """Turn updates into what is encoded, in place: transform them, add noise if clients do, and add the residual."""
+    method, change = sending.method, _control_change(client, sending)
     for transform in method.transforms:
         transform.update_(sending.h, sending.facts, client.layout)
     if method.privacy.at_client:
-        sending = _hidden_(client, method, sending, failed)
+        sending = with_noise_(sending, failed, client.rounds, client.noise_keys)
     sending = replace(sending, change=change, updates=sending.h.clone() if "mean_h" in needs else None)
     client.add_kept_(RESIDUAL, sending.facts.ids, sending.h)
     for transform in method.transforms:
         transform.message_(sending.h, sending.facts, client.layout)
     method.privacy.clip_(sending.h)
-    try:
-        return _encode_(client, method, sending, needs)
-    except UpdateError:
-        bad = _overflows(client, method, sending)
-        if not bad:
-            raise
-        sending = sending.without(bad)
-        return _encode_(client, method, sending, needs) if sending.facts.ids else sending.nothing()
-
-
-def _hidden_(client: Client, method: Method, sending: Sending, failed: Collection[int]) -> Sending:
-    """Return what clients send when they add noise: their updates with it, overwritten in place, and nothing else."""
-    if client.noise_keys is None:
-        raise SpecError(
-            f"privacy={method.privacy}: clients add noise, but there are no keys; give Client(noise_keys=...)"
-        )
-    sending = without_facts_(sending, failed)
-    add_noise_(method, sending.h, sending.facts.ids, sending.facts.round, client.rounds, client.noise_keys)
     return sending
 
 
@@ -156,35 +151,35 @@ def commit(client: Client, outgoing: Outgoing, accepted: Collection[int]) -> Non
         client.rows.commit([ids[place] for place in places], rows, outgoing.arrival.facts.round)
 
 
-def _overflows(client: Client, method: Method, sending: Sending) -> dict[int, str]:
+def _overflows(client: Client, sending: Sending) -> dict[int, str]:
     """Return client -> what is wrong, for clients whose message has a part that is not finite."""
     ids = sending.facts.ids
     found = {} if sending.change is None else not_finite(ids, sending.change, client.layout)
     if client.buffer_layout is not None and sending.buffers is not None:
-        found |= not_finite(ids, _buffer_message(client, method, sending), client.buffer_layout)
+        found |= not_finite(ids, _buffer_message(client, sending), client.buffer_layout)
     return {**found, **not_finite(ids, sending.h, client.layout)}
 
 
-def _control_change(client: Client, method: Method, sending: Sending) -> Tensor | None:
+def _control_change(client: Client, sending: Sending) -> Tensor | None:
     """Return the change of the clients' control variates `[C, d]`; None without them."""
     control = sending.received.control
     if control is None:
         return None
     old = client.controls(sending.facts.ids, control.device)
     sums = torch.tensor([steps * sending.facts.rate for steps in sending.facts.steps], dtype=torch.float64)
-    change = method.control.change(control, old, sending.h, sums.to(control.device))
-    check_returned(f"{method.control}: change", change, old)
+    change = sending.method.control.change(control, old, sending.h, sums.to(control.device))
+    check_returned(f"{sending.method.control}: change", change, old)
     return change
 
 
-def _encode_(client: Client, method: Method, sending: Sending, needs: Collection[str]) -> Outgoing:
+def _encode_(client: Client, sending: Sending, needs: Collection[str]) -> Outgoing:
     """Encode everything that travels; the update comes last: it overwrites h, which must survive a failure before."""
-    facts = sending.facts
+    method, facts = sending.method, sending.facts
     keys = [derive(facts.seed, "uplink", facts.round, client_id) for client_id in facts.ids]
     codes: dict[str, tuple[Compressor, Code]] = {}
     rows: dict[str, Tensor] = {}
     if client.buffer_layout is not None and sending.buffers is not None:
-        buffers, rest = _encode_buffers(client, method, sending)
+        buffers, rest = _encode_buffers(client, sending)
         codes[BUFFERS] = (method.buffers, buffers)
         rows |= {} if rest is None else {BUFFERS: rest}
     if sending.change is not None:
@@ -204,23 +199,23 @@ def _encode_(client: Client, method: Method, sending: Sending, needs: Collection
     return Outgoing(arrival, rows, errors, sending.refused, sending.updates, messages)
 
 
-def _encode_buffers(client: Client, method: Method, sending: Sending) -> tuple[Code, Tensor | None]:
+def _encode_buffers(client: Client, sending: Sending) -> tuple[Code, Tensor | None]:
     """Return the code of the buffers, or of their change if it is compressed, and what compression loses."""
     assert client.buffer_layout is not None
-    h = _buffer_message(client, method, sending)
-    if method.buffers == IDENTITY:
+    h = _buffer_message(client, sending)
+    codec, facts = sending.method.buffers, sending.facts
+    if codec == IDENTITY:
         return {"values": h}, None
-    facts = sending.facts
     keys = [derive(facts.seed, "buffers", facts.round, client_id) for client_id in facts.ids]
-    code, rest, _ = encode_with_feedback_(method.buffers, client.buffer_layout, h, keys, client.keeps(BUFFERS))
+    code, rest, _ = encode_with_feedback_(codec, client.buffer_layout, h, keys, client.keeps(BUFFERS))
     return code, rest
 
 
-def _buffer_message(client: Client, method: Method, sending: Sending) -> Tensor:
+def _buffer_message(client: Client, sending: Sending) -> Tensor:
     """Return what is encoded for the buffers `[C, b]`: the buffers, or their change plus what was lost before."""
     assert sending.buffers is not None
     assert sending.received.buffers is not None
-    if method.buffers == IDENTITY:
+    if sending.method.buffers == IDENTITY:
         return sending.buffers
     assert client.buffer_layout is not None
     h = change_between(sending.received.buffers, sending.buffers, client.buffer_layout)

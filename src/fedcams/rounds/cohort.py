@@ -60,6 +60,13 @@ class Received(NamedTuple):
     control: Tensor | None = None
     """The server's control variate `[d]`; None if the method has none."""
 
+    def only(self, places: Sequence[int]) -> Received:
+        """Return what the clients at these places receive."""
+        start, buffers = self.start, self.buffers
+        start = start if start.dim() == 1 else start[places]
+        buffers = buffers if buffers is None or buffers.dim() == 1 else buffers[places]
+        return Received(start, buffers, self.control)
+
 
 @dataclass(frozen=True)
 class Arrival:

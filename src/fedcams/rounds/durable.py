@@ -36,7 +36,15 @@ if TYPE_CHECKING:
 
 PENDING, ROWS, MODELS = "pending.reply", "rows", "held"
 OLD_ROWS = "residuals"
-WAITING = Frame(b"FCMP", "Q4s", blobs=1)  # the instruction's round and checksum; the reply
+FRAME = Frame(b"FCMP", "Q4s", blobs=1)  # what is answered, and the reply
+
+
+class Question(NamedTuple):
+    """The instruction that a reply answers."""
+
+    round: int
+    checksum: bytes
+    """Its last four bytes: a server that started over may send a different instruction for the same round."""
 
 
 class Answer(NamedTuple):
@@ -97,11 +105,10 @@ class DurableClient:
         asked = Instruction.from_parts(instruction)
         if self.site not in (None, asked.client):
             raise OtherClient(f"an instruction for client {asked.client} at site {self.site}")
-        # also by its checksum: a server that started over may send a different instruction for the same round
-        name, waiting = (asked.round, bytes(instruction[-1][-4:])), self._waiting()
-        if waiting is not None and waiting[0] == name:
-            return Answer(waiting[1], again=True, note="")
-        sent = None if waiting is None else waiting[1]
+        question = Question(asked.round, bytes(instruction[-1][-4:]))
+        answered, sent = self._pending()
+        if sent is not None and answered == question:
+            return Answer(sent, again=True, note="")
         note = self._compare(sent, asked)
         settled = in_background(lambda: self._settle(sent, asked))  # the disk is slow; the app trains in the meantime
         try:
@@ -111,7 +118,7 @@ class DurableClient:
         finally:
             settled.result()
         if isinstance(reply, Reply) and outgoing is not None:
-            self._hold(name, reply, outgoing)
+            self._hold(question, reply, outgoing)
         return Answer(reply, again=False, note=note)
 
     def _careful(self, settled: Future[None], train: Train) -> Train:
@@ -160,35 +167,35 @@ class DurableClient:
         """Whether an instruction that comes again gets the same reply; without rows or noise, it is trained again."""
         return self.rows is not None or self.secret is not None
 
-    def _hold(self, name: tuple[int, bytes], reply: Reply, outgoing: Outgoing) -> None:
+    def _hold(self, question: Question, reply: Reply, outgoing: Outgoing) -> None:
         """Write rows and reply to disk at the same time; either one without the other is ignored."""
         if not self._repeats:
             return
-        written = in_background(lambda: self._write(name, reply))
+        written = in_background(lambda: self._write(question, reply))
         try:
             if self.rows is not None:
                 self.rows.commit([reply.client], outgoing.rows, reply.round)
         finally:
             written.result()
 
-    def _write(self, name: tuple[int, bytes], reply: Reply) -> None:
+    def _write(self, question: Question, reply: Reply) -> None:
         path = self.folder / PENDING
         with os_errors(ResidualError, "write", path):
-            write_whole(path, *WAITING.parts(name, reply.to_bytes()))
+            write_whole(path, *FRAME.parts(question, reply.to_bytes()))
 
-    def _waiting(self) -> tuple[tuple[int, bytes], Reply] | None:
-        """Return the reply on disk and what it answers; None unless its rows are there too, if it has any."""
+    def _pending(self) -> tuple[Question, Reply] | tuple[None, None]:
+        """Return the reply on disk, after what it answers; None unless its rows are there too, if it has any."""
         path = self.folder / PENDING
         if not self._repeats or not path.exists():
-            return None
+            return None, None
         try:
             with os_errors(ResidualError, "read", path):
-                head, (data,) = WAITING.unpack(path.read_bytes())
+                question, (data,) = FRAME.unpack(path.read_bytes())
             reply = Reply.from_bytes(data)
         except WireError as error:
             raise ResidualError(f"{path}: damaged ({error}); delete it; the update that it holds is lost") from error
         whole = self.rows is None or self.rows.round_of(reply.client) == reply.round
-        return ((head[0], head[1]), reply) if whole else None
+        return (Question(*question), reply) if whole else (None, None)
 
 
 def _secret(folder: Path, rounds: int | None, method: Method) -> SiteSecret:

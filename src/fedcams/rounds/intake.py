@@ -6,21 +6,19 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from fedcams.aggregate import Aggregator
 from fedcams.buffers import add_change
-from fedcams.compress import Code, Compressor
 from fedcams.compress.identity import IDENTITY
 from fedcams.downlink import Held, OutOfStep
 from fedcams.errors import FedcamsError, UpdateError
 from fedcams.guards import Norms
-from fedcams.layout import Layout
 from fedcams.method import BUFFERS, CONTROL
-from fedcams.rounds.cohort import Arrival, Outgoing, arrival_of, some_rows, streams_up
+from fedcams.rounds.cohort import Arrival, Outgoing, arrival_of, streams_up
 from fedcams.rounds.measuring import measures, norms_of, refusals, scatter
 from fedcams.rounds.messages import UPDATE, Refusal, Reply
 from fedcams.rounds.private import noisy_mean
@@ -111,7 +109,7 @@ class Intake:
         """Take a client's message, or refuse it and record the reason in `refused`."""
         try:
             self._check(answer)
-            self._listen(answer)
+            self._note_held(answer)
             if isinstance(answer, Refusal):
                 raise UpdateError(answer.reason) if self._in_step(answer) else OutOfStep(answer.reason, answer.held)
             if not self._in_step(answer):
@@ -134,7 +132,7 @@ class Intake:
         if answer.client not in self.cohort:
             raise UpdateError(f"client {answer.client} was not selected in round {self.round}")
 
-    def _listen(self, answer: Reply | Refusal) -> None:
+    def _note_held(self, answer: Reply | Refusal) -> None:
         """Record the model that a client says it holds; once it has named the one it was sent, that stays recorded."""
         if self.acks.get(answer.client) != self._expected(answer.client):
             self.acks[answer.client] = answer.held
@@ -150,45 +148,36 @@ class Intake:
     def take_all(self, outgoing: Outgoing) -> None:
         """Take what the clients of a cohort send, including their refusals."""
         self._refuse(outgoing.refused)
-        if len(outgoing.arrival):
-            self._take(outgoing.arrival, whole_cohort=True)
+        self.take(outgoing.arrival, whole_cohort=True)
 
-    def take(self, arrival: Arrival) -> None:
+    def take(self, arrival: Arrival, whole_cohort: bool = False) -> None:
         """Take the rows of some clients; those refused are left out, with the reason in `refused`.
 
-        Everything is checked before anything is added, so that a client counts completely or not at all.
+        Everything is checked before anything is added, so that a client counts completely or not at all. If it is the
+        `whole_cohort`, the guard's bounds are those that its norms give.
         """
-        if len(arrival):
-            self._take(arrival)
-
-    def _take(self, arrival: Arrival, whole_cohort: bool = False) -> None:
+        if not len(arrival):
+            return
         self._refuse_twice(arrival)
         if measures(self.method):
             self.norms |= norms_of(arrival, self.streams, self.state.buffers)
         if whole_cohort:
             self.bounds = self.bounds_by(self.norms)
         arrival = self._weighed(arrival)
-        arrival = self._with_own_buffers(arrival.only(self._sound(arrival)))
-        if not len(arrival):
-            return
-        arrival, codec, code = self._transformed(arrival)
-        if not len(arrival):
-            return
-        self._add(arrival, codec, code)
-        facts = arrival.facts
-        known = zip(facts.examples, facts.steps, facts.weights, arrival.losses, strict=True)
-        self._accepted |= dict(zip(facts.ids, itertools.starmap(_Client, known), strict=True))
+        reasons = refusals(self.method, arrival, self.norms, self.bounds, self.server.buffer_layout)
+        arrival = self._transformed(self._with_own_buffers(self._without(arrival, reasons)))
+        if len(arrival):
+            self._add(arrival)
 
-    def _transformed(self, arrival: Arrival) -> tuple[Arrival, Compressor, Code]:
-        """Return the arrival and its updates after the transforms, without the clients whose rows overflowed there."""
-        (codec, code), layout, transforms = arrival.codes[UPDATE], self.server.layout, self.method.transforms
-        if not any("arrival" in transform.points for transform in transforms):
-            return arrival, codec, code
+    def _transformed(self, arrival: Arrival) -> Arrival:
+        """Return the arrival with its updates after the transforms, without the clients whose rows overflow there."""
+        if not len(arrival) or not any("arrival" in transform.points for transform in self.method.transforms):
+            return arrival
+        (codec, code), layout = arrival.codes[UPDATE], self.server.layout
         rows = codec.decode(code, layout)
-        for transform in transforms:
+        for transform in self.method.transforms:
             transform.arrival_(rows, arrival.facts, layout)
-        places = self._finite(arrival.facts.ids, rows, layout)
-        return arrival.only(places), IDENTITY, {"values": some_rows(rows, places)}
+        return self._with_rows(arrival, UPDATE, rows)
 
     def _with_own_buffers(self, arrival: Arrival) -> Arrival:
         """Return the arrival with the clients' own buffers in place of changes of those that each client was sent.
@@ -198,16 +187,26 @@ class Intake:
         own = self.state.buffers
         if BUFFERS not in self.streams or self.method.buffers == IDENTITY or own is None or not len(arrival):
             return arrival
-        (codec, code), layout, ids = arrival.codes[BUFFERS], self.streams[BUFFERS].layout, arrival.facts.ids
-        sent = [self.method.downlink.buffers_of(self.state.downlink, client) for client in ids]
+        (codec, code), layout = arrival.codes[BUFFERS], self.streams[BUFFERS].layout
+        sent = [self.method.downlink.buffers_of(self.state.downlink, client) for client in arrival.facts.ids]
         before = torch.stack([own if row is None else row for row in sent])
         rows = add_change(before, codec.decode(code, layout).to(own.device), layout)
-        codes = {**arrival.codes, BUFFERS: (IDENTITY, {"values": rows})}
-        return dataclasses.replace(arrival, codes=codes).only(self._finite(ids, rows, layout))
+        return self._with_rows(arrival, BUFFERS, rows)
 
-    def _finite(self, ids: Sequence[int], rows: Tensor, layout: Layout) -> list[int]:
-        """Return the places of the rows `[C, d]` that are finite; record why the others are refused."""
-        return self._refuse({} if bool(torch.isfinite(rows).all()) else not_finite(ids, rows, layout), ids)
+    def _with_rows(self, arrival: Arrival, name: str, rows: Tensor) -> Arrival:
+        """Return the arrival with these rows `[C, d]` as its stream `name`, without clients whose row is not finite."""
+        finite = bool(torch.isfinite(rows).all())
+        reasons = {} if finite else not_finite(arrival.facts.ids, rows, self.streams[name].layout)
+        codes = {**arrival.codes, name: (IDENTITY, {"values": rows})}
+        return self._without(dataclasses.replace(arrival, codes=codes), reasons)
+
+    def _without(self, arrival: Arrival, reasons: Mapping[int, str]) -> Arrival:
+        """Record why clients are refused, and return the arrival of the others."""
+        self._refuse(reasons)
+        return arrival.only([place for place, client in enumerate(arrival.facts.ids) if client not in reasons])
+
+    def _refuse(self, reasons: Mapping[int, str]) -> None:
+        self.refused |= {client: f"UpdateError: {why}" for client, why in reasons.items()}
 
     def _weighed(self, arrival: Arrival) -> Arrival:
         """Return the arrival with the weights that its clients have in the mean."""
@@ -220,23 +219,15 @@ class Intake:
             if client in self._accepted:
                 raise UpdateError(f"client {client} already has an update in this round; send one per client and round")
 
-    def _sound(self, arrival: Arrival) -> list[int]:
-        """Return the places of the rows that nothing refuses; record why the others are refused."""
-        reasons = refusals(self.method, arrival, self.norms, self.bounds, self.server.buffer_layout)
-        return self._refuse(reasons, arrival.facts.ids)
-
-    def _refuse(self, reasons: Mapping[int, str], ids: Sequence[int] = ()) -> list[int]:
-        """Record why clients are refused, and return the places of the others in `ids`."""
-        self.refused |= {client: f"UpdateError: {why}" for client, why in reasons.items()}
-        return [place for place, client in enumerate(ids) if client not in reasons]
-
-    def _add(self, arrival: Arrival, codec: Compressor, code: Code) -> None:
-        ids, weights, codes = arrival.facts.ids, arrival.facts.weights, {**arrival.codes, UPDATE: (codec, code)}
+    def _add(self, arrival: Arrival) -> None:
+        facts, codes = arrival.facts, arrival.codes
         if self._clipped is not None:  # privacy refuses all other streams
-            self._clipped.add(ids, codec, code)
-            return
-        for name, total in self.sums.items():  # all clients count equally in the mean of the control variates
-            total.add_rows(ids, *codes[name], (1.0,) * len(ids) if name == CONTROL else weights)
+            self._clipped.add(facts.ids, *codes[UPDATE])
+        else:
+            for name, total in self.sums.items():  # all clients count equally in the mean of the control variates
+                total.add_rows(facts.ids, *codes[name], (1.0,) * len(facts.ids) if name == CONTROL else facts.weights)
+        known = zip(facts.examples, facts.steps, facts.weights, arrival.losses, strict=True)
+        self._accepted |= dict(zip(facts.ids, itertools.starmap(_Client, known), strict=True))
 
     # -- results -----------------------------------------------------------------------------------------------------
 

@@ -64,12 +64,13 @@ def refusals(
     """
     found: dict[int, str] = {}
     for place, client in enumerate(arrival.facts.ids):
-        reasons = (
-            _weightless(method, arrival, place),
-            _by_transforms(method, arrival, place, norms.get(client, {})),
-            _too_long(method, norms[client], bounds) if method.guard.active else "",
+        reason = (
+            _weightless(method, arrival, place)
+            or _by_transforms(method, arrival, place, norms.get(client, {}))
+            or (_too_long(method, norms[client], bounds) if method.guard.active else "")
         )
-        found |= {client: reason} if (reason := next(filter(None, reasons), "")) else {}
+        if reason:
+            found[client] = reason
     if method.guard.active and buffer_layout is not None and method.buffers == IDENTITY:  # others are never below zero
         found = {**_meaningless(arrival, buffer_layout), **found}
     return found
@@ -85,9 +86,11 @@ def _too_long(method: Method, norms: Mapping[str, float], bounds: Mapping[str, f
 
 
 def _by_transforms(method: Method, arrival: Arrival, place: int, norms: Mapping[str, float]) -> str:
+    """Return why the first of the transforms that refuses a client's update does so, or an empty string."""
     guards = [transform for transform in method.transforms if "guard" in transform.points]
-    one = arrival.facts.take([place]) if guards else arrival.facts
-    return next((why for guard in guards if (why := guard.refuses(norms.get(UPDATE, math.nan), one))), "")
+    facts = arrival.facts.take([place]) if guards else arrival.facts
+    reasons = (guard.refuses(norms.get(UPDATE, math.nan), facts) for guard in guards)
+    return next(filter(None, reasons), "")
 
 
 def _weightless(method: Method, arrival: Arrival, place: int) -> str:

@@ -14,7 +14,6 @@ from fedcams.privacy import Participation
 from fedcams.privacy.secret import chosen, client_key
 from fedcams.privacy.sums import ClippedSum
 from fedcams.rounds.sending import Sending
-from fedcams.sampler import Sampler
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,21 +40,17 @@ def check_buffers(method: Method, buffer_layout: Layout | None) -> None:
         )
 
 
-def draw_cohort(
-    server: Server,
-    state: ServerState,
-    sampler: Sampler,
-    clients: Sequence[int],
-    weights: Sequence[float] | None = None,
-) -> list[int]:
+def draw_cohort(server: Server, state: ServerState, clients: Sequence[int]) -> list[int]:
     """Return those of `clients` that take part in the round after this state, in ascending order.
 
     With noise at the server they are drawn from the secret key, because every client is told the run's seed. Noise at
-    the client does not need that: its claim does not rely on who is asked. `weights` are for samplers that need them.
+    the client does not need that: its claim does not rely on who is asked.
     """
     if server.method.privacy.active and not server.method.privacy.at_client:
         return chosen(state.secret, state.round + 1, sorted(clients), server.participation.p)
-    return sampler.sample(clients, state.round + 1, server.seed, weights)
+    assert server.sampler is not None, "a server that draws cohorts has a sampler"
+    weights = None if server.sampling_weights is None else [server.sampling_weights[client] for client in clients]
+    return server.sampler.sample(clients, state.round + 1, server.seed, weights)
 
 
 def noisy_mean(server: Server, state: ServerState, total: ClippedSum) -> Tensor:
@@ -80,15 +75,21 @@ def simulated_keys(secret: str) -> NoiseKeys:
     return functools.partial(client_key, secret)
 
 
-def add_noise_(
-    method: Method, rows: Tensor, ids: Sequence[int], round: int, length: int | None, keys: NoiseKeys
-) -> None:
-    """Clip the updates of these clients `[C, d]` and add their noise, in place; `length` is that of the run."""
-    who = Participation(1.0, len(ids), length)
-    method.privacy.perturb_(rows, [keys(client) for client in ids], round, who)
+def with_noise_(sending: Sending, failed: Collection[int], rounds: int | None, keys: NoiseKeys | None) -> Sending:
+    """Return what clients send when they add noise: their updates, clipped and with noise, in place, and nothing else.
+
+    `failed` are those whose training failed, and `rounds` is the length of the run. Refuses clients without keys.
+    """
+    privacy, facts = sending.method.privacy, sending.facts
+    if keys is None:
+        raise SpecError(f"privacy={privacy}: clients add noise, but there are no keys; give Client(noise_keys=...)")
+    sending = _without_facts_(sending, failed)
+    who = Participation(1.0, len(facts.ids), rounds)
+    privacy.perturb_(sending.h, [keys(client) for client in facts.ids], facts.round, who)
+    return sending
 
 
-def without_facts_(sending: Sending, failed: Collection[int]) -> Sending:
+def _without_facts_(sending: Sending, failed: Collection[int]) -> Sending:
     """Return what clients send without losses and counts; overwrites the rows of those whose training failed with 0.
 
     These have no noise, so the server must not see them; and a missing update would reveal that training failed.

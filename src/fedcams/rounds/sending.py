@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from fedcams.errors import UpdateError
 from fedcams.layout import Layout
+from fedcams.method import Method
 from fedcams.rounds.cohort import Arrival, Outgoing, Received
 from fedcams.transforms import Facts
 
@@ -24,6 +25,8 @@ NOT_FINITE = "the training reports the loss {}; lower the learning rate or clip"
 class Sending:
     """The rows of the clients that send something."""
 
+    method: Method
+    """The method in this round."""
     facts: Facts
     losses: Sequence[float]
     h: Tensor
@@ -43,12 +46,17 @@ class Sending:
         places = [i for i, client in enumerate(self.facts.ids) if client not in refused]
         parts = (self.buffers, self.change, self.updates)
         buffers, change, updates = (None if part is None else part[places] for part in parts)
-        start, before, control = self.received
-        start = start if start.dim() == 1 else start[places]
-        received = Received(start, before if before is None or before.dim() == 1 else before[places], control)
-        losses, facts = [self.losses[i] for i in places], self.facts.take(places)
-        why = {**self.refused, **refused}
-        return Sending(facts, losses, self.h[places], buffers, received, why, change, updates)
+        return replace(
+            self,
+            facts=self.facts.take(places),
+            losses=[self.losses[i] for i in places],
+            h=self.h[places],
+            buffers=buffers,
+            received=self.received.only(places),
+            refused={**self.refused, **refused},
+            change=change,
+            updates=updates,
+        )
 
     def nothing(self) -> Outgoing:
         """Return what is sent if no client sends an update."""

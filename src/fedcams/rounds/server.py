@@ -48,7 +48,7 @@ class Server:
     replicas: RowStore | None = None
     """The models that clients hold, for downlinks that keep them at the server; in memory unless given."""
     sampler: Sampler | None = None
-    """What chooses the cohorts; needed if the method's weights come from it."""
+    """What chooses the cohorts; needed to draw them, and if the method's weights come from it."""
     sampling_weights: Mapping[int, float] | None = None
     """The weights of all clients that the sampler draws by, if it needs them."""
 
@@ -206,7 +206,7 @@ def take_answers(
     answers = list(answers) if isinstance(answers, Iterator) else answers
     intake = _offered(Intake(server, state, cohort, in_order), answers)
     bounds = intake.bounds_by(intake.norms)
-    if bounds != intake.bounds and any(_exceed(intake.norms, some) for some in (bounds, intake.bounds)):
+    if bounds != intake.bounds and any(_exceed(intake.norms, limits) for limits in (bounds, intake.bounds)):
         intake = _offered(Intake(server, state, cohort, in_order, bounds), answers)
     return intake
 

@@ -32,7 +32,7 @@ from fedcams.durable import private_folder, sealed, unsealed
 from fedcams.errors import ResidualError
 from fedcams.rounds import Server, ServerState
 from fedcams.rows import Versions
-from fedcams.runs.files import disk_errors, write_file
+from fedcams.runs.files import disk_errors, write_private
 from fedcams.runs.folder import RunError
 from fedcams.runs.state import file_checksum, pack, restore_, write_tensors
 
@@ -121,7 +121,7 @@ class Checkpoint:
             **digests,
             "state": small,
         }
-        write_file(self.folder / STATE, sealed(values))
+        write_private(self.folder / STATE, sealed(values))
 
     def _tidy(self, current: str, last: bool, *kept: str) -> None:
         """Remove what the new checkpoint does not need."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedcams.errors import SpecError
 from fedcams.experiment import Built, Experiment, build
 from fedcams.runs.checkpoint import clear_after_last, read_state, start_over
-from fedcams.runs.environment import environment
-from fedcams.runs.files import disk_errors, end_of, locked, write_file, write_public
+from fedcams.runs.files import disk_errors, end_of, locked, write_private, write_public
 from fedcams.runs.folder import (
     CHECKPOINT,
     ENVIRONMENT,
@@ -26,7 +25,7 @@ from fedcams.runs.folder import (
     read_experiment,
     read_run,
 )
-from fedcams.runs.journal import Journal, to_json
+from fedcams.runs.journal import Journal, environment_of, to_json
 from fedcams.simulation import RoundRecord, Simulation
 
 if TYPE_CHECKING:
@@ -79,8 +78,8 @@ def run(
     make_folder(folder)
     with locked(folder):
         refuse_taken(folder)  # check again, in case another process was faster
-        write_about(folder, experiment, device, built.simulation, built.histogram.tolist())
-        return _finish(folder, experiment, built, device, checkpoint_every, watch, keep_rows)
+        write_about(folder, experiment, built.simulation, built.histogram.tolist())
+        return _finish(folder, experiment, built, checkpoint_every, watch, keep_rows)
 
 
 def resume(
@@ -131,23 +130,14 @@ def resume(
         if _is_finished(folder, experiment):
             return read_run(folder)
         built = build(experiment, data, device)
-        return _finish(folder, experiment, built, device, checkpoint_every, watch, keep_rows)
+        return _finish(folder, experiment, built, checkpoint_every, watch, keep_rows)
 
 
 def _finish(
-    folder: Path,
-    experiment: Experiment,
-    built: Built,
-    device: str | torch.device,
-    every: int,
-    watch: Watch | None,
-    keep_rows: bool,
+    folder: Path, experiment: Experiment, built: Built, every: int, watch: Watch | None, keep_rows: bool
 ) -> Run:
     """Run all rounds that are left."""
-    journal = Journal(
-        folder, built.simulation, identity(experiment), experiment.rounds, device, every, may_grow=keep_rows,
-        theory_every=experiment.theory_every,
-    )  # fmt: skip
+    journal = Journal(folder, built.simulation, identity(experiment), every, keep_rows, experiment.theory_every)
     steps = journal.rounds(journal.load(built.state))
     for step in steps:
         try:
@@ -179,17 +169,11 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def write_about(
-    folder: Path,
-    experiment: Experiment,
-    device: str | torch.device,
-    simulation: Simulation,
-    histogram: list[list[int]],
-) -> None:
+def write_about(folder: Path, experiment: Experiment, simulation: Simulation, histogram: list[list[int]]) -> None:
     """Write the description of a new run; the experiment comes last, because a folder with it counts as a run."""
-    write_public(folder / ENVIRONMENT, to_json(environment(device, simulation.engine, simulation.why_engine)))
+    write_public(folder / ENVIRONMENT, to_json(environment_of(simulation)))
     private = experiment.privacy.active
-    (write_file if private else write_public)(folder / PARTITION, to_json({"histogram": histogram}))
+    (write_private if private else write_public)(folder / PARTITION, to_json({"histogram": histogram}))
     if private:
         write_public(folder / PRIVATE, private_note(experiment).encode())
     write_public(folder / EXPERIMENT, experiment.to_toml().encode())

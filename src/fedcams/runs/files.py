@@ -30,11 +30,8 @@ def disk_errors(what: str, path: Path, fix: str = REPAIR) -> Iterator[None]:
         raise RunError(str(error)) from error
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a whole file durably: a kill at any moment leaves either the old file or the new one.
-
-    Only its owner may read it.
-    """
+def write_private(path: Path, data: bytes) -> None:
+    """Write a whole file for its owner alone; a kill at any moment leaves either the old file or the new one."""
     with disk_errors("write", path):
         write_whole(path, data)
 

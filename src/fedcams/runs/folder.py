@@ -100,10 +100,10 @@ class Run:
         The list is cached, so do not change it.
         """
         if name not in self._recorded:
-            field = name in FIELDS
-            self._recorded[name] = list(map(attrgetter(name if field else "probes"), self.records))
-            if not field:
-                self._recorded[name] = [probes.get(name) for probes in self._recorded[name]]
+            if name in FIELDS:
+                self._recorded[name] = list(map(attrgetter(name), self.records))
+            else:
+                self._recorded[name] = [record.probes.get(name) for record in self.records]
         return self._recorded[name]
 
     def column(self, name: str) -> NDArray[np.float64]:

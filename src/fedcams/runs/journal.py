@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedcams.durable import EVERYONE, OWNER_ONLY
 from fedcams.rounds import ServerState
@@ -21,9 +21,6 @@ from fedcams.runs.folder import CHECKPOINT, ENVIRONMENT, ROUNDS, THEORY, TIMINGS
 from fedcams.simulation import Phases, RoundRecord, Simulation
 from fedcams.theory.gradients import Point
 from fedcams.theory.measure import Measured, measure
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Step(NamedTuple):
@@ -65,11 +62,8 @@ class Journal:
     simulation: Simulation
     identity: dict[str, Any]
     """The values that must be equal for the run to continue from a checkpoint."""
-    last: int
-    """The number of rounds."""
-    device: str | torch.device
     checkpoint_every: int = 25
-    may_grow: bool = False
+    keep_rows: bool = False
     """Whether the run may get more rounds later, so that even its last checkpoint needs rows."""
     theory_every: int = 0
     """Rounds between measurements of the theorems' constants; 0 means none."""
@@ -97,14 +91,13 @@ class Journal:
         If the caller stops early, a checkpoint of its last round is written.
         """
         saved, simulation = state.round, self.simulation
-        now = environment(self.device, simulation.engine, simulation.why_engine)
-        _note_environment(self.folder / ENVIRONMENT, saved, now)
+        _note_environment(self.folder / ENVIRONMENT, saved, environment_of(simulation))
         with self._open(saved) as files:
-            while state.round < self.last:
+            while state.round < simulation.rounds:
                 step = self._round(state)
                 state = step.state
                 files.append(step)
-                if state.round % self._every == 0 or state.round == self.last:
+                if state.round % self._every == 0 or state.round == simulation.rounds:
                     saved = self._save(state, files)
                 try:
                     yield step
@@ -127,8 +120,8 @@ class Journal:
         """Make this state the checkpoint, and return its round."""
         refuse_linked_folders(self.folder)
         files.sync()  # first: a checkpoint on disk must never be without its lines
-        last, measured = state.round == self.last and not self.may_grow, files.theory.digest if files.theory else ""
-        self.checkpoint.save(state, files.lines.digest, last, measured)
+        last = state.round == self.simulation.rounds and not self.keep_rows
+        self.checkpoint.save(state, files.lines.digest, last, files.theory.digest if files.theory else "")
         return state.round
 
     @property
@@ -150,7 +143,7 @@ class Journal:
 
     def _is_measured(self, round: int) -> bool:
         every = self.theory_every
-        return every > 0 and (round == 1 or round % every == 0 or round == self.last)
+        return every > 0 and (round == 1 or round % every == 0 or round == self.simulation.rounds)
 
     def _round(self, state: ServerState) -> Step:
         phases, started, done, measured = Phases(), time.perf_counter(), state.round, None
@@ -164,13 +157,18 @@ class Journal:
             "seconds": round(time.perf_counter() - started, 6),
             "phases": {name: round(seconds, 6) for name, seconds in phases.seconds.items()},
             "peak_memory": peak_memory(),
-            "peak_device_memory": peak_device_memory(self.device),
+            "peak_device_memory": peak_device_memory(self.simulation.problem.device),
         }
         return Step(state, record, timing, measured)
 
 
 def _copy(state: ServerState) -> Point:
     return Point(state.x.clone(), None if state.buffers is None else state.buffers.clone())
+
+
+def environment_of(simulation: Simulation) -> dict[str, Any]:
+    """Return the environment in which a simulation runs here."""
+    return environment(simulation.problem.device, simulation.engine, simulation.why_engine)
 
 
 def _note_environment(path: Path, round: int, now: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from fedcams.rounds.cohort import Outgoing, beside_the_model, streams_up
 from fedcams.rounds.messages import instruction_size, refusal_size, reply_size
 from fedcams.rounds.server import Server
 from fedcams.wire import sizes
-from fedcams.wire.payload import fixed_payload_size
+from fedcams.wire.estimate import payload_bytes
 
 KINDS = {"delta": "deltas", "catchup": "catchup", "dense": "dense"}
 """How a model travels to a client -> the ending of the record's key for its bytes."""
@@ -47,4 +47,4 @@ def _down(sent: Sent) -> dict[str, int]:
 def _beside(server: Server, method: Method) -> dict[str, int]:
     """Return the bytes of what one instruction carries besides what the downlink sends, by name."""
     layouts = beside_the_model(method, server.layout, server.buffer_layout)
-    return {name: fixed_payload_size(IDENTITY, layout) for name, layout in layouts.items()}
+    return {name: payload_bytes(IDENTITY, layout) for name, layout in layouts.items()}

@@ -56,8 +56,6 @@ class Measurement:
             facts=facts,
             mean=concluded.mean,
             decoded=lambda: codec.decode(code_rows(code, places), layout),
-            seed=facts.seed,
-            round=facts.round,
             error=_rows(outgoing.errors, places),
             mean_h=mean_h,
             mean_delta_norm=norm,

@@ -40,11 +40,9 @@ class Simulation:
     problem: Problem
     server: Server
     client: Client
-    sampler: Sampler
     engine: Engine
     test: Examples | None
     metrics: Metrics
-    sampling_weights: Sequence[float] | None = None
     evaluate_every: int = 1
     probes: tuple[Probe, ...] = ()
     why_engine: str = "named"
@@ -86,9 +84,19 @@ class Simulation:
         server = Server(method, layout, buffer_layout, seed, rounds, population, replicas, sampler, drawn_by)
         client = Client(method, layout, buffer_layout, rows, rounds=rounds, population=population)
         chosen, why = choose_with_reason(engine, problem, rounds, sampler.size_varies)
-        return cls(
-            problem, server, client, sampler, chosen, test, metrics, sampling_weights, evaluate_every, probes, why
-        )
+        return cls(problem, server, client, chosen, test, metrics, evaluate_every, probes, why)
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds in the run."""
+        assert self.server.rounds is not None, "the server of a simulation knows the length of the run"
+        return self.server.rounds
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses the cohorts."""
+        assert self.server.sampler is not None, "the server of a simulation draws the cohorts"
+        return self.server.sampler
 
     def start(self) -> ServerState:
         """Return the state before the first round, from the model's current parameters and buffers."""
@@ -104,7 +112,7 @@ class Simulation:
         """
         phases = phases or Phases()
         round = state.round + 1
-        cohort = draw_cohort(self.server, state, self.sampler, self._population, self.sampling_weights)
+        cohort = draw_cohort(self.server, state, self._population)
         with torch.inference_mode(False):  # training needs gradients, even if the caller is in inference mode
             if not cohort:
                 state, found = self._without_clients(state)
@@ -128,7 +136,7 @@ class Simulation:
     ) -> tuple[ServerState, dict[str, Any]]:
         """Run everything between sampling and evaluation; return the new state and what to record."""
         round = state.round + 1
-        method = self.server.method.in_round(round, self.server.rounds)
+        method = self.server.method.in_round(round, self.rounds)
         with phases("broadcast"):
             delivery = method.downlink.deliver(state.downlink, server_side.broadcast(self.server, state), cohort)
             buffers = state.buffers if delivery.buffers is None else delivery.buffers
@@ -173,7 +181,7 @@ class Simulation:
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def _is_evaluated(self, round: int) -> bool:
-        return round % self.evaluate_every == 0 or round == self.server.rounds
+        return round % self.evaluate_every == 0 or round == self.rounds
 
     def _evaluate(self, state: ServerState) -> dict[str, float | None]:
         """Return loss and metrics of the server's model, of the one that clients hold, and of the average."""

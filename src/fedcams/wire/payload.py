@@ -117,7 +117,7 @@ def size(compressor: Compressor, code: Code, layout: Layout) -> int:
     return sizes(compressor, {name: tensor[None] for name, tensor in code.items()}, layout)[0]
 
 
-def fixed_payload_size(compressor: Compressor, layout: Layout) -> int:
+def _fixed_part(compressor: Compressor, layout: Layout) -> int:
     """Return the bytes of a payload without the fields whose length depends on their contents."""
     fields = [field for field in compressor.fields(layout).values() if not field.size_varies]
     return HEADER.size + len(_spec_bytes(compressor)) + CHECKSUM.size + sum(map(fixed_size, fields))
@@ -141,7 +141,7 @@ def sizes(compressor: Compressor, code: Code, layout: Layout) -> list[int]:
         >>> sizes(sign, sign.encode(torch.ones(3, 800), layout), layout)
         [134, 134, 134]
     """
-    fixed = fixed_payload_size(compressor, layout)
+    fixed = _fixed_part(compressor, layout)
     return [fixed + varying for varying in varying_sizes(compressor.fields(layout), code, layout)]
 
 
