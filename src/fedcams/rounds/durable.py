@@ -92,8 +92,8 @@ class DurableClient:
 
         `instruction` is the message in parts, as `Instruction.to_parts` returns them. Raises a WireError for a damaged
         instruction, OtherClient for one that is for another site, and a ResidualError for damaged state, another
-        client's state or a server that went back to an older checkpoint. Raises an UpdateError if the client adds noise and has answered as often
-        as the run has rounds.
+        client's state or a server that went back to an older checkpoint. Raises an UpdateError if the client adds noise
+        and has answered as often as the run has rounds.
         """
         asked = Instruction.from_parts(instruction)
         if self.site not in (None, asked.client):
