@@ -31,12 +31,28 @@ Log = dict[tuple[int, int], Tensor]
 """(client, round) -> what its training changed."""
 
 
+class Waits:
+    """A clock that runs only while a round waits: however slow the machine, a deadline comes when nothing else does."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Return at once: on these grids, nothing is under way in the meantime."""
+        self.now += seconds
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pauses between two looks at the grid, where nothing is under way, and no waiting for the disk.
 
     To sync files matters when the machine fails, which no test here pretends; a kill leaves what was written.
     """
+    monkeypatch.setattr("fedcams.flower.grid_round.time", Waits())
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
     for module in ("grid_round", "replies", "roster"):

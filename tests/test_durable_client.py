@@ -159,6 +159,22 @@ def test_a_lost_residual_is_told_and_an_older_server_refused(tmp_path: Path) -> 
     assert opened(here).answer(ask(2, None), train).note == ""
 
 
+def test_the_folder_of_another_client_is_refused(tmp_path: Path) -> None:
+    """Copied there by mistake; both clients were accepted in the same round, so no round number tells them apart."""
+    accepted = {}
+    for client in (3, 4):
+        reply = opened(tmp_path / str(client)).answer(ask(1, None, client), train).reply
+        accepted[client] = Accepted(1, reply.digest)
+    opened(tmp_path / "3").answer(ask(2, accepted[3]), train)
+    shutil.rmtree(tmp_path / "4")
+    shutil.copytree(tmp_path / "3", tmp_path / "4")
+    with pytest.raises(ResidualError, match=r"4/rows: the rows of client 3, but this is client 4; restore .* delete"):
+        opened(tmp_path / "4").answer(ask(2, accepted[4], 4), train)
+    shutil.rmtree(tmp_path / "4")
+    told = opened(tmp_path / "4").answer(ask(2, accepted[4], 4), train)
+    assert "the residual of round 1 is lost" in told.note
+
+
 def test_a_reply_without_its_residual_is_as_if_it_had_never_been(tmp_path: Path) -> None:
     """They are written at once, and a kill may leave either."""
     first = opened(tmp_path).answer(ask(1, None), train).reply

@@ -60,7 +60,7 @@ def test_the_bytes_on_the_socket(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_flowers_simulation_gives_the_simulators_model(tmp_path: Path) -> None:
     config: dict[str, Any] = {**CONFIG, "data": "", "name": "ray", "deadline": 300.0}
-    config |= {"min-available": 2, "min-replies": 2}
+    config |= {"clients": 2, "min-available": 2, "min-replies": 2}
     script, state = str(TESTS / "flower_simulation.py"), str(tmp_path / "sites")
     python(
         script, str(tmp_path / "server"), json.dumps(config), timeout=900, FEDCAMS_STATE=state, FLWR_HOME=str(tmp_path)

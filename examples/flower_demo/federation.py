@@ -136,7 +136,7 @@ class Federation:
             root = [f"--root-certificates={self.keys / 'ca.crt'}"] if self.secure else ["--insecure"]
             self.start("superexec", "flower-superexec", *root, "--runtime-api-address", f"{HOST}:{self.port}")
 
-    def wait_for_port(self, seconds: float = 60.0) -> None:
+    def wait_for_port(self, seconds: float = 300.0) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if (code := self.processes["superlink"].poll()) is not None:

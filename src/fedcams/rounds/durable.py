@@ -98,13 +98,14 @@ class DurableClient:
         """Resolve the pending reply, train, and return the new reply once it is on disk.
 
         `instruction` is the message in parts, as `Instruction.to_parts` returns them. Raises a WireError for a damaged
-        instruction, OtherClient for one that is for another site, and a ResidualError for damaged state or a server
-        that went back to an older checkpoint. Raises an UpdateError if the client adds noise and has answered as often
-        as the run has rounds.
+        instruction, OtherClient for one that is for another site, and a ResidualError for damaged state, another
+        client's state or a server that went back to an older checkpoint. Raises an UpdateError if the client adds noise
+        and has answered as often as the run has rounds.
         """
         asked = Instruction.from_parts(instruction)
         if self.site not in (None, asked.client):
             raise OtherClient(f"an instruction for client {asked.client} at site {self.site}")
+        self._refuse_rows_of_others(asked.client)
         question = Question(asked.round, bytes(instruction[-1][-4:]))
         answered, sent = self._pending()
         if sent is not None and answered == question:
@@ -132,6 +133,15 @@ class DurableClient:
             return update
 
         return trained
+
+    def _refuse_rows_of_others(self, client: int) -> None:
+        """Refuse a folder that was copied from another client: its snapshot would hide that our own rows are lost."""
+        others = [] if self.rows is None else [other for other in self.rows.ids() if other != client]
+        if others:
+            raise ResidualError(
+                f"{self.folder / ROWS}: the rows of client {others[0]}, but this is client {client}; restore the "
+                "folder of this client, or delete this one, and residuals start at zero"
+            )
 
     # -- the server's decision on the last reply ---------------------------------------------------------------------
 
