@@ -94,7 +94,7 @@ def summary(results: Results, small: Mapping[str, str] = MappingProxyType({})) -
         f"open**.{_sure(every)}\nThe table lists the verdicts; [the evidence](#the-papers-claims) is below.\n"
     )
     columns = {**dict.fromkeys(words.MODELS.values(), ""), "": ""}
-    also = ["[small network](small.md)"] if small else []
+    also = ["[small network, rates not tuned](small.md)"] if small else []
     rows: dict[str, dict[str, str]] = {}
     for claim, found in every:
         rows.setdefault(claim.text, dict(columns))[claim.model] = emphasized(found.verdict)
