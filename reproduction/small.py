@@ -41,7 +41,8 @@ You do not need a GPU to repeat the paper's studies. Every preset also runs on a
 rounds:
 
 ```text
-fedcams run cohort-convmixer {flags} --data DIR --jobs 2
+fedcams run cohort-convmixer --data DIR --jobs 2 \\
+    {flags}
 ```
 
 This network, `cnn(channels=16)`, has two convolutions, 25,578 parameters and no batch-norm. Everything else is as in
