@@ -254,7 +254,7 @@ class History:
 
 
 def _is_true(answer: Any) -> bool:
-    """Return whether a callback's answer is True, as Python, NumPy or torch has it; all other values, and arrays, are not."""
+    """Return whether a callback's answer is True, as Python, NumPy or torch has it; other values and arrays are not."""
     dtype, shape = getattr(answer, "dtype", type(answer).__name__), getattr(answer, "shape", ())
     return str(dtype) in ("bool", "torch.bool") and math.prod(shape) == 1 and bool(answer)
 
