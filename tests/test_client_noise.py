@@ -330,6 +330,17 @@ def test_a_lost_count_is_refused_and_not_begun_again(tmp_path: Path, fields: dic
     assert not (site / FILE).exists()
 
 
+def test_who_has_another_sites_folder_is_not_told_to_delete_the_count(tmp_path: Path) -> None:
+    """A site that deletes it could answer as often again as the run allows."""
+    method, layout = Method(**{**NOISY, "uplink": "topk(ratio=1/8)"}), Layout.flat(D)
+    server = Server(method, layout, population=4)
+    instructions, _ = server_side.instruct(server, server_side.start(server, torch.zeros(D)), [1, 2])
+    update = ClientUpdate(torch.ones(D), None, examples=1, steps=1, loss=0.0)
+    DurableClient(tmp_path, method, layout).answer(instructions[1].to_parts(), lambda *_: update)
+    with pytest.raises(ResidualError, match=r"rows of client 1, but this is client 2; .* take part under another run"):
+        DurableClient(tmp_path, method, layout).answer(instructions[2].to_parts(), lambda *_: update)
+
+
 # -- over Flower -------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedcams import models
 from fedcams.engines import CohortUpdate, Engine, Problem, choose, engine
 from fedcams.engines.batches import lay_out
 from fedcams.engines.compiled import has_compiler
+from fedcams.engines.padding import is_near
 from fedcams.errors import SpecError, UpdateError
 from fedcams.local import Local, Rate, Slots, batch_order, local
 from fedcams.local.base import descend_, only_active
@@ -511,6 +513,29 @@ def test_auto_takes_the_loop_where_only_that_is_right(model: nn.Module) -> None:
 def test_models_whose_examples_see_each_other_are_not_padded(fast: str, model: nn.Module) -> None:
     task = dataclasses.replace(problem(), model=model.double())
     assert_close(train(fast, task), train("loop", task), 1e-9)
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [torch.full((4,), -torch.inf), torch.tensor([True, False]), torch.arange(3), torch.tensor([1j])],
+    ids=["infinite", "bool", "int", "complex"],
+)
+@pytest.mark.parametrize("persistent", [True, False])
+def test_constant_buffers_of_any_kind_do_not_prevent_padding(constant: Tensor, persistent: bool) -> None:
+    """Such as a causal mask with infinities, or the rotations of positions."""
+    task = problem(dtype=torch.float32)
+    task.model.register_buffer("constant", constant, persistent=persistent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert task.may_pad
+
+
+@pytest.mark.parametrize("found", [1.0, torch.inf, torch.nan])
+def test_an_infinity_is_near_itself_alone(found: float) -> None:
+    mask = torch.tensor([0.0, 1.0, -torch.inf])
+    assert is_near(mask, mask.clone(), 1e-3)
+    assert not is_near(torch.tensor([0.0, 1.0, found]), mask, 1e-3)
+    assert not is_near(torch.tensor([0.0, 2.0, -torch.inf]), mask, 1e-3)
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.03])

@@ -394,6 +394,11 @@ def test_a_run_stops_at_what_python_numpy_and_torch_call_true(kind: Callable[[bo
     assert len(start(None, callbacks=[lambda record: kind(record.round == 3)]).run()) == 3
 
 
+@pytest.mark.parametrize("values", [np.array, torch.tensor])
+def test_a_run_goes_on_after_many_truth_values(values: Callable[[list[bool]], Any]) -> None:
+    assert len(start(None, callbacks=[lambda record: values([True, True])]).run()) == start(None).rounds
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [

@@ -16,6 +16,7 @@ import fedcams
 from fedcams import SpecError
 from fedcams.engines.trees import concatenate, map_tensors, named_tensors, size
 from fedcams.own import History
+from fedcams.simulation.evaluate import BATCH
 from fedcams.simulation.examples import Reader
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -346,6 +347,15 @@ def test_the_default_metric_leaves_out_targets_that_the_loss_ignores(loss: Any, 
     history = run(nn.Conv1d(3, 2, 1), examples, examples[0], loss=loss)
     right = history.model(examples[0][0])[0].argmax(0) == padded[0]
     assert history[-1].test_accuracy == pytest.approx(float(right[counted[0]].float().mean()))
+
+
+def test_batches_of_a_test_set_weigh_as_much_as_their_targets_that_count() -> None:
+    """The first batch has a few targets that count, the second one only such."""
+    x, y = X[0].repeat(250, 1), Y[0].repeat(250)
+    y[5:BATCH] = -100
+    history = run(linear(), PLAIN, (x, y), loss=nn.functional.cross_entropy)
+    counted = y != -100
+    assert history[-1].test_accuracy == pytest.approx(float(right(history.model(x), y)[counted].mean()))
 
 
 def test_the_default_metric_accepts_targets_that_are_probabilities() -> None:

@@ -27,8 +27,12 @@ def most_apart(problem: Problem) -> float:
 
 
 def is_near(found: Tensor, true: Tensor, apart: float) -> bool:
-    """Return whether the distance of two tensors is at most this part of the second one's norm."""
-    return float((found - true).norm()) <= apart * float(true.norm())
+    """Return whether the distance of two tensors is at most this part of the second one's norm.
+
+    Equal infinities, such as those of a causal mask, are no distance and no part of the norm.
+    """
+    distance = (found - true).masked_fill(found == true, 0)
+    return float(distance.norm()) <= apart * float(true.masked_fill(true.isinf(), 0).norm())
 
 
 def ignores_padding(problem: Problem, examples: Examples) -> bool:
@@ -66,4 +70,8 @@ def _step(problem: Problem, examples: Examples, real: int, count: int) -> list[T
         losses = problem.losses(call(model, problem.prepare(x)), y)[:real]
         parts = torch.autograd.grad(losses.sum(), trained, allow_unused=True, materialize_grads=True)
     gradient = torch.cat([part.flatten().double() for part in parts])
-    return [losses.detach().double(), gradient, *(buffer.double() for buffer in model.buffers())]
+    return [losses.detach().double(), gradient, *map(_wide, model.buffers())]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float64))  # complex numbers stay complex

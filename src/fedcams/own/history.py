@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -253,8 +254,9 @@ class History:
 
 
 def _is_true(answer: Any) -> bool:
-    """Return whether a callback's answer is True, as Python, NumPy or torch has it; other values are not."""
-    return str(getattr(answer, "dtype", type(answer).__name__)) in ("bool", "torch.bool") and bool(answer)
+    """Return whether a callback's answer is True, as Python, NumPy or torch has it; other values and arrays are not."""
+    dtype, shape = getattr(answer, "dtype", type(answer).__name__), getattr(answer, "shape", ())
+    return str(dtype) in ("bool", "torch.bool") and math.prod(shape) == 1 and bool(answer)
 
 
 def _close_others(folder: Path) -> None:

@@ -22,7 +22,7 @@ from fedcams.keys import torch_generator
 from fedcams.layout import Layout
 from fedcams.local import Local
 from fedcams.simulation.clients import Clients
-from fedcams.simulation.evaluate import SCORE, Metric, Metrics, is_paired, naming_failure
+from fedcams.simulation.evaluate import SCORE, Metric, Metrics, OverCounted, is_paired, naming_failure
 from fedcams.simulation.examples import Collate, Reader, check_targets, shapes
 from fedcams.tasks import Augmentation, accuracy, class_axis, cross_entropy
 
@@ -237,14 +237,16 @@ def _accuracy_of_counted(ignored: int) -> Metric:
     Of targets that are probabilities, the most probable class is the right one.
     """
 
-    @functools.wraps(accuracy)  # its name is that of the metric in the run's folder
+    def counts(targets: Tensor) -> Tensor:
+        return torch.ones(len(targets)) if targets.is_floating_point() else (targets != ignored).float()
+
+    @functools.wraps(accuracy)
     def score(outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.is_floating_point():
             return accuracy(outputs, targets.argmax(1))
-        counts = (targets != ignored).float()
-        return accuracy(outputs, targets) * counts / counts.mean()  # whose mean is that over the counted ones
+        return accuracy(outputs, targets) * counts(targets)
 
-    return score
+    return OverCounted(score, counts)
 
 
 def refuse_class(name: str, function: Any) -> None:

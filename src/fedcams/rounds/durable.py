@@ -140,8 +140,15 @@ class DurableClient:
         if others:
             raise ResidualError(
                 f"{self.folder / ROWS}: the rows of client {others[0]}, but this is client {client}; restore the "
-                "folder of this client, or delete this one, and residuals start at zero"
+                f"folder of this client, or {self._anew}"
             )
+
+    @property
+    def _anew(self) -> str:
+        """How to begin with rows of zeros; the folder of a site with noise also counts what it has spent."""
+        if self.secret is not None:
+            return "take part under another run name"
+        return "delete this folder, and residuals start at zero"
 
     # -- the server's decision on the last reply ---------------------------------------------------------------------
 
@@ -164,7 +171,7 @@ class DurableClient:
         if ours > last:
             raise ResidualError(
                 f"{self.folder / ROWS}: the server last accepted round {last}, but this residual is of round {ours}: "
-                "the server went back to an older checkpoint; delete this folder, and residuals start at zero"
+                f"the server went back to an older checkpoint; {self._anew}"
             )
         if ours < last:
             return f"the residual of round {last} is lost, continuing from that of round {ours}"

@@ -59,6 +59,23 @@ class _OverTestSet:
         return self.metric(outputs, targets)
 
 
+class OverCounted:
+    """A score per target that is averaged over those that count, however they are spread over batches."""
+
+    def __init__(self, metric: Metric, counts: Callable[[Tensor], Tensor]) -> None:
+        """Average `metric` over the targets for which `counts` returns 1; for the others, both return 0."""
+        functools.update_wrapper(self, metric)  # its name is that of the metric in the run's folder
+        self.metric, self.counts = metric, counts
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
+        """Return the scores of a batch, which are 0 for targets that do not count."""
+        return self.metric(outputs, targets)
+
+    def weight(self, targets: Tensor) -> Tensor:
+        """Return the weight of a batch in units of examples: the sum of the examples' parts that count."""
+        return _total(self.counts(targets), size(targets))
+
+
 def evaluate(
     problem: Problem,
     x: Tensor,
@@ -84,7 +101,7 @@ def _evaluate(
 ) -> dict[str, float | None]:
     means = {name: metric for name, metric in metrics.items() if not isinstance(metric, _OverTestSet)}
     wholes = {name: metric for name, metric in metrics.items() if name not in means}
-    totals = torch.zeros(1 + len(means), dtype=torch.float64, device=problem.device)
+    totals = torch.zeros(2, 1 + len(means), dtype=torch.float64, device=problem.device)  # of values and of weights
     seen = []
     for number, (inputs, targets) in enumerate(_batches(problem, test)):
         outputs, count = predict(inputs), size(targets)
@@ -92,10 +109,11 @@ def _evaluate(
         if not number and count < size(test):  # a single batch is the whole test set
             _check_means(means, scores, outputs, targets, not_means)
         sums = [_total(values, count) for values in (problem.losses(outputs, targets), *scores)]
-        totals = totals + torch.stack([value.to(totals) for value in sums])
+        weights = [m.weight(targets) if isinstance(m, OverCounted) else count for m in (None, *means.values())]
+        totals = totals + torch.stack([torch.as_tensor(value).to(totals) for value in (*sums, *weights)]).view(2, -1)
         if wholes:
             seen.append(map_tensors(torch.Tensor.cpu, (outputs, targets)))
-    found = dict(zip(["loss", *means], (totals / size(test)).tolist(), strict=True))
+    found = dict(zip(["loss", *means], (totals[0] / totals[1]).tolist(), strict=True))
     everything = concatenate(seen) if wholes else ()
     found |= {name: _one_number(name, _called(name, metric, *everything)) for name, metric in wholes.items()}
     return {name: found[name] if name == "loss" else _finite(found[name]) for name in ["loss", *metrics]}
