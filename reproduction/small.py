@@ -46,10 +46,10 @@ fedcams run cohort-convmixer --data DIR --jobs 2 \\
 ```
 
 This network, `cnn(channels=16)`, has two convolutions, 25,578 parameters and no batch-norm. Everything else is as in
-[the full runs](reproduction.md): CIFAR-10, 100 clients, 3 local epochs, and the server rates for ConvMixer-256-8. **The
-rates are not tuned for the small network**, and after 100 rounds it still improves. Where they are too high, accuracy
-ends near that of guessing: 10% on CIFAR-10, 1% on CIFAR-100. So these runs show which way an effect goes in one more
-setting, and how much depends on the rate; they do not say how large the effect is with the paper's networks.
+[the full runs](reproduction.md): CIFAR-10, 100 clients, 3 local epochs, and the server rates for ConvMixer-256-8.
+**These rates are not tuned for the small network**, and after 100 rounds it still improves. Where they are too high,
+accuracy ends near that of guessing: 10% on CIFAR-10, 1% on CIFAR-100. So these runs show which way an effect goes in
+one more setting, and how much depends on the rate. They do not say how large the effect is with the paper's networks.
 
 `make reproduction` writes this page from the runs in [small_results/](../small_results).
 

@@ -238,7 +238,11 @@ def _accuracy_of_counted(ignored: int) -> Metric:
     """
 
     def counts(targets: Tensor) -> Tensor:
-        return torch.ones(len(targets)) if targets.is_floating_point() else (targets != ignored).float()
+        return (
+            torch.ones(len(targets), device=targets.device)
+            if targets.is_floating_point()
+            else (targets != ignored).float()
+        )
 
     @functools.wraps(accuracy)
     def score(outputs: Tensor, targets: Tensor) -> Tensor:
