@@ -238,11 +238,9 @@ def _accuracy_of_counted(ignored: int) -> Metric:
     """
 
     def counts(targets: Tensor) -> Tensor:
-        return (
-            torch.ones(len(targets), device=targets.device)
-            if targets.is_floating_point()
-            else (targets != ignored).float()
-        )
+        if targets.is_floating_point():
+            return torch.ones(len(targets), device=targets.device)
+        return (targets != ignored).float()
 
     @functools.wraps(accuracy)
     def score(outputs: Tensor, targets: Tensor) -> Tensor:
